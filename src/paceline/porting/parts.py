@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow
+from .indexed import check_visible
 from .loops import Stepping
 from .reading import INIT, WRAP
 from .tree import CannotDerive, Scope, SourceTree
@@ -56,16 +57,9 @@ class Parts:
 
     def _find_models(self, wraps: list[cst.Call]) -> list[cst.BaseExpression]:
         script = self.script
-        wrapped = [one for one in script.bindings if one.value in wraps and one.place is None]
-        if wraps:
-            targets = {one.name: one.node for one in wrapped}
-            if len(targets) != 1 or len(wrapped) != len(wraps):
-                raise CannotDerive
-            (node,) = targets.values()
-            target = node.targets[0].target if isinstance(node, cst.Assign) else None
-            if target is None:
-                raise CannotDerive
-            return [target]
+        targets = self._wrapped(wraps)
+        if len(targets) == 1:
+            return list(targets.values())
         found: dict[str, cst.BaseExpression] = {}
         for code, optimizer in self.training.optimizers.items():
             models = self.training.models(optimizer)
@@ -76,7 +70,24 @@ class Parts:
                     "torch.nn.ParameterList([...])"
                 )
             found |= models
+        if not targets.keys() <= found.keys():
+            raise CannotDerive
         return list(found.values())
+
+    def _wrapped(self, wraps: list[cst.Call]) -> dict[str, cst.BaseExpression]:
+        """What DistributedDataParallel's models are called, by their text."""
+        script = self.script
+        held = {id(one): wrap for wrap in wraps for one in (wrap, *script.up(wrap))}
+        wrapped = [one for one in script.bindings if id(one.value) in held and one.place is None]
+        if len(wrapped) != len(wraps):
+            raise CannotDerive
+        nodes = {one.name: one.node for one in wrapped}
+        found: dict[str, cst.BaseExpression] = {}
+        for name, node in nodes.items():
+            if not isinstance(node, cst.Assign):
+                raise CannotDerive
+            found[name] = node.targets[0].target
+        return found
 
     # -- in which function ----------------------------------------------------------------------
 
@@ -145,6 +156,9 @@ class Parts:
         self.optimizers = [express(one, scope) for one in self.training.optimizers.values()]
         loader = self.loop.loader
         self.loader = None if loader is None else express(loader, scope)
+        if self.loop.numbers is not None:
+            assert isinstance(self.loop.node, cst.For)
+            check_visible(self.flow, self.loop.node, scope, set(self.script.within(self._line)))
         for name in (*self.models, *self.optimizers, *([self.loader] if self.loader else [])):
             self._check_bound(name, scope)
         self.schedulers = [
