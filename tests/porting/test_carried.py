@@ -41,18 +41,20 @@ AHEAD = (
 ADDED = {
     "accumulated": 8,
     "by_index": 7,
-    "by_iterator": 6,
+    "by_iterator": 8,
     "clamped_critic": 12,
     "closure": 7,
     "counted_draws": 7,
+    "cycled": 10,
     "drawn_batches": 11,
+    "endless_class": 8,
     "fresh_generator": 7,
     "full_batch": 7,
     "functions": 6,
     "globals_in_functions": 7,
     "kept_number": 10,
     "module_level": 6,
-    "next_batch": 5,
+    "next_batch": 7,
     "own_closure": 6,
     "streamed": 6,
     "trainer_class": 8,
@@ -63,7 +65,7 @@ ADDED = {
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
-    "accumulated", "by_iterator", "clamped_critic", "closure", "full_batch", "kept_number",
+    "accumulated", "by_iterator", "clamped_critic", "closure", "cycled", "full_batch", "kept_number",
     "module_level", "next_batch", "own_closure", "streamed", "trainer_class", "turns_of_two",
     "two_modules", "two_optimizers", "windows",
 )  # fmt: skip

@@ -19,6 +19,7 @@ from ..program import ScriptProgram
 from .accelerate import is_for_accelerate, leave_accelerate
 from .counting import count_of
 from .dataflow import Flow
+from .endless import endless
 from .loops import Stepping
 from .porting import STRATEGY, by_hand, find, left_over, read
 from .reading import Source, note_of_writes
@@ -146,7 +147,8 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
         )
         yield from _notes_of_numbers(training, name)
         yield from _notes_of_breaks(script, training, name)
-    if training.loop.taken is not None:
+    steps = [call for call, _ in training.steps]
+    if training.loop.taken is not None and endless(flow, training.loop, steps) is None:
         yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
     yield from _notes_of_further_loaders(script, training, name)
     for call in script.calls("DataParallel"):

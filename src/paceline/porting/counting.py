@@ -25,6 +25,7 @@ _SAYS = re.compile(r"print|log|lr|schedul|warmup|save|checkpoint")
 _TELLS = re.compile(r"write|set_\w+|scalar|\.update$|info|append|evaluate|format|metric|report")
 _RATE = re.compile(r"lr\b|learning_rate|rate|warmup|progress|frac")
 _DEPTH = 4
+_NO_END = "10**15"
 
 
 class TurnCount(NamedTuple):
@@ -38,6 +39,7 @@ class TurnCount(NamedTuple):
         counter: what the loop counts with.
         place: what says there where training is.
         computes: where the number is computed with, or kept; None: it says how far training is.
+        end: what breaks at the end of the last turn, where that is all that it does.
     """
 
     total: str
@@ -47,6 +49,7 @@ class TurnCount(NamedTuple):
     counter: str = ""
     place: str = "pace.version"
     computes: cst.CSTNode | None = None
+    end: cst.If | None = None
 
 
 def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
@@ -143,7 +146,7 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         f"the loop of line {script.line(loop)} has no end that can be read from it; write for "
         "number in pace.updates(n)"
     )
-    limit, place = _limit(script, loop.test), 0
+    limit, place, end = _limit(script, loop.test), 0, None
     if limit is None and script.code(loop.test) not in ("True", "1"):
         raise endless
     order = script.order
@@ -151,6 +154,8 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         if isinstance(line, cst.If) and any(isinstance(one, cst.Break) for one in _own(line)):
             limit, place = _limit(script, line.test, is_end=True), order[line]
             if limit is not None:
+                is_last = loop.body.body[-1] is line and len(line.body.body) == 1
+                end = line if is_last and line.orelse is None else None
                 break
     if limit is None:
         raise endless
@@ -166,13 +171,20 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         extra += 1
     first = _first(flow, name, loop)
     total = f"{last} + {extra}" if extra else last
-    return TurnCount(_minus(total, first), name, first, is_changed=first == name)
+    return TurnCount(_minus(total, first), name, first, is_changed=first == name, end=end)
 
 
 def _limit(
     script: SourceTree, test: cst.BaseExpression, *, is_end: bool = False
 ) -> tuple[str, str, str] | None:
-    """(``it``, ``<``, ``n``) of a condition."""
+    """(``it``, ``<``, ``n``) of a condition, also of ``n is not None and it >= n``."""
+    if is_end and isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        found = _limit(script, test.right, is_end=True)
+        if found is None or found[0] in script.inside(test.left):
+            return None
+        if found[2] not in script.inside(test.left):
+            return None
+        return found[0], found[1], f"({found[2]} if {script.code(test.left)} else {_NO_END})"
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
         return None
     one = test.comparisons[0]

@@ -289,7 +289,7 @@ class Stepping(OptimizerSteps):
             if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
                 return Loop(node, over[node], chain[number + 1 :])
         taken = taken_by_hand(self.flow, chain[0])
-        if taken is not None and self.is_loader(taken.loader):
+        if taken is not None and (self.is_loader(taken.loader) or self.makes_loader(taken.loader)):
             return Loop(chain[0], taken.loader, chain[1:], taken)
         if len(chain) == 1:
             return Loop(chain[0], None, [])

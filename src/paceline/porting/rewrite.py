@@ -21,6 +21,7 @@ import libcst as cst
 from .around_step import clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
+from .endless import Endless
 from .group import leave_group
 from .iterators import row_that_takes
 from .loops import Loop
@@ -55,7 +56,9 @@ def port(text: str) -> str:
         for text in hook.text:
             edits.insert(parts.before, text, is_before=True)
     _prepare(parts, edits)
-    if parts.loop.counts_updates:
+    if parts.endless is not None:
+        _endless(parts, parts.endless, edits)
+    elif parts.loop.counts_updates:
         _updates(parts, edits)
     else:
         if parts.loop.loader is not None:
@@ -186,20 +189,38 @@ def _updates(parts: Parts, edits: TreeEdits) -> None:
     """``pace.updates`` where a loop counts its steps."""
     script, loop = parts.script, parts.loop.node
     count = count_of(parts.flow, loop, [call for call, _ in parts.training.steps])
+    if count.end is not None:
+        edits.remove(count.end)
     _draw_first(script, loop, edits)
     _keep_numbers(parts, count, edits)
     step(parts.loop, edits, _numbered(script, count, loop, edits))
-    over = cst.parse_expression(f"pace.updates({count.total})")
-    if isinstance(loop, cst.For):
-        edits.change(loop.iter, lambda _: over)
-        if count.name is not None:
-            edits.replace(loop.target, "_")
-        return
+    target = script.code(loop.target) if isinstance(loop, cst.For) else "_"
+    _counted(loop, "_" if count.name is not None else target, count.total, edits)
 
-    def counted(new: cst.While) -> cst.For:
-        return cst.For(
-            cst.Name("_"), over, new.body, orelse=new.orelse, leading_lines=new.leading_lines
-        )
+
+def _endless(parts: Parts, found: Endless, edits: TreeEdits) -> None:
+    """``for batch in pace.updates(n, loader)`` where batches were taken by hand."""
+    script, loop = parts.script, parts.loop
+    for line in found.gone:
+        edits.remove(line)
+    if found.batch is not None:
+        edits.replace(found.batch, found.target)
+    if found.source is not None:
+        edits.replace(found.source, script.code(positional(found.source)[0]))
+    if found.counted.end is not None:
+        edits.remove(found.counted.end)
+    step(loop._replace(taken=None), edits, _numbered(script, found.counted, loop.node, edits))
+    _counted(loop.node, found.target, f"{found.counted.total}, {found.loader}", edits)
+
+
+def _counted(loop: AnyLoop, target: str, given: str, edits: TreeEdits) -> None:
+    """``for target in pace.updates(given)`` in the place of a loop's head."""
+    over = cst.parse_expression(f"pace.updates({given})")
+    name = cst.parse_expression(target)
+
+    def counted(new: AnyLoop) -> cst.For:
+        body, orelse, above = new.body, new.orelse, new.leading_lines
+        return cst.For(name, over, body, orelse=orelse, leading_lines=above)  # type: ignore[arg-type]
 
     edits.change(loop, counted)
 
