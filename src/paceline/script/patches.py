@@ -67,7 +67,7 @@ def sort_out(objects: tuple[Any, ...]) -> Sorted:
     for one in objects:
         if not isinstance(one, known):
             raise ConfigError(
-                f"prepare() takes models, optimizers, a DataLoader and schedulers, "
+                f"prepare() takes models, optimizers, a DataLoader or a range, and schedulers, "
                 f"got {type(one).__name__}"
             )
     _refuse_shared(models, optimizers)

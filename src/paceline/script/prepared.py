@@ -27,7 +27,7 @@ from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader, refuse_begun
-from ..data.numbers import Numbers, note, numbered
+from ..data.numbers import Numbers, OfRange, note, note_of_range, numbered
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -535,6 +535,8 @@ class Prepared:
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
             notes += sticky_notes(context)
+        if isinstance(data := self.loop.leased.dataset, OfRange):
+            notes.append(note_of_range(data.numbers, parts))
         return notes if self.numbers is None else [*notes, note(parts)]
 
     def _notes_of_rates(self) -> list[str]:
@@ -629,6 +631,17 @@ def refuse_sticky(loader: DataLoader[Any] | None, context: Context) -> None:
             f"prepare(sticky=True) under {context.protocol}: whoever is free takes the next "
             "mini-batch, so the state that a script carries would meet another part of the batch; "
             "use --protocol full-sync or local-sgd:H"
+        )
+
+
+def refuse_apart(context: Context) -> None:
+    """Raise ConfigError where workers do not step together: prepare(together=True)."""
+    if context.workers > 1 and not context.is_spmd:
+        raise ConfigError(
+            f"prepare(together=True) under {context.protocol}: whoever is free takes what comes "
+            "next, and this script counts on workers that step together (a rate by hand for each "
+            "step, a scheduler behind some of them, a state that goes from turn to turn); use "
+            "--protocol full-sync or local-sgd:H"
         )
 
 
