@@ -1,16 +1,16 @@
 """The pages are true: generated parts are current, links lead somewhere, names exist, code runs."""
 
 import ast
-import importlib.util
 import inspect
 import re
 import sys
 import threading
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import pytest
+from generators import PAGES as GENERATED
 
 from paceline.cli.app import VERBS
 from runs import train
@@ -29,45 +29,9 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_of_protocols_is_what_the_docstrings_say() -> None:
-    made = generator()
-    assert made.PAGE.read_text() == made.page(), "run python docs/generate.py"
-
-
-def test_the_page_of_collectives_is_what_the_docstrings_say() -> None:
-    made = generator()
-    assert made.COLLECTIVES.read_text() == made.collectives_page(), "run python docs/generate.py"
-    assert made.PICTURE.read_text() == made.collectives_picture(), "run python docs/generate.py"
-
-
-def test_the_page_of_compressors_is_what_the_docstrings_say() -> None:
-    made = generator()
-    assert made.COMPRESSION.read_text() == made.compression_page(), "run python docs/generate.py"
-
-
-def test_the_page_of_messages_is_what_the_types_say() -> None:
-    made = generator()
-    assert made.MESSAGES.read_text() == made.messages_page(), "run python docs/generate.py"
-
-
-def test_the_page_of_rules_is_what_the_docstrings_say() -> None:
-    made = generator()
-    assert made.RULES.read_text() == made.rules_page(), "run python docs/generate.py"
-
-
-def test_the_table_in_the_readme_is_what_the_docstrings_say() -> None:
-    made = generator()
-    text = made.README.read_text()
-    assert text == made.readme(text), "run python docs/generate.py"
+@pytest.mark.parametrize("path", GENERATED, ids=name_of)
+def test_a_page_is_what_the_code_and_the_results_say(path: Path) -> None:
+    assert path.read_text() == GENERATED[path](), "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -134,6 +134,7 @@ class Plan:
             the store does.
         collective_why: in words.
         split: how the model is cut, and what a step takes then; empty: each worker has all of it.
+        update_floor: what moving an update's bytes takes at least, in words; empty: nobody knows.
     """
 
     task: str
@@ -166,6 +167,7 @@ class Plan:
     collective: str = ""
     collective_why: str = ""
     split: str = ""
+    update_floor: str = ""
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
@@ -197,7 +199,7 @@ class Plan:
             ("updates", self._updates()),
             ("learning rate", "the optimizer has none" if math.isnan(self.lr) else f"{self.lr:g}"),
             ("parameters", f"{self.num_parameters:,}"),
-            ("bytes an update", format_bytes(self.update_bytes)),
+            ("bytes an update", self._bytes()),
             *([] if self.compression is None else [("compress", self.compression.render())]),
             ("shared memory", format_bytes(self.shared_bytes)),
             ("cancellation", self.grain),
@@ -240,6 +242,10 @@ class Plan:
         if not self.collective or self.workers == 1:
             return []
         return [("collective", f"{self.collective}: {self.collective_why}")]
+
+    def _bytes(self) -> str:
+        size = format_bytes(self.update_bytes)
+        return f"{size}, {self.update_floor}" if self.update_floor else size
 
     def _updates(self) -> str:
         an_epoch = f"{self.updates_per_epoch:,} an epoch" if self.updates_per_epoch else ""

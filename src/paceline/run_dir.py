@@ -115,6 +115,24 @@ class RunFolder:
                 folder.rmdir()
 
 
+def is_at_work(folder: Path, locks: Path = Path("/proc/locks")) -> bool:
+    """Whether a run is at work in a folder, as far as the system tells; nothing is locked for it.
+
+    Args:
+        locks: the kernel's table of them; where there is none, a file of that name is taken for
+            one, since a run takes it away at its end.
+    """
+    try:
+        number = os.stat(folder / _LOCK).st_ino
+    except OSError:
+        return False
+    try:
+        held = [line.split() for line in locks.read_text().splitlines()]
+    except OSError:
+        return True
+    return any(f":{number}" in word for line in held if "FLOCK" in line for word in line)
+
+
 def refuse_trials(folder: Path) -> None:
     """Raise ConfigError where a script's trials are in it: no run goes on there."""
     if (folder / TRIALS).is_file():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import run
+from paceline.cli.flags import translate
 from paceline.doctor.examples import STEP, looped
 
 
@@ -36,7 +37,15 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("asked", "said"),
     [
         ([], "doctor wants a script"),
-        (["train.py"], "--static"),
+        (["train.py"], "there is no script"),
+        (["empty.py"], "does not use torch"),
+        (["empty.py", "--fix"], "does not use torch"),
+        (["broken.py", "--fix"], "broken.py:1 does not parse"),
+        (["empty.py", "--undo"], "nothing was applied"),
+        (["empty.py", "--apply"], "--fix --apply"),
+        (["--statik", "empty.py"], "--static"),
+        (["empty.py", "--seconds", "-1"], "--seconds must be"),
+        (["empty.py", "--sarif"], "give --static"),
         (["train.py", "--static"], "there is no script"),
         ([".", "--static"], "is a folder"),
         (["x.py", "--static", "--json", "--sarif"], "two formats"),
@@ -47,6 +56,8 @@ def test_what_cannot_be_answered_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.py").write_text("print(1)\n")
+    (tmp_path / "broken.py").write_text("import torch; print(\n")
     assert run(["doctor", *asked]) == 2
     assert said in capsys.readouterr().err
 
@@ -56,3 +67,19 @@ def test_the_rules_are_listed_and_tried(capsys: pytest.CaptureFixture[str]) -> N
     assert "clip-before-unscale" in capsys.readouterr().out
     assert run(["doctor", "--test-rules"]) == 0
     assert "examples of" in capsys.readouterr().out
+
+
+def test_what_is_no_flag_of_its_own_is_the_scripts() -> None:
+    own = ["--static", "train.py", "--seconds", "3"]
+    assert translate(["doctor", *own[:2], "--lr", "0.1", *own[2:]]) == (
+        ["doctor", *own], ["--", "--lr", "0.1"],
+    )  # fmt: skip
+    assert translate(["doctor", "train.py", "--", "--json"])[1] == ["--", "--json"]
+
+
+def test_fix_prints_a_diff_alone(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", str(script), "--static", "--fix"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert "-        torch.cuda.synchronize()\n" in said.out
+    assert "not proved" in said.err

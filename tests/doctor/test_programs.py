@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.doctor.annotated import annotate, rights_of
 from paceline.doctor.examine import examine
+from paceline.doctor.examples import STEP, looped, scaled
 
 PROGRAMS = Path(__file__).parent / "programs"
 FAULTS = {
@@ -39,3 +41,36 @@ def test_every_fault_of_a_program_is_found_and_nothing_else(number: int) -> None
     assert {(one.line, one.rule) for one in found} == FAULTS[number]
     said = " ".join(f"{one.what} {one.fix}" for one in found)
     assert [one for one in WORDS[number] if one not in said] == []
+
+
+RIGHT = {
+    1: ((9, "64 and 32 are multiples of 8"),),
+    2: ((10, "ReLU keeps the layers around it from being one linear map, and it is cheap"),
+        (6, "64 samples a batch")),
+    3: ((7, "drop_last=True: every batch has the same size"), (10, "it takes the 3 features"),
+        (11, "ReLU keeps"), (12, "64 and 128 are multiples of 8: tensor cores take them whole")),
+}  # fmt: skip
+"""Program -> line and words of what is right in it."""
+
+
+@pytest.mark.parametrize("number", RIGHT)
+def test_the_listing_says_what_is_right_too_and_why(number: int) -> None:
+    path = PROGRAMS / f"case_{number}.txt"
+    text = path.read_text()
+    found = rights_of(text)
+    for line, words in RIGHT[number]:
+        assert [one for one in found if one.line == line and one.what.startswith(words)]
+    rows = list(annotate(text, examine(path), found))
+    assert [row[6:] for row in rows if row[4:5] == "|" and row[6:]] == [
+        row for row in text.splitlines() if row
+    ]
+    assert sum(row[4:6] == "! " for row in rows) == len(examine(path).bugs)
+
+
+def test_what_is_right_in_a_turn_is_said_and_what_is_not_is_not() -> None:
+    said = {one.what.partition(":")[0] for one in rights_of(scaled(clip="scaler.unscale_(optimizer)\n"
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"))}  # fmt: skip
+    assert {"unscale_ stands before clipping", "under autocast"} <= said
+    assert "backward() stands outside autocast, as it should" in said
+    sick = looped([*STEP[:3], STEP[3], STEP[1], STEP[4]])
+    assert not [one for one in rights_of(sick) if one.what.startswith("gradients are set to zero")]

@@ -157,6 +157,15 @@ def test_a_death_along_a_schedule_has_one_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(100)
+def test_the_death_of_who_keeps_the_meeting_place_is_one_line(tmp_path: Path) -> None:
+    ended = run_by_mpirun(tmp_path, 2, MODE="kill 0")
+    assert_one_cause(ended, "worker 0")
+    assert "frame #" not in ended.said
+    assert "TCPStore" not in ended.said
+    assert ended.took_s < 60
+
+
+@pytest.mark.timeout(100)
 def test_all_may_leave_their_loops_together(tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, 2, MODE="all leave", EPOCHS="3")
     assert ended.code == 0, ended.said

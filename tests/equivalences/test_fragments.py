@@ -65,7 +65,7 @@ def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> No
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
 def test_who_is_killed_takes_along_only_what_it_has_not_exchanged(tmp_path: Path, way: str) -> None:
     """Its mini-batches are others'; who joins in its place begins with the global copy."""
-    task, outer = replace(FINE, epochs=6), "nesterov:0.7,0.9"
+    task, outer = replace(FINE, epochs=6, learning_rate=0.01), "nesterov:0.7,0.9"
     run = _train(
         task, tmp_path, 3, protocol="local-sgd:4", outer=outer, delay=("20ms",),
         fault=("kill worker 1 at update 5",), respawn=True, **WAYS[way],

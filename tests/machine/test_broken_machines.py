@@ -355,7 +355,9 @@ def test_a_broken_machine_of_others_has_its_cause(
 
 
 def test_there_are_many_broken_machines() -> None:
-    assert len(NVIDIA) + len(OTHERS) >= 25
+    assert len(NVIDIA) + len(OTHERS) >= 60
+    causes = {name for _, name, _ in NVIDIA.values()} | {name for _, name, _ in OTHERS.values()}
+    assert len(causes) >= 40
 
 
 HEALTHY: dict[str, Callable[[Path], Recorded]] = {

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 PLAIN = sorted(one.stem for one in (HERE / "plain").glob("*.py"))
 ACCELERATED = sorted(one.stem for one in (HERE / "accelerate").glob("*.py"))
 SEEDED = {
+    "fresh_generator": ("    model.train()", "    seed(i)\n    model.train()"),
     "counted_draws": ("    state, goal = play()", "    seed(i - 1)\n    state, goal = play()"),
     "drawn_batches": ("    lr = get_lr(iter_num)", "    seed(iter_num)\n    lr = get_lr(iter_num)"),
 }
@@ -39,28 +40,34 @@ AHEAD = (
 """What is drawn one turn ahead is drawn in its own."""
 ADDED = {
     "accumulated": 8,
-    "by_iterator": 6,
+    "by_index": 7,
+    "by_iterator": 8,
     "clamped_critic": 12,
     "closure": 7,
     "counted_draws": 7,
+    "cycled": 10,
     "drawn_batches": 11,
+    "endless_class": 8,
+    "fresh_generator": 7,
     "full_batch": 7,
     "functions": 6,
     "globals_in_functions": 7,
+    "kept_number": 10,
     "module_level": 6,
-    "next_batch": 5,
+    "next_batch": 7,
     "own_closure": 6,
     "streamed": 6,
     "trainer_class": 8,
     "turns_of_two": 7,
     "two_modules": 10,
     "two_optimizers": 6,
+    "windows": 7,
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
-    "accumulated", "by_iterator", "clamped_critic", "closure", "full_batch", "module_level",
-    "next_batch", "own_closure", "streamed", "trainer_class", "turns_of_two", "two_modules",
-    "two_optimizers",
+    "accumulated", "by_iterator", "clamped_critic", "closure", "cycled", "full_batch", "kept_number",
+    "module_level", "next_batch", "own_closure", "streamed", "trainer_class", "turns_of_two",
+    "two_modules", "two_optimizers", "windows",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 

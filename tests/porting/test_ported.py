@@ -18,6 +18,7 @@ CARRIED = {  # and the number that each prints of an epoch: what it is, and whet
     "module_level": ("loss", False),
     "imagenet_style": ("loss", False),
     "ddp_flag": ("loss", False),
+    "several_networks": ("loss", False),
 }
 NEED_A_HAND = ("shared_loop",)
 """One loop trains and tests."""

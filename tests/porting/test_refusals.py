@@ -46,6 +46,14 @@ def reason(text: str) -> str:
     return verdict.reason
 
 
+INDEXED = """\
+for epoch in range(3):
+    for i in range(0, len(data), 8):
+        x, y = data[i : i + 8]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
 REFUSED = {
     "sparse gradients": (
         (("nn.Linear(4, 2)", "nn.Embedding(4, 2, sparse=True)"),),
@@ -132,9 +140,17 @@ REFUSED = {
         ),
         "line 5 makes a generator of its own, which nobody seeds anew for each draw",
     ),
-    "a number that chooses": (
-        ((LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]")),),
-        "line 9 uses it, the number of a turn: where it chooses what is learnt write for number",
+    "turns that make no update, by another name": (
+        (
+            (
+                LOOP,
+                DRAWS.replace(
+                    "    optimizer.step()",
+                    "    due = it % 2\n    if due:\n        optimizer.step()",
+                ),
+            ),
+        ),
+        "line 14 steps in some turns only, and pace.updates(n) counts updates: make a turn of them",
     ),
     "turns that make no update": (
         (
@@ -156,9 +172,63 @@ REFUSED = {
         (("model.parameters()", "[w, b]"),),
         "line 12: whose parameters optimizer steps could not be found",
     ),
-    "positions in a text": (
+    "turns that take nothing by their number": (
         ((LOOP, "for epoch in range(3):\n    " + DRAWS.replace("\n    ", "\n        ")),),
-        "the loop of line 9, inside that of line 8, steps at line 13 and goes over no DataLoader",
+        "the loop of line 9, inside that of line 8, takes nothing by it, so that its turns cannot",
+    ),
+    "a place in a text that is counted up": (
+        (
+            (
+                LOOP,
+                INDEXED.replace("for i in range(0, len(data), 8)", "i = 0\n    while i < 80")
+                + "        i += 8\n",
+            ),
+        ),
+        "the loop of line 10, inside that of line 8, steps at line 14 and goes over no DataLoader",
+    ),
+    "a state that goes from index to index": (
+        (
+            (
+                LOOP,
+                INDEXED.replace("model(x)", "model(x, h)").replace("optimizer.z", "h = f(h); o.z"),
+            ),
+        ),
+        "line 12 carries h from one turn of the loop of line 9 to the next, which another worker",
+    ),
+    "an index that goes on under a condition": (
+        ((LOOP, INDEXED.replace("    for i", "    if ready():\n     for i")),),
+        "the loop of line 10, inside that of line 8, is gone through only where ready() (line 9)",
+    ),
+    "an index over what grows": (
+        ((LOOP, INDEXED + "    data.append(epoch)\n"),),
+        "line 14 changes data, which says how far the loop of line 9 goes",
+    ),
+    "an index whose range is another in each epoch": (
+        ((LOOP, INDEXED.replace("    for i", "    data = read()\n    for i")),),
+        "the loop of line 10 goes over range(0, len(data), 8), and data is not known where the run",
+    ),
+    "an index that steps now and then": (
+        (
+            (
+                LOOP,
+                INDEXED.replace(
+                    "        optimizer.s", "        if i % 16:\n            optimizer.s"
+                ),
+            ),
+        ),
+        "line 14 steps in some turns of the loop of line 9, inside that of line 8 only",
+    ),
+    "an order of each worker's own": (
+        (
+            (
+                LOOP,
+                INDEXED.replace("data[i : i + 8]", "data[order[i : i + 8]]").replace(
+                    "    for i", "    order = rng.permutation(8)\n    for i"
+                ),
+            ),
+            ("model = ", "import numpy\nrng = numpy.random.default_rng()\nmodel = "),
+        ),
+        "line 6 makes a generator without a seed, so that each worker would go through an order",
     ),
     "steps of its own": (
         ((LOOP, DRAWS.replace("range(100)", "range(0, 100, 5)")),),
@@ -186,6 +256,15 @@ def test_a_loop_that_one_worker_may_leave_alone_is_noted() -> None:
         assert [one.startswith("train.py:14 leaves the loop") for one in leaves] == [
             True
         ] * is_noted
+
+
+def test_a_number_that_chooses_is_the_turn_s_and_is_noted() -> None:
+    text = SCRIPT.replace(LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]"))
+    found = judge(Source(text), "train.py")
+    assert "+    it = pace.turn\n" in found.diff
+    assert found.notes[1].startswith(
+        "train.py:9 computes with it, the number of a turn: it is pace"
+    )
 
 
 def test_without_these_the_script_is_carried() -> None:

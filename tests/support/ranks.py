@@ -189,7 +189,7 @@ def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -
     return [end(one, folder) for one in processes]
 
 
-def run_by_mpirun(folder: Path, num_ranks: int, **settings: str) -> Ended:
+def run_by_mpirun(folder: Path, num_ranks: int, script: str = SCRIPT, **settings: str) -> Ended:
     """The same in one: without torchrun's own process, which takes seconds to begin."""
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": str(num_ranks)}
@@ -199,6 +199,7 @@ def run_by_mpirun(folder: Path, num_ranks: int, **settings: str) -> Ended:
             {**world, "OMPI_COMM_WORLD_RANK": str(rank), "RANK": str(rank)}
             for rank in range(num_ranks)
         ],
+        script,
     )
     return Ended(
         folder=folder,

@@ -166,7 +166,7 @@ def adopt(resolved: Resolved) -> RunSettings:
     if given:  # the other convention is not the saved one's to choose
         for one in ("batch_size", "mini_batch_size"):
             changes.pop(one, None)
-    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]  # each was checked
 
 
 def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> None:

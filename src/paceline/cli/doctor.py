@@ -1,89 +1,281 @@
-"""``paceline doctor``: what is wrong in a training script, or could cost."""
+"""``paceline doctor``: what is wrong in a training script, what is slow, what each fix is worth."""
 
 import json as encoder
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from .flags import Json, show
+from .flags import say, show
+
+if TYPE_CHECKING:
+    from ..doctor.findings import Diagnosis
+    from ..doctor.observed.launching import ScriptRun
+    from ..doctor.observed.observation import Observation
 
 
-def doctor(
-    script: str | None = None,
-    /,
-    *,
-    static: Annotated[bool, Parameter(help="Read the script; never run it.")] = False,
-    notes: Annotated[bool, Parameter(help="Also what tensor cores would want.")] = False,
-    strict: Annotated[bool, Parameter(help="Exit code 1 also for what could cost.")] = False,
-    rules: Annotated[bool, Parameter(help="List all rules.")] = False,
-    test_rules: Annotated[bool, Parameter(help="Try each rule on its own examples.")] = False,
-    json: Json = False,
-    sarif: Annotated[bool, Parameter(help="SARIF 2.1.0, for code hosts.")] = False,
-) -> None:
-    """What is wrong in a training script, or could cost, with file and line.
+@Parameter(name="*", negative=())
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    """What is asked.
 
-    A finding is a bug, or something that could cost time or memory; by reading alone nothing is
-    measured, so none has a figure. Exit code 0 where no bug is found, 1 where one is, 2 where
-    nothing could be read. A line that ends in # doctor: ok is not spoken of.
+    Parameters
+    ----------
+    static
+        Read the script; never run it.
+    input
+        Of a model, pkg.module:model, once for each input: sizes with the batch first, as
+        64,3,32,32 or 64,128:int64.
+    seconds
+        For prices of fixes; 0: none is tried.
+    only
+        How the name of a fix begins that is tried, as num_workers [default: all are].
+    wait
+        Seconds until the first training step.
+    fix
+        A unified diff of what can be fixed without changing numbers, proved over 20 steps.
+    apply
+        Write it into the script; with --fix.
+    undo
+        Put the script back as it was before --fix --apply.
+    annotate
+        The script as a listing, with what is wrong and what is right under each line; never runs it.
+    notes
+        Also what tensor cores would want.
+    strict
+        Exit code 1 also for what could cost.
+    rules
+        List all rules.
+    test_rules
+        Try each rule on its own examples.
+    json
+        One JSON object.
+    sarif
+        SARIF 2.1.0, for code hosts; of --static.
+    """
 
-    Example: paceline doctor train.py --static
+    static: bool = False
+    input: list[str] | None = None
+    seconds: float = 60.0
+    only: str = ""
+    wait: float = 120.0
+    fix: bool = False
+    apply: bool = False
+    undo: bool = False
+    annotate: bool = False
+    notes: bool = False
+    strict: bool = False
+    rules: bool = False
+    test_rules: bool = False
+    json: bool = False
+    sarif: bool = False
+
+
+NO_FLAGS = DoctorFlags()
+
+
+def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLAGS) -> None:
+    """What is wrong in a training script, what a step is spent on, what each fix is worth here.
+
+    The script runs in a process of its own for some dozen steps, with its arguments; then fixes
+    are tried between its steps, in turn with none, until it is clear whether they save 2 %. With
+    --static it is only read. Exit code 0 where no bug is found, 1 where one is, 2 where nothing
+    could be read or observed. A line that ends in # doctor: ok is not spoken of.
+
+    Example: paceline doctor train.py --lr 0.1
+    Example: paceline doctor train.py --fix > fix.diff
+    Example: paceline doctor nets:resnet --input 64,3,32,32
     Example: paceline doctor train.py --static --sarif > doctor.sarif
 
     Parameters
     ----------
     script
-        A script of Python.
+        A script of Python; or a model of your own, package.module:model.
+    args
+        Its own arguments; behind -- where doctor has flags of the same name.
     """
-    if rules or test_rules:
-        _about_rules(test_rules, json)
+    if asked.rules or asked.test_rules:
+        _about_rules(asked)
         return
-    _check_asked(script, static, json and sarif)
-    assert script is not None
-    from ..doctor.examine import examine
-    from ..doctor.findings import Severity
-    from ..doctor.rendering import render_diagnosis
-    from ..doctor.sarif import to_sarif
+    if script is not None and (asked.input or (":" in script and not Path(script).exists())):
+        _show_model(script, asked)
+        return
+    path = _path(script, asked)
+    if asked.undo:
+        from ..doctor.fixes.applying import undo
 
-    found = examine(Path(script))
-    if sarif:
-        print(encoder.dumps(to_sarif(found), indent=1))
+        undo(path)
+        print(f"{path} is as it was before --fix --apply")
+        return
+    from ..doctor.examine import examine
+
+    found = examine(path)
+    if asked.fix:
+        _show_fixed(found, path, args, asked)
+        return
+    if asked.annotate:
+        _show_annotated(found, path, asked)
+    elif asked.static:
+        _show_static(found, asked)
     else:
-        show(json, found.to_json, lambda: render_diagnosis(found, with_notes=notes))
-    if found.of(Severity.BUG) or (strict and found.of(Severity.COST)):
+        _show_observed(found, path, args, asked)
+    if found.bugs or (asked.strict and found.costs):
         sys.exit(1)
 
 
-def _check_asked(script: str | None, is_static: bool, is_both: bool) -> None:
-    """Refuse what cannot be answered.
+def _show_model(spec: str, asked: DoctorFlags) -> None:
+    """A model that is made, and walked with inputs of these sizes."""
+    from ..doctor.built.checks import check
+    from ..doctor.built.tables import render_model
+    from ..doctor.built.walk import walk
+    from ..doctor.findings import Severity
+    from ..errors import ConfigError
+    from ..exports.subject import own_subject, parse_input
+
+    if not asked.input:
+        raise ConfigError(
+            f"doctor {spec} wants the sizes of an input with the batch first: --input 64,3,32,32"
+        )
+    shapes = [parse_input(one) for one in asked.input]
+    batch = int(asked.input[0].partition(",")[0].partition(":")[0])
+    seen = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
+    found = check(seen)
+    show(
+        asked.json,
+        lambda: {"model": spec, "findings": [one.to_json() for one in found],
+                 "parameters": seen.num_parameters, "output": list(seen.outputs)},
+        lambda: render_model(spec, seen, found),
+    )  # fmt: skip
+    if any(one.severity is Severity.BUG for one in found):
+        sys.exit(1)
+
+
+def _path(script: str | None, asked: DoctorFlags) -> Path:
+    """The script.
 
     Raises:
-        ConfigError: no script, both formats, or to run the script.
+        ConfigError: there is none, or what is asked does not go together.
     """
     from ..errors import ConfigError
 
     if script is None:
-        raise ConfigError("doctor wants a script: paceline doctor train.py --static, or --rules")
-    if is_both:
+        raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
+    if asked.json and asked.sarif:
         raise ConfigError("--json and --sarif are two formats of one output; give one of them")
-    if not is_static:
+    if asked.sarif and not asked.static:
+        raise ConfigError("--sarif has what is found by reading: give --static, too")
+    if asked.apply and (not asked.fix or asked.static):
         raise ConfigError(
-            f"doctor reads a script and does not run one: paceline doctor {script} --static"
+            "--apply writes what is proved by running: --fix --apply without --static"
         )
+    for name, value in (("--seconds", asked.seconds), ("--wait", asked.wait)):
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{name} must be a number of seconds >= 0, got {value:g}")
+    return Path(script)
 
 
-def _about_rules(is_test: bool, json: bool) -> None:
+def _show_static(found: "Diagnosis", asked: DoctorFlags) -> None:
+    from ..doctor.rendering import render_diagnosis
+    from ..doctor.sarif import to_sarif
+
+    if asked.sarif:
+        print(encoder.dumps(to_sarif(found), indent=1))
+        return
+    show(asked.json, found.to_json, lambda: render_diagnosis(found, with_notes=asked.notes))
+
+
+def _show_fixed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+    """The diff on standard output, all else on standard error."""
+    from ..doctor.fixes.asked import fix, fix_by_text
+
+    _check_runs(found, path)
+    if asked.static:
+        report = fix_by_text(path, found)
+    else:
+        say("observing, then comparing")
+        report = fix(_run_of(path, args, asked), found, is_applied=asked.apply)
+    if asked.json:
+        print(encoder.dumps(report.to_json()))
+        return
+    for line in report.lines():
+        say(line)
+    print(report.diff, end="")
+
+
+def _check_runs(found: "Diagnosis", path: Path) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        ConfigError: it does not parse, or uses no torch.
+    """
+    from ..errors import ConfigError
+
+    for one in found.findings:
+        if one.rule == "syntax":
+            raise ConfigError(f"{path}:{one.line} does not parse: {one.what}")
+    if not found.has_torch:
+        raise ConfigError(f"{path} does not use torch, so there are no training steps to observe")
+
+
+def _run_of(path: Path, args: Sequence[str], asked: DoctorFlags) -> "ScriptRun":
+    from ..doctor.observed.launching import ScriptRun
+
+    return ScriptRun(
+        script=path, args=tuple(args), price_s=asked.seconds, only=asked.only, first_s=asked.wait
+    )
+
+
+def _show_annotated(found: "Diagnosis", path: Path, asked: DoctorFlags) -> None:
+    from ..doctor.annotated import annotate, rights_of
+    from ..doctor.examine import read
+
+    text = read(path)
+    right = rights_of(text)
+    show(
+        asked.json,
+        lambda: {**found.to_json(), "right": [one._asdict() for one in right]},
+        lambda: annotate(text, found, right),
+    )
+
+
+def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+    """Run it, unless it does not parse: then the line is the finding."""
+    from ..doctor.observed.launching import observe
+
+    if any(one.rule == "syntax" for one in found.findings):
+        _show_static(found, asked)
+        return
+    _check_runs(found, path)
+    seen = observe(_run_of(path, args, asked))
+    show(
+        asked.json,
+        lambda: {**found.to_json(), "measured": True, "observation": seen.to_json()},
+        lambda: _both(found, seen, asked),
+    )
+
+
+def _both(found: "Diagnosis", seen: "Observation", asked: DoctorFlags) -> Iterator[str]:
+    from ..doctor.observed.lines import render_observation
+    from ..doctor.rendering import render_bugs
+
+    yield from render_observation(found.script, seen)
+    yield from render_bugs(found, with_notes=asked.notes)
+
+
+def _about_rules(asked: DoctorFlags) -> None:
     from ..doctor.catalogue import GROUPS, RULES
     from ..doctor.rendering import render_rules, render_tests
     from ..doctor.selftest import test_rules
 
-    if not is_test:
-        show(json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
+    if not asked.test_rules:
+        show(asked.json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
              lambda: render_rules(GROUPS))  # fmt: skip
         return
     results = test_rules(RULES.values())
-    show(json, lambda: {"examples": [one._asdict() for one in results]},
+    show(asked.json, lambda: {"examples": [one._asdict() for one in results]},
          lambda: render_tests(results))  # fmt: skip
     if not all(one.is_right for one in results):
         sys.exit(1)

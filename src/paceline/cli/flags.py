@@ -162,6 +162,9 @@ def translate(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     if tokens and tokens[0] == "launch":
         own, rest = _split(tokens[1:])
         return ["launch", *own], rest
+    if tokens and tokens[0] == "doctor":
+        own, rest = _split_doctor(tokens[1:])
+        return ["doctor", *own], rest
     end = tokens.index("--") if "--" in tokens else len(tokens)
     return [_ours(token) for token in tokens[:end]], list(tokens[end:])
 
@@ -197,6 +200,35 @@ def _split(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
             own.append(tokens[i])
         i += 1
     return own, []
+
+
+def _split_doctor(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of ``doctor`` itself, wherever they stand, and what is the script's."""
+    from .doctor import DoctorFlags
+
+    kinds = {f"--{one.name.replace('_', '-')}": one.type for one in dataclasses.fields(DoctorFlags)}
+    switches = {name for name, kind in kinds.items() if kind is bool} | {"--help", "-h"}
+    own: list[str] = []
+    rest: list[str] = []
+    has_script = False
+    coming = iter(tokens)
+    for token in coming:
+        flag, equals, _ = token.partition("=")
+        if token == "--":
+            rest += coming
+        elif flag in switches or flag in kinds:
+            own.append(token)
+            own += (
+                [] if flag in switches or equals else [one for one in (next(coming, None),) if one]
+            )
+        elif has_script:
+            rest.append(token)
+        elif token.startswith("-"):
+            raise unknown("flag", flag, {*kinds, *switches}, "before the script's name")
+        else:
+            has_script = True
+            own.append(token)
+    return own, ["--", *rest] if rest else []
 
 
 Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]

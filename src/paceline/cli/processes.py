@@ -9,6 +9,7 @@ from .flags import Json, say, show
 
 if TYPE_CHECKING:
     from ..processes.ending import Leftover
+    from ..processes.snapshot import ProcessSnapshot
     from ..processes.table import Cleaned
     from ..processes.targets import Ends
 
@@ -67,23 +68,33 @@ def clean(
     look_s
         Seconds to look at them for before.
     """
-    from ..processes.ending import left_before, left_by
+    from ..processes.ending import left_before
     from ..processes.reading import look
-    from ..processes.table import Cleaned, render_cleaned
+    from ..processes.table import render_cleaned
     from ..processes.targets import choose
 
     wait_s = _seconds(wait_s, "--wait-s")
     snapshot = look(for_s=_seconds(look_s, "--look-s"))
     ends = choose(snapshot, pids, look_s)
     before = () if pids else tuple(left_before(snapshot))
-    if yes and (ends.targets or before):
-        cleaned = _act(ends, wait_s, before)
-    else:
-        left = left_by([process for process, _ in ends.targets], snapshot)
-        cleaned = Cleaned(ends=ends, has_acted=yes, leftovers=(*left, *before))
+    has_work = bool(ends.targets or before)
+    cleaned = (
+        _act(ends, wait_s, before) if yes and has_work else _shown(snapshot, ends, before, yes)
+    )
     show(json, cleaned.to_json, lambda: render_cleaned(cleaned))
     if not cleaned.is_clean:
         sys.exit(1)
+
+
+def _shown(
+    snapshot: "ProcessSnapshot", ends: "Ends", before: "tuple[Leftover, ...]", was_asked: bool
+) -> "Cleaned":
+    """What would be ended and freed."""
+    from ..processes.ending import left_by
+    from ..processes.table import Cleaned
+
+    left = left_by([process for process, _ in ends.targets], snapshot)
+    return Cleaned(ends=ends, has_acted=was_asked, leftovers=(*left, *before))
 
 
 def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleaned":

@@ -92,13 +92,13 @@ class Delay:
 
 def _stretched(term: Term, factor: float) -> Term:
     """Every field that is in seconds, by its name, times ``factor``."""
-    given = {one.name: getattr(term, one.name) for one in fields(term)}  # type: ignore[arg-type]
+    given = {one.name: getattr(term, one.name) for one in fields(term)}  # type: ignore[arg-type]  # each is a dataclass
     longer = {
         name: tuple(factor * each for each in value) if isinstance(value, tuple) else factor * value
         for name, value in given.items()
         if name.endswith("_s")
     }
-    return replace(term, **longer)  # type: ignore[type-var]
+    return replace(term, **longer)  # type: ignore[type-var]  # the same
 
 
 NO_DELAY = Delay(text="no delay", terms=())

@@ -260,8 +260,7 @@ def makes_border(orders: Sequence[Order]) -> bool:
 
 
 def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:
-    for order in orders:
-        kind = type(order)
-        if (kind is Late or kind is Discard) and order.ticket[:2] == ticket[:2]:  # type: ignore[union-attr]
-            return True
-    return False
+    return any(
+        (type(order) is Late or type(order) is Discard) and order.ticket[:2] == ticket[:2]
+        for order in orders
+    )

@@ -121,8 +121,9 @@ class FedWorkers:
         self._workers: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
 
-    def __bool__(self) -> bool:
-        return self._num_workers > 0
+    def __len__(self) -> int:
+        """How many they are."""
+        return self._num_workers
 
     def ask(self, asked: list[tuple[Lease, Indices]]) -> None:
         """Fetch these next."""
@@ -226,8 +227,9 @@ def plain_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
         return 1, 1
     num_batches = len(loader) if isinstance(batches, Sized) else 1
     own_size = num_batches * (loader.batch_size or 1)
-    has_size = loader.batch_size is not None and isinstance(sampler, Sized)
-    return max(1, len(sampler) if has_size else own_size), max(1, num_batches)  # type: ignore[arg-type]
+    if loader.batch_size is not None and isinstance(sampler, Sized):
+        own_size = len(sampler)
+    return max(1, own_size), max(1, num_batches)
 
 
 def plain_batches(loader: DataLoader[Any], device: torch.device, speed: Speed) -> Iterator[Any]:

@@ -68,7 +68,7 @@ def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
             return [probe[index] for index in indices]
         return list(
             DataLoader(
-                probe,  # type: ignore[arg-type]
+                probe,  # type: ignore[arg-type]  # it answers [] as a data set does
                 batch_size=None,
                 sampler=indices,
                 num_workers=1,

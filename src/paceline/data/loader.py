@@ -76,6 +76,11 @@ class LeasedLoader:
         self._is_plain = is_array and loader.collate_fn is collate_batch
 
     @property
+    def num_loading(self) -> int:
+        """Processes that load for it."""
+        return self.loader.num_workers if self.is_stream else len(self._workers)
+
+    @property
     def lookahead(self) -> int:
         """Mini-batches that are known ahead: for the loader's workers, and the next copy."""
         return max(self._fetches_ahead, 1 if self._transfer is not None else 0)

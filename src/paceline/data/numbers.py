@@ -1,6 +1,7 @@
 """The draws of a loop that has no loader: their numbers, as the samples of a data set.
 
     pace.updates(2000)    update v is made of the numbers v K to v K + K - 1, one a mini-batch
+    range(0, n, 32)       the same of an epoch's numbers, which a script takes its batches by
 
 A number stands for what the script draws by itself, a batch of tokens or an episode, and its random
 state follows from it. It is its own sample, so leases, deaths and checkpoints are those of any data
@@ -12,6 +13,7 @@ from operator import itemgetter
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..errors import ConfigError
 from ..events import Lease
 from ..passes import FAR
 
@@ -77,6 +79,39 @@ def note(size: int) -> str:
     """What a batch is then, for the plan."""
     each = "each update is made of one" if size == 1 else f"an update averages {size} of them"
     return f"no loader: a batch is what a worker draws for one number, and {each}"
+
+
+class OfRange(Dataset[int]):
+    """The numbers of a range that a script goes through in each epoch: ``range(0, n, 32)``.
+
+    Each is a mini-batch of its own, and comes once an epoch.
+    """
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __getitem__(self, place: int) -> int:
+        return self.numbers[place]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def through(numbers: range) -> "DataLoader[int]":
+    """A loader of these, one by one and in their order.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not numbers:
+        raise ConfigError(f"prepare() was given {numbers!r}, which has no numbers")
+    return DataLoader(OfRange(numbers), 1, collate_fn=itemgetter(0))
+
+
+def note_of_range(numbers: range, size: int) -> str:
+    """What a batch is then, for the plan."""
+    each = "each update is made of one" if size == 1 else f"an update averages {size} of them"
+    return f"a loop over {numbers!r}: a batch is what a worker takes by one number, and {each}"
 
 
 class _Each(Dataset[int]):

@@ -4,7 +4,9 @@
                                                             batch sampler  -> and where batches end
 
 All positions are listed, 8 bytes each. A sampler that never ends, or gives another number than it
-says, is refused before it fills the memory. This module must not know leases, or what a sample is.
+says, is refused before it fills the memory; torch's own that draws with replacement, which scripts
+use as one without an end, is drawn as far as its positions are asked for. This module must not know
+leases, or what a sample is.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -25,6 +27,8 @@ _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_POSITIONS = 1 << 28
 """Of an epoch: 2 GiB in every worker."""
 _CHUNK = 1 << 16  # positions that are looked at in one go
+_TOLD = 1 << 10
+"""Of positions that are drawn later: those by which two orders are compared."""
 _MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
 """Positions from a sampler without a length: so many, or so many times the data set."""
 
@@ -82,7 +86,8 @@ class EpochOrder:
             ends = self.draw(0)
             self._num_positions = None if self.has_own_batches else len(self.indices)
             return len(self.indices), len(ends) if ends is not None else self._num_batches()
-        _refuse_many(f"the sampler {type(self._loader.sampler).__name__} has", num_positions)
+        if not _is_drawn_later(self._loader.sampler):
+            _refuse_many(f"the sampler {type(self._loader.sampler).__name__} has", num_positions)
         self._num_positions = None if type(self._loader.sampler) is Numbers else num_positions
         return num_positions, self._num_batches()
 
@@ -157,7 +162,10 @@ class EpochOrder:
         """The epoch that was drawn last, and a digest of its order."""
         if self._digest is None:
             try:
-                is_counted = type(self._loader.sampler) is Numbers  # as many as a script likes
+                # Of these there are as many as a script likes.
+                is_counted = isinstance(self.indices, DrawnLater) or (
+                    type(self._loader.sampler) is Numbers
+                )
                 data: Any = repr(self.indices).encode() if is_counted else _bytes(self.indices)
             except (TypeError, OverflowError):  # indices of a data set of the user's own kind
                 data = repr(list(self.indices)).encode()
@@ -206,7 +214,9 @@ def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
         ConfigError: it has no end, or another length than the sampler says.
     """
     order = EpochOrder(loader, seed)
-    ends, indices = order.draw(epoch), list(order.indices)
+    ends = order.draw(epoch)
+    _refuse_many(f"the sampler {type(loader.sampler).__name__} has", len(order.indices))
+    indices = list(order.indices)
     return indices if ends is None else [indices[a:b] for a, b in pairwise([0, *ends])]
 
 
@@ -248,6 +258,8 @@ def list_positions(
         return range(len(source))
     if type(source) is Numbers:
         return source.numbers
+    if _is_drawn_later(source):
+        return DrawnLater(source)
     said, listed, num_given, drawn = length_of(source), _Positions(), 0, iter(source)
     most = max(_MOST_UNSAID, _MOST_ROUNDS * (length_of(dataset) or 0)) if said is None else said
     while chunk := list(islice(drawn, min(_CHUNK, most + 1 - num_given))):
@@ -281,6 +293,48 @@ def _refuse_many(who: str, num_positions: int) -> None:
             f"{who} {num_positions:,} samples an epoch: at most {_MOST_POSITIONS:,} can be shared "
             "out; make epochs shorter (num_samples=...) and more of them"
         )
+
+
+def _is_drawn_later(source: Any) -> bool:
+    """Whether this is torch's sampler with replacement, of more positions than can be listed.
+
+    Its generator is its own, made when it begins, so that nobody else's draws come between.
+    """
+    is_own = type(source) is RandomSampler and source.replacement and source.generator is None
+    return is_own and len(source) > _MOST_POSITIONS
+
+
+class DrawnLater(Sequence[int]):
+    """The positions of a sampler, drawn as far as they are asked for, 8 bytes each."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._length = len(sampler)
+        self._drawn = iter(sampler)
+        self._known: array[int] = array("q")
+        self._reach(1)  # so that it takes its seed now
+
+    def _reach(self, stop: int) -> None:
+        """Know the positions up to here."""
+        _refuse_many("this run has drawn", stop)
+        while len(self._known) < min(stop, self._length):
+            self._known.extend(islice(self._drawn, _CHUNK))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        stop = place.stop if isinstance(place, slice) else place + 1
+        self._reach(self._length if stop is None or stop < 1 else stop)
+        return self._known[place]
+
+    def __repr__(self) -> str:
+        """What tells it from others, as far as anybody does."""
+        self._reach(_TOLD)
+        return f"{self._length} from {list(self._known[:_TOLD])}"
 
 
 class _Positions:

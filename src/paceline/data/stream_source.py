@@ -60,7 +60,7 @@ class _Collated:
         info = get_worker_info()
         assert info is not None
         try:
-            state = info.dataset.state_dict()  # type: ignore[attr-defined]
+            state = info.dataset.state_dict()  # type: ignore[attr-defined]  # asked for before
             text = json.dumps([state, _random()]) if state else ""
         except (TypeError, ValueError):
             text = ""
@@ -80,7 +80,7 @@ class _Begun:
         info = get_worker_info()
         if self._state and info is not None:
             state, random = json.loads(self._state)
-            info.dataset.load_state_dict(state)  # type: ignore[attr-defined]
+            info.dataset.load_state_dict(state)  # type: ignore[attr-defined]  # it gave it
             _go_on(random)
 
 

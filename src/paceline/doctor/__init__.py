@@ -1,4 +1,4 @@
-"""The doctor: what is wrong in a training script, or could cost, by its text alone.
+"""The doctor: what is wrong in a training script, what a step is spent on, what fixes are worth.
 
     text --syntax--> text that parses --porting's tree, flow, steps--> Facts
     Facts --rule.check, one file a rule--> Found --examine--> ScriptFinding --rendering--> shown
@@ -14,11 +14,17 @@
     values       numbers, shapes and texts that are written out
     rule         what a rule is; catalogue: all of them
     loop, model, inputs, precision, waits, several     the rules, by group
+    rights       what is right, and why; annotated: a listing with both
+    mends        what several rules do to mend a script
     findings     what is found, as values
     rendering, sarif     shown in lines, and to code hosts
     selftest     every rule on its own examples; examples: a script to make them from
 
-Nothing is run, and nothing is measured: a finding is a bug, or something that could cost and is
-labelled "not measured"; it never has a figure. A rule that is not sure is silent. It must not know
-engines or settings.
+    observed     its steps, in a process of its own, and what each fix is worth there
+    built        a model that is made, and walked with inputs of given sizes
+    fixes        what rules and prices change in it: proved, applied, taken back
+
+By reading, a finding is a bug, or something that could cost and is labelled "not measured"; it
+never has a figure. Figures come from `observed` alone. A rule that is not sure is silent. It must
+not know engines or settings.
 """

@@ -25,6 +25,15 @@ def examine(path: Path) -> Diagnosis:
     Raises:
         ConfigError: it is not there, no file, or no text.
     """
+    return diagnose(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """A script's text, without a mark at its beginning, lines ended as Unix does.
+
+    Raises:
+        ConfigError: it is not there, no file, or no text.
+    """
     if path.is_dir():
         inside = sorted(one.name for one in path.glob("*.py"))
         hint = f"name one, such as {path / inside[0]}" if inside else "no script lies in it"
@@ -34,10 +43,9 @@ def examine(path: Path) -> Diagnosis:
     if not path.is_file():
         raise ConfigError(f"{path} is no regular file; name a script of Python")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
-    return diagnose(text, str(path))
 
 
 def diagnose(text: str, name: str = "script.py") -> Diagnosis:
@@ -52,7 +60,7 @@ def diagnose(text: str, name: str = "script.py") -> Diagnosis:
     for rule in RULES.values():
         found += findings_of(rule, facts)
     rows = text.splitlines()
-    kept = [one for one in found if not _is_taken_back(one, rows)]
+    kept = [one for one in found if not is_taken_back(one.rule, one.line, rows)]
     return Diagnosis(
         script=name,
         findings=tuple(sorted(kept, key=lambda one: (one.line, one.column, one.rule))),
@@ -75,10 +83,11 @@ def findings_of(rule: ScriptRule, facts: Facts) -> Iterator[ScriptFinding]:
         )  # fmt: skip
 
 
-def _is_taken_back(finding: ScriptFinding, rows: list[str]) -> bool:
-    row = rows[finding.line - 1] if finding.line <= len(rows) else ""
+def is_taken_back(rule: str, line: int, rows: list[str]) -> bool:
+    """Whether a comment of the script takes back what a rule finds in a line, from 1."""
+    row = rows[line - 1] if line <= len(rows) else ""
     said = _OK.search(row)
     if said is None:
         return False
     names = said[1].replace(",", " ").split()
-    return not names or finding.rule in names
+    return not names or rule in names

@@ -68,6 +68,14 @@ class Diagnosis:
     def of(self, severity: Severity) -> list[ScriptFinding]:
         return [one for one in self.findings if one.severity is severity]
 
+    @property
+    def bugs(self) -> list[ScriptFinding]:
+        return self.of(Severity.BUG)
+
+    @property
+    def costs(self) -> list[ScriptFinding]:
+        return self.of(Severity.COST)
+
     def to_json(self) -> dict[str, object]:
         """The one object of ``--json``."""
         return {

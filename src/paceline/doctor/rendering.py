@@ -41,6 +41,22 @@ def render_diagnosis(found: Diagnosis, *, with_notes: bool) -> Iterator[str]:
         yield from tail
 
 
+def render_bugs(found: Diagnosis, *, with_notes: bool) -> Iterator[str]:
+    """What is wrong in its text; of what could cost only how much: that is measured elsewhere."""
+    bugs = found.bugs
+    if bugs:
+        yield ""
+        yield f"{_count(len(bugs), 'bug')} in its text:"
+    for one in bugs + (found.of(Severity.NOTE) if with_notes else []):
+        yield from _finding(found.script, one, False)
+    if found.costs:
+        yield ""
+        yield (
+            f"{_count(len(found.costs), 'place')} in its text that could cost elsewhere: "
+            f"paceline doctor {found.script} --static"
+        )
+
+
 def _verdict(found: Diagnosis) -> str:
     if not found.has_torch and not found.findings:
         return "it does not use torch, so there is nothing to say"

@@ -8,6 +8,7 @@
     Source: who says so.
     \"\"\"
     def check(facts: Facts) -> Iterator[Found]: ...
+    def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None: ...      where it is safe
     RULE = ScriptRule.of(__name__, __doc__, Severity.BUG, check, sick=(...), healthy=(...))
 
 A check is a pure function of facts; a rule that is not sure yields nothing. Each sick example must
@@ -22,6 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 
+from ..porting.tree import TreeEdits
 from .facts import Facts
 from .findings import Severity
 
@@ -41,6 +43,8 @@ class Found(NamedTuple):
 
 
 Check: TypeAlias = Callable[[Facts], Iterable[Found]]
+Mend: TypeAlias = Callable[[Facts, cst.CSTNode, TreeEdits], None]
+"""Puts the fix of one finding into edits, nothing where it cannot; losses and gradients stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class ScriptRule:
         group: its folder's.
         what, why, fix, source: the parts of its docstring.
         sick: scripts in which it must fire; healthy: in which it must not.
+        mend: writes the fix, where one leaves losses and gradients as they are.
     """
 
     name: str
@@ -64,11 +69,12 @@ class ScriptRule:
     check: Check
     sick: tuple[str, ...]
     healthy: tuple[str, ...]
+    mend: Mend | None = None
 
     @classmethod
     def of(
         cls, module: str, doc: str | None, severity: Severity, check: Check, *,
-        sick: tuple[str, ...], healthy: tuple[str, ...],
+        sick: tuple[str, ...], healthy: tuple[str, ...], mend: Mend | None = None,
     ) -> "ScriptRule":  # fmt: skip
         """A rule from its file.
 
@@ -88,6 +94,7 @@ class ScriptRule:
         return cls(
             name=name.replace("_", "-"), group=group, severity=severity, what=parts[0].rstrip("."),
             why=parts[1], fix=parts[2], source=parts[3], check=check, sick=sick, healthy=healthy,
+            mend=mend,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, object]:
@@ -95,6 +102,7 @@ class ScriptRule:
         return {
             "name": self.name, "group": self.group, "severity": self.severity.value,
             "what": self.what, "why": self.why, "fix": self.fix, "source": self.source,
+            "mends": self.mend is not None,
         }  # fmt: skip
 
 

@@ -18,9 +18,9 @@
     scheduled       a schedule of `collectives/` on tensors
 
 Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
-model_copy (what leaves it and comes back), own_changes (what it keeps of its own), inbox (what it
-hears, its jobs), rounds (where peers meet), turns (what the main one does first), evaluation. None
-of them knows protocols.
+model_copy (what leaves it and comes back), unedited (who else changes it), own_changes (what it
+keeps of its own), inbox (what it hears, its jobs), rounds (where peers meet), turns (what the main
+one does first), evaluation. None of them knows protocols.
 
 docs/add-a-collective.md shows one averaging more.
 """

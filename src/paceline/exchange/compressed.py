@@ -28,12 +28,22 @@ from ..compression.base import (
     Operation,
     Segment,
 )
-from ..compression.price import link_s, measure, measure_link
+from ..compression.price import (
+    FixedCosts,
+    link_s,
+    measure,
+    measure_fixed,
+    measure_link,
+    summed,
+)
 from ..plan import CompressionPrice
 from ..store.fragments import Fragment, Fragments
-from ..store.layout import Section, TensorPlace
+from ..store.layout import Section, TensorPlace, lay_out
 from ..store.sums import wide
 from .group import MemberGroup, Pending
+
+_SMALL = 16
+"""Rows and columns of next to nothing: fewer than what a message takes anyhow."""
 
 
 class Span(NamedTuple):
@@ -83,8 +93,8 @@ class CompressedGradient:
         num_fragments: int = 1,
     ) -> None:
         self._fragments = Fragments(section, num_fragments)
-        self._compression, self._section = compression, section
-        self._seat, self._num_members, self._device = seat, num_members, device
+        self._compression, self.section = compression, section
+        self._seat, self._num_members, self.device = seat, num_members, device
         self._runs = spans_of(section)
         self._feedback: list[ErrorFeedback] = []
         for run in self._runs:
@@ -115,11 +125,11 @@ class CompressedGradient:
         dtype, size = _numbers(span)
         inside = [
             _matrix(place, number, span)
-            for number, place in enumerate(self._section.places)
+            for number, place in enumerate(self.section.places)
             if span.start <= place.offset < span.stop
         ]
         segment = Segment(
-            size=size, dtype=dtype, device=self._device, seat=self._seat,
+            size=size, dtype=dtype, device=self.device, seat=self._seat,
             num_members=self._num_members, matrices=[one for one in inside if one is not None],
         )  # fmt: skip
         compressor = self._compression.kind(segment, self._compression.value)
@@ -138,21 +148,47 @@ class CompressedGradient:
         whole = 2 * (self._num_members - 1) / self._num_members * num_bytes
         return whole / len(self._fragments.each)
 
-    def price(self, link: LinkCost | None) -> CompressionPrice:
+    @property
+    def largest(self) -> Fragment:
+        """What an update is of, where not all are of as many bytes."""
+        return max(self._fragments.each, key=lambda one: one.stop - one.start)
+
+    def anew(self, section: Section | None = None) -> "CompressedGradient":
+        """One like this that has nothing left over.
+
+        Args:
+            section: of which each tensor is compressed by itself; None: as this one is cut.
+        """
+        made = CompressedGradient(
+            self._compression, section or self.section, self._seat, self._num_members, self.device
+        )
+        spans = [one.span for one in self._pieces]
+        if section is not None:
+            ends = [(one.offset, one.offset + one.num_bytes) for one in section.places]
+            spans = [Span(*end, one.dtype) for end, one in zip(ends, section.places, strict=True)]
+        made.cut(spans)
+        return made
+
+    def num_spans(self, due: Fragment) -> int:
+        """Of this fragment."""
+        return sum(due.start <= one.span.start < due.stop for one in self._pieces)
+
+    def price(self, link: LinkCost | None, fixed: FixedCosts | None = None) -> CompressionPrice:
         """What it costs here, measured on made-up gradients; half a second.
 
         Args:
             link: between members; None: nobody knows.
+            fixed: of its operations, measured; None: the link's latency for each message.
         """
-        source = torch.zeros(self._section.stop, dtype=torch.uint8, device=self._device)
+        source = torch.zeros(self.section.stop, dtype=torch.uint8, device=self.device)
         for run in self._runs:
-            run.of(source).normal_(generator=torch.Generator(self._device).manual_seed(0))
-        mean = source.clone()
-        due = max(self._fragments.each, key=lambda one: one.stop - one.start)
+            run.of(source).normal_(generator=torch.Generator(self.device).manual_seed(0))
+        mean, due, made = source.clone(), self.largest, self.anew()
         found = measure(
-            lambda: self.begin_all(source, 0.5, mean, due), self._num_members, self._device
-        )
-        runs = [Span(start, stop, dtype) for dtype, start, stop in due.runs(self._section)]
+            lambda: made.begin_all(source, 0.5, mean, due), lambda: made.keep_fragment(due),
+            self._num_members, self.device,
+        )  # fmt: skip
+        runs = [Span(start, stop, dtype) for dtype, start, stop in due.runs(self.section)]
         plain = [AllReduce(run.of(source)) for run in runs]
         price = CompressionPrice(
             compressor=str(self._compression),
@@ -162,10 +198,12 @@ class CompressedGradient:
         )
         if link is None:
             return price
+        of_bytes = link if fixed is None else replace(link, latency_s=0.0)
+        plain_s, sent_s = fixed or (0.0, 0.0)
         return replace(
             price,
-            plain_s=link_s(plain, self._num_members, link),
-            sent_s=link_s(found.operations, self._num_members, link),
+            plain_s=plain_s + link_s(plain, self._num_members, of_bytes),
+            sent_s=sent_s + link_s(found.operations, self._num_members, of_bytes),
             latency_s=link.latency_s,
             bytes_per_s=1.0 / link.s_per_byte if link.s_per_byte else None,
         )
@@ -184,7 +222,7 @@ class CompressedGradient:
         feedback, own, into = self._feedback[run], span.of(source), span.of(mean)
         if into.dtype is feedback.residual.dtype:
             return feedback.begin(compressor, at, own, share, into)
-        out = torch.empty(len(into), dtype=feedback.residual.dtype, device=self._device)
+        out = torch.empty(len(into), dtype=feedback.residual.dtype, device=self.device)
         return _rounded(feedback.begin(compressor, at, own, share, out), out, into)
 
     def begin_all(
@@ -222,7 +260,7 @@ class CompressedGradient:
             feedback.keep()
         if self._seat or all(present):
             return
-        for is_there, place in zip(present, self._section.places, strict=True):
+        for is_there, place in zip(present, self.section.places, strict=True):
             if not is_there and place.numel:
                 run = next(n for n, one in enumerate(self._runs) if place.offset < one.stop)
                 one = Span(place.offset, place.offset + place.num_bytes, place.dtype).of(mean)
@@ -261,7 +299,7 @@ class CompressedGradient:
         for seat in seats:
             saved = read(seat)["residual"]
             for feedback, one in zip(self._feedback, saved, strict=True):
-                feedback.residual += one.to(self._device)
+                feedback.residual += one.to(self.device)
         common = read(min(self._seat, num_saved - 1))["common"]
         for piece in self._pieces:
             piece.compressor.load(common)
@@ -289,15 +327,37 @@ class GroupLink:
         return tensor
 
 
-def measured_link(group: MemberGroup, device: torch.device) -> LinkCost | None:
-    """What a message between these members costs; all measure together.
+def price_between(
+    group: MemberGroup, compressed: CompressedGradient, *, line_bytes: int = 0
+) -> CompressionPrice:
+    """What it costs between these members; all measure together.
 
-    None: one of them has died, and the run hears of it.
+    Where one of them has died meanwhile, and the run hears of it, the link is not known.
+
+    Args:
+        line_bytes: that each member shows all others beside a compressed gradient; without one
+            they go along with it.
     """
+    device, link = compressed.device, GroupLink(group)
+    small = [torch.zeros(_SMALL, _SMALL) for _ in range(compressed.num_spans(compressed.largest))]
+    section = lay_out([(f"{n}", one) for n, one in enumerate(small)], [], []).parameters
+    made = compressed.anew(section)
+    source = torch.ones(section.stop, dtype=torch.uint8, device=device)
+    plain = [one.to(device) for one in small]
+    mine = torch.zeros(line_bytes, dtype=torch.uint8)
+    every = mine.repeat(group.size)
     try:
-        return measure_link(lambda one: group.all_reduce(one).wait(), group.size, device)
+        cost = measure_link(lambda one: group.all_reduce(one).wait(), group.size, device)
+        fixed = FixedCosts(
+            measure_fixed(lambda: [summed(one) for one in plain], link, lambda: None, device),
+            measure_fixed(
+                lambda: made.begin_all(source, 0.5, source), link,
+                lambda: group.all_gather(mine, every).wait() if line_bytes else None, device,
+            ),
+        )  # fmt: skip
     except RuntimeError:
-        return None
+        return compressed.price(None)
+    return compressed.price(cost, fixed)
 
 
 def spans_of(section: Section) -> list[Span]:

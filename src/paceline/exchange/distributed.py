@@ -61,12 +61,12 @@ class DistributedAveraging(Averaging):
         self._late = LateMean(self._group, parameters, self._mean, self._compressed)
         copy.own.before_merge, copy.own.halfway = self._finish_late, self._go_on_late
         if not copy.is_difference:
-            replica.live_in(self._own)
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
+            copy.move_to(self._own)
 
     def _make_own(self) -> Tensor:
-        """The block that this member computes on and steps."""
+        """The block of the version that stands, which others read in the store until then."""
         return self._store.blocks[self.block].to(self._replica.device, copy=True)
 
     def _make_group(self, route: Route) -> MemberGroup:
@@ -88,7 +88,7 @@ class DistributedAveraging(Averaging):
     def _give_to_store(self) -> None:
         """Not the buffers: those of the version that stands are kept elsewhere."""
         layout, block = self._replica.layout, self._store.blocks[self.block]
-        for section in (layout.parameters, layout.state):
+        for section in (layout.parameters, layout.state) if block is not self._own else ():
             section.of(block).copy_(section.of(self._own))
 
     def pull(self, version: int) -> None:

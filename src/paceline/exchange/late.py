@@ -11,7 +11,8 @@ must not know what is done with it.
 
 from torch import Tensor
 
-from ..compression.base import AllReduce, Exchanging, UnderWay
+from ..compression.base import UnderWay
+from ..compression.price import summed
 from ..store.fragments import Fragment
 from ..store.layout import Section
 from .compressed import CompressedGradient, GroupLink
@@ -54,7 +55,7 @@ class LateMean:
             return
         for dtype, start, stop in due.runs(self._section):
             part = self._mean[start:stop].view(dtype)
-            self._under_way.begin(_summed(part.mul_(weight) if weight else part.zero_()))
+            self._under_way.begin(summed(part.mul_(weight) if weight else part.zero_()))
 
     def go_on(self) -> None:
         """Where there is another operation, it begins."""
@@ -66,8 +67,3 @@ class LateMean:
         due, self._due = self._due, None
         self._under_way.finish()
         return due
-
-
-def _summed(part: Tensor) -> Exchanging:
-    """Its sum over all members, in place."""
-    yield AllReduce(part)

@@ -4,19 +4,18 @@
 
 ``home`` is the memory that the model's parameters and buffers live in; where members push
 differences (local-sgd), ``base`` is the global copy that they are held against (own_changes.py).
-Nobody but the run changes the weights while it trains (`Unedited`). Above 300 lines, since who
-changes a copy stands beside it. This module must not know messages, jobs or the loop.
+Nobody but the run changes the weights while it trains (unedited.py). This module must not know
+messages, jobs or the loop.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..replica.held import Marks, Range, edited, first_difference
 from ..replica.replica import Replica
 from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater
@@ -24,6 +23,7 @@ from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
 from .base import ScriptHooks, Work, not_finite, settings_word
 from .own_changes import OwnChanges
+from .unedited import Unedited
 
 
 class ModelCopy:
@@ -84,6 +84,11 @@ class ModelCopy:
         self.pull(0)
         if not self.is_difference:
             self.replica.push_into(self.store.slot(self.seat), self._check)
+
+    def move_to(self, block: Tensor) -> None:
+        """On this memory, which holds its parameters; there is no other copy of them any more."""
+        self.replica.move_to(block)
+        self.home = block[: self.replica.layout.slot_bytes]
 
     def pull(self, version: int) -> None:
         """The newest version, which is ``version`` or a later one.
@@ -218,125 +223,3 @@ def _said(value: object) -> str:
     if isinstance(value, tuple):
         return f"({','.join(map(_said, value))})"
     return f"{value:.10g}" if isinstance(value, float) else repr(value)
-
-
-class Unedited:
-    """Whether anybody but the run has changed a member's weights, and what is done about it.
-
-        pull -> mark -> the script computes -> check -> push        other weights: refused by name
-        end of an epoch -> the script does as it likes -> check_all -> next epoch
-        prepare -> the script loads -> first epoch                  carried: the main member's count
-
-    What was changed and put back, as for an evaluation with averaged weights, is no change.
-
-    Args:
-        hooks: look at what else of the script's objects must stay as it was.
-    """
-
-    def __init__(self, replica: Replica, store: SharedStore, hooks: ScriptHooks) -> None:
-        self._replica, self._store, self._hooks = replica, store, hooks
-        self._parameters = replica.layout.parameters
-        self._last_buffers: Tensor | None = None
-
-    def watch(self, memory: Tensor, ranges: Sequence[Range] | None = None) -> None:
-        """From now on the weights lie in ``memory``.
-
-        Args:
-            ranges: others may write what lies outside; None: nobody but this member writes here.
-        """
-        section = self._parameters
-        self._memory = memory
-        self._is_shared = ranges is not None
-        self._marks = Marks(memory, [(section.start, section.stop)] if ranges is None else ranges)
-
-    def mark(self, source: Tensor | None = None) -> None:
-        """The weights are those of a version now; ``source``: what they are, at the same place."""
-        self._marks.set(source)
-        self._versions = self._replica.held.versions()
-
-    def stepped(self) -> None:
-        """The user's optimizer has stepped here, and may have put other memory under a weight."""
-        self._replica.held.take_parameters()
-        self.mark()
-
-    def check(self, version: int = -1) -> None:
-        """Before a push: the weights are what they were when they were marked.
-
-        Args:
-            version: that they are of, where the store has all of it.
-
-        Raises:
-            ConfigError: they are not, or they lie elsewhere; the parameter is named.
-        """
-        self._hooks.check_objects()
-        self._replica.held.check_parameters()
-        if (offset := self._marks.changed()) is not None:
-            raise self._edited_at(offset)
-        versions = self._replica.held.versions()
-        if versions == self._versions or (self._marks.is_whole and not self._is_shared):
-            return
-        for number, (now, then) in enumerate(zip(versions, self._versions, strict=True)):
-            # Written, and where it was looked at all is as before: the rest must be compared. What
-            # others compute on meanwhile must not be written at all.
-            if now != then and (self._is_shared or not self._is_of(version)):
-                raise edited(self._parameters.places[number].name)
-
-    def _is_of(self, version: int) -> bool:
-        """Whether the weights are those of this version in every byte; False: nobody can say."""
-        block = self._store.standing(version)
-        if block is None or block.data_ptr() == self._memory.data_ptr():
-            return False
-        section = self._parameters
-        mine = section.of(self._memory).to(block.device)
-        offset = first_difference(mine, section.of(block))
-        if self._store.standing(version) is None:
-            return False
-        if offset is not None:
-            raise self._edited_at(section.start + offset)
-        return True
-
-    def _edited_at(self, offset: int) -> Exception:
-        """The error for a change at this byte."""
-        places = self._parameters.places
-        return edited(next(one.name for one in reversed(places) if one.offset <= offset))
-
-    def take_published(self) -> None:
-        """What the script has changed since the last mark is meant, and stands.
-
-        Raises:
-            ConfigError: a parameter came or went, or has another type, shape or device.
-        """
-        held = self._replica.held
-        held.take_buffers()
-        held.check_names()
-        held.take_parameters()
-        self._hooks.check_objects()
-        self.mark()
-
-    # -- between epochs -------------------------------------------------------------------------
-
-    def end_epoch(self, home: Tensor) -> None:
-        """The newest version was pulled: what the script does now is between epochs."""
-        self._last_buffers = self._replica.layout.buffers.of(home).clone()
-
-    def check_all(self, version: int) -> None:
-        """Before an epoch: every weight is that of ``version``. Raises: see ``check``."""
-        self._replica.held.take_buffers()
-        self._replica.held.check_names()
-        self.check(version)
-        self._is_of(version)
-
-    def take_all(self) -> None:
-        """Before the first epoch: weights may be others by now."""
-        held = self._replica.held
-        held.take_buffers()
-        held.check_names()
-        held.take_parameters()
-        self._hooks.check_objects()
-
-    def buffers_to_keep(self, home: Tensor) -> Tensor | None:
-        """Buffers that the script has changed since the last epoch, as passes in it would."""
-        buffers = self._replica.layout.buffers.of(home)
-        if self._last_buffers is None or torch.equal(buffers, self._last_buffers):
-            return None
-        return buffers.clone()

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from ..collectives.base import LinkCost
 from ..conditions.faults import Fault, Kind
 from ..core.batches import Ends
 from ..errors import ConfigError
 from ..events import Grant, Lease
+from ..plan import CompressionPrice
 from ..replica.held import IN_THE_STEP
 from ..replica.replica import Replica
 from ..stopping import StopRule
@@ -32,12 +32,13 @@ from ..wire import messages as said
 from ..wire.channel import Channel
 from .averaging import MakeAveraging
 from .base import Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
+from .compressed import CompressedGradient
 from .evaluation import EvaluationRanges, SharedRanges
 from .lockstep import Stage
 from .member import Carrier, MemberSide
-from .model_copy import Unedited
 from .peers import PeerRounds
 from .turns import Beginning, Turns
+from .unedited import Unedited
 
 if TYPE_CHECKING:
     from ..spread.group import Ranks
@@ -89,9 +90,9 @@ class StoreExchange(Exchange):
         """Whether weights were published since the last epoch."""
         self.ranks: Ranks | None = None
         """How members reach each other, for a model that is spread over them; None: they do not."""
-        self.measure_link: Callable[[torch.device], LinkCost | None] | None = None
-        """What a message between members costs, measured by all of them together; None: it costs
-        none, or nobody can."""
+        self.price: Callable[[CompressedGradient], CompressionPrice] | None = None
+        """What compressing costs and saves between members, measured by all of them together; None:
+        nobody can."""
         self._owes_stop = False
         """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
 

@@ -88,11 +88,15 @@ def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
     return _loaded(task.name, task.model(), _inputs_of(task), checkpoint, task)
 
 
-def own_subject(spec: str, shapes: Sequence[InputShape], checkpoint: Path | None = None) -> Subject:
+def own_subject(
+    spec: str, shapes: Sequence[InputShape], checkpoint: Path | None = None, flag: str = "--model "
+) -> Subject:
     """A model of the user's own.
 
     Args:
-        spec: package.module:function, which takes no arguments and returns an ``nn.Module``.
+        spec: package.module:function, which takes no arguments and returns an ``nn.Module``; or
+            package.module:model, which is one.
+        flag: what it was given by, for messages.
         shapes: of each input without the batch, and its type.
         checkpoint: a run's folder or a .safetensors file.
 
@@ -101,19 +105,20 @@ def own_subject(spec: str, shapes: Sequence[InputShape], checkpoint: Path | None
     """
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
-        raise ConfigError(f"--model {spec!r} must read package.module:function")
+        raise ConfigError(f"{flag}{spec!r} must read package.module:function")
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` has it
     torch.manual_seed(0)
     try:
-        made = getattr(importlib.import_module(module_name), attribute)()
+        found = getattr(importlib.import_module(module_name), attribute)
+        made = found if isinstance(found, nn.Module) else found()
     except PacelineError:
         raise
     except Exception as error:
-        raise ConfigError(f"--model {spec} could not be made: {reason(error)}") from error
+        raise ConfigError(f"{flag}{spec} could not be made: {reason(error)}") from error
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"--model {spec} must return an nn.Module, got {type(made).__name__}")
+        raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(made).__name__}")
     return _loaded(attribute, made, random_inputs(shapes), checkpoint)
 
 

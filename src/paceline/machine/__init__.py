@@ -16,5 +16,7 @@
        |
     lines         what is printed, and what a bug report needs
 
+    ceilings      what `paceline probe` has measured here, for whoever plans with it
+
 It must not know runs or settings.
 """

@@ -20,6 +20,7 @@ from .inventory import Inventory
 
 _ROCM = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/rocm7.2"
 _XPU = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu"
+"""Wheels of torch 2.13 and 2.14 lie at both, as 2.13.0+rocm7.2 and 2.13.0+xpu."""
 _GROUPS = "sudo usermod -aG render,video $USER  (then log in again)"
 
 

@@ -15,6 +15,8 @@ from .hardware import Maker
 from .inventory import Inventory
 
 _INDEX = "https://download.pytorch.org/whl"
+"""Of it cu126 and cu130, which have wheels of 2.11 to 2.14; cu126 gets no newer ones: from 2.15 on
+there is no torch for CUDA 12, nor for devices before sm_75 (pytorch#178665, #190355, #190385)."""
 _OLDEST_MAJOR = 12
 """Of CUDA, for which there are wheels of a torch that Paceline runs with."""
 _INSTALL = {

@@ -21,8 +21,9 @@ _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 """GT/s of a lane -> generation of PCIe."""
 _CARD_BYTES = 4 << 30
 """Memory of its own from which on a Radeon is taken for a card; a core in a processor has less."""
-_TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
-"""Google's, as jax/_src/hardware_utils.py has them; its network cards have other numbers."""
+_TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
+"""Google's: v2 and v3, one without a public name, v4, v5p, v5e, v6e, 7x, as jax has them
+(jax-ml/jax 167d72d, jax/_src/hardware_utils.py); its network cards have other numbers."""
 _ARC = re.compile(r"0x(56|e2|0bd|4905)")
 """Intel's cards (pci.ids): Arc and Flex, Battlemage, Max, DG1; others are in a processor."""
 _OTHERS = {

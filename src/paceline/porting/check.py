@@ -19,10 +19,12 @@ from ..program import ScriptProgram
 from .accelerate import is_for_accelerate, leave_accelerate
 from .counting import count_of
 from .dataflow import Flow
+from .endless import endless
 from .loops import Stepping
 from .porting import STRATEGY, by_hand, find, left_over, read
 from .reading import Source, note_of_writes
 from .rewrite import port
+from .together import carried_states, computes, rates_by_hand, schedules_now_and_then
 from .tree import CannotDerive, SourceTree, by_name, positional
 
 _BY_HAND = (
@@ -129,28 +131,65 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
                     "their sums: with K of them an update is 1/K of one worker's; write the mean, "
                     "or K times the learning rate"
                 )
-    for one in script.bindings:
-        is_rate = re.search(r"""\[['"]lr['"]\]$""", one.name) is not None
-        if is_rate and any(training.loop.node in way for way in flow.around(one.node)):
-            yield (
-                f"{name}:{script.line(one.node)} sets a learning rate by hand for each step, which "
-                "is refused where workers do not step together (k-sync, async and their kin); a "
-                "LambdaLR that is given to prepare goes everywhere"
-            )
-    if training.loop.loader is None:
+    yield from _notes_of_together(training, name)
+    if training.loop.numbers is not None:
+        yield (
+            f"{name}:{script.line(training.loop.node)} each number of "
+            f"{script.code(training.loop.numbers)} is a mini-batch of one worker, and an update "
+            "averages as many as the protocol says: with K workers under full-sync K times the "
+            "batch, and 1/K of the updates in an epoch"
+        )
+    if training.loop.counts_updates:
         yield (
             f"{name}:{script.line(training.loop.node)} random numbers that its turns draw follow "
             "from the turn's number, the same whoever draws them, and are others than before; a "
             "batch is what one worker draws"
         )
+        yield from _notes_of_numbers(training, name)
         yield from _notes_of_breaks(script, training, name)
-    if training.loop.taken is not None:
+    steps = [call for call, _ in training.steps]
+    if training.loop.taken is not None and endless(flow, training.loop, steps) is None:
         yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
     yield from _notes_of_further_loaders(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
             f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "
             "leave it out"
+        )
+
+
+def _notes_of_together(training: Stepping, name: str) -> Iterator[str]:
+    """Why `prepare` is told that workers must step together."""
+    line = training.flow.script.line
+    where = "is refused where workers do not step together (k-sync, async and their kin)"
+    for one in rates_by_hand(training):
+        yield (
+            f"{name}:{line(one)} sets a learning rate by hand for each step, so the script "
+            f"{where}; a LambdaLR that is given to prepare goes everywhere"
+        )
+    for one in schedules_now_and_then(training):
+        yield (
+            f"{name}:{line(one)} steps a scheduler behind some of the steps, so the script "
+            f"{where}; stepped behind every one (a LambdaLR whose factor stays 1 elsewhere) it "
+            "goes everywhere"
+        )
+    for state in carried_states(training):
+        yield (
+            f"{name}:{line(state)} carries {state.value} from turn to turn, each worker its own, "
+            f"so the script {where}; under local-sgd:H a turn is gone through H times"
+        )
+
+
+def _notes_of_numbers(training: Stepping, name: str) -> Iterator[str]:
+    """Where a turn's number is more than how far training is."""
+    used = computes(training)
+    if used is not None:
+        code = training.flow.script.code(used)
+        yield (
+            f"{name}:{training.flow.script.line(used)} computes with {code}, the number of a turn: "
+            "it is pace.turn, so that what goes into an update is what one process learns from in "
+            "that turn, the same in each worker; to share the turns out write for number in "
+            f"pace.updates(n), and number for {code}"
         )
 
 

@@ -3,16 +3,17 @@
     for it in range(n)                       ->  for it in pace.updates(n)
     while it < n, while True ... break       ->  for _ in pace.updates(n)
     what a turn's number is used for         ->  it = pace.version, if it says how far training is
-    where a turn steps several times         ->  it = pace.turn
+    computed with, kept, several steps       ->  it = pace.turn
 
-The number of a turn may choose what is learnt (then each worker must have another) or say how far
-training is, for a learning rate or a log (then all must have the same). It is made the version, so
-it is only let by where it is seen to say that; where two optimizers or two steps of one make a turn
-several versions, the turn. This module must not know how a tree is edited.
+The number of a turn says how far training is, for a learning rate or a log: then it is the version.
+Where it is computed with, or kept, it is the turn, the same number as in one process for all that
+goes into an update: the workers of an update then learn what one process does in that turn, each
+by itself. Where two optimizers or two steps of one make a turn several versions it is the turn,
+too. This module must not know how a tree is edited.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -24,6 +25,7 @@ _SAYS = re.compile(r"print|log|lr|schedul|warmup|save|checkpoint")
 _TELLS = re.compile(r"write|set_\w+|scalar|\.update$|info|append|evaluate|format|metric|report")
 _RATE = re.compile(r"lr\b|learning_rate|rate|warmup|progress|frac")
 _DEPTH = 4
+_NO_END = "10**15"
 
 
 class TurnCount(NamedTuple):
@@ -36,6 +38,8 @@ class TurnCount(NamedTuple):
         is_changed: whether that name is another at the loop's end, so that it is to be kept.
         counter: what the loop counts with.
         place: what says there where training is.
+        computes: where the number is computed with, or kept; None: it says how far training is.
+        end: what breaks at the end of the last turn, where that is all that it does.
     """
 
     total: str
@@ -44,6 +48,8 @@ class TurnCount(NamedTuple):
     is_changed: bool = False
     counter: str = ""
     place: str = "pace.version"
+    computes: cst.CSTNode | None = None
+    end: cst.If | None = None
 
 
 def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
@@ -53,25 +59,36 @@ def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
         steps: the calls that make one.
 
     Raises:
-        CannotDerive: it has no end that can be seen, or its number chooses what is learnt, or
-            which turns step at all.
+        CannotDerive: it has no end that can be seen, or its number chooses which turns step at all.
     """
     found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, steps[0])
-    if found.name is not None:
-        _refuse_turns_without_a_step(flow, found.name, steps)
-    if len(steps) > 1:
-        found = found._replace(place="pace.turn")
-    if found.name is not None and _is_asked(flow, found.name, loop.body, set()):
-        return found._replace(counter=found.name)
-    return found._replace(name=None, counter=found.name or "")
+    assert found.name is not None
+    _refuse_turns_without_a_step(flow, found.name, loop, steps)
+    found_uses = list(uses(flow, found.name, loop.body))
+    computes = next((one for one, tells in found_uses if not tells), None)
+    is_turn = len(steps) > 1 or computes is not None
+    return found._replace(
+        counter=found.name,
+        name=found.name if found_uses else None,
+        place="pace.turn" if is_turn else "pace.version",
+        computes=computes,
+    )
 
 
-def _refuse_turns_without_a_step(flow: Flow, name: str, steps: Sequence[cst.Call]) -> None:
+def _refuse_turns_without_a_step(
+    flow: Flow, name: str, loop: AnyLoop, steps: Sequence[cst.Call]
+) -> None:
     """``if (it + 1) % 4 == 0: optimizer.step()``"""
-    script = flow.script
+    script, names, inside = flow.script, {name}, set(flow.script.within(loop.body))
+    for _ in range(_DEPTH):  # due = (it + 1) % 4 == 0
+        names |= {
+            one.name
+            for one in script.bindings
+            if one.node in inside and names & script.inside(one.value)
+        }
     for call in steps:
         tests = [one.test for one in script.up(call) if isinstance(one, cst.If)]
-        if not any(name in script.inside(test) for test in tests):
+        if not any(names & script.inside(test) for test in tests):
             return
     line = script.line(steps[0])
     raise CannotDerive(
@@ -129,7 +146,7 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         f"the loop of line {script.line(loop)} has no end that can be read from it; write for "
         "number in pace.updates(n)"
     )
-    limit, place = _limit(script, loop.test), 0
+    limit, place, end = _limit(script, loop.test), 0, None
     if limit is None and script.code(loop.test) not in ("True", "1"):
         raise endless
     order = script.order
@@ -137,6 +154,8 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         if isinstance(line, cst.If) and any(isinstance(one, cst.Break) for one in _own(line)):
             limit, place = _limit(script, line.test, is_end=True), order[line]
             if limit is not None:
+                is_last = loop.body.body[-1] is line and len(line.body.body) == 1
+                end = line if is_last and line.orelse is None else None
                 break
     if limit is None:
         raise endless
@@ -152,13 +171,20 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         extra += 1
     first = _first(flow, name, loop)
     total = f"{last} + {extra}" if extra else last
-    return TurnCount(_minus(total, first), name, first, is_changed=first == name)
+    return TurnCount(_minus(total, first), name, first, is_changed=first == name, end=end)
 
 
 def _limit(
     script: SourceTree, test: cst.BaseExpression, *, is_end: bool = False
 ) -> tuple[str, str, str] | None:
-    """(``it``, ``<``, ``n``) of a condition."""
+    """(``it``, ``<``, ``n``) of a condition, also of ``n is not None and it >= n``."""
+    if is_end and isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        found = _limit(script, test.right, is_end=True)
+        if found is None or found[0] in script.inside(test.left):
+            return None
+        if found[2] not in script.inside(test.left):
+            return None
+        return found[0], found[1], f"({found[2]} if {script.code(test.left)} else {_NO_END})"
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
         return None
     one = test.comparisons[0]
@@ -195,52 +221,46 @@ def _first(flow: Flow, name: str, loop: cst.While) -> str:
 # -- what a number is for --------------------------------------------------------------------------
 
 
-def _is_asked(flow: Flow, name: str, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
-    """Whether a name is used here.
-
-    Raises:
-        CannotDerive: it may choose what is learnt.
-    """
-    script, is_asked = flow.script, False
+def uses(
+    flow: Flow, name: str, node: cst.CSTNode, seen: set[cst.CSTNode] | None = None
+) -> Iterator[tuple[cst.CSTNode, bool]]:
+    """Where a name is used, and whether that says how far training is."""
+    script, seen = flow.script, set() if seen is None else seen
     seen.add(node)
     for one in script.within(node):
         is_name = isinstance(one, cst.Name | cst.Attribute) and script.code(one) == name
-        if not is_name or isinstance(script.parents[one], cst.AugAssign):
-            continue
-        is_asked = True
-        if not _tells(flow, one, seen):
-            raise CannotDerive(
-                f"line {script.line(one)} uses {name}, the number of a turn: where it chooses what "
-                "is learnt write for number in pace.updates(n) and use number; where it says how "
-                "far training is, pace.version"
-            )
-    return is_asked
+        if is_name and not isinstance(script.parents[one], cst.AugAssign):
+            yield from _judged(flow, one, seen)
 
 
-def _tells(flow: Flow, use: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
-    """Whether a use says how far training is: in a condition, a log, a rate of learning."""
+def _judged(
+    flow: Flow, use: cst.CSTNode, seen: set[cst.CSTNode]
+) -> Iterator[tuple[cst.CSTNode, bool]]:
+    """A use, or those of the parameter that it becomes: in a condition, a log, a rate it tells."""
     script, below = flow.script, use
     for node in script.up(use):
         if isinstance(node, cst.FormattedString | cst.DictElement | cst.Comparison):
-            return True
+            yield use, True
+            return
         if isinstance(node, cst.If | cst.While | cst.IfExp | cst.Assert):
-            return below is node.test
+            yield use, below is node.test
+            return
         if isinstance(node, cst.Assign | cst.AugAssign):
             target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
-            return _RATE.search(script.code(target)) is not None
+            yield use, _RATE.search(script.code(target)) is not None
+            return
         if isinstance(node, cst.Call) and isinstance(below, cst.Arg):
             function = flow.function_of(node)
-            if _SAYS.search(script.code(node.func).lower()):
-                return True
-            if function is not None and function not in seen and len(seen) < _DEPTH:
-                taken = _taken_as(node, below, function)
-                if taken is not None:
-                    _is_asked(flow, taken, function.body, seen)
-                    return True
-            if function is None and _TELLS.search(script.code(node.func).lower()):
-                return True
+            called = script.code(node.func).lower()
+            if _SAYS.search(called) or (function is None and _TELLS.search(called)):
+                yield use, True
+                return
+            taken = None if function is None else _taken_as(node, below, function)
+            if function is not None and taken is not None and len(seen) < _DEPTH:
+                yield from [(use, True), *uses(flow, taken, function.body, seen)]
+                return
         below = node
-    return False
+    yield use, False
 
 
 def _taken_as(call: cst.Call, given: cst.Arg, function: cst.FunctionDef) -> str | None:

@@ -3,7 +3,8 @@
     rank as a device           ->  pace.device, and set_device nothing
     DDP(model), model.module   ->  model
     DistributedSampler         ->  nothing, nor set_epoch: mini-batches are leased
-    spawn(f, args=(a, b))      ->  f(pace.worker, a, b): paceline launch starts the workers
+    spawn(f, args=(a, b))      ->  f(pace.worker, a, b): paceline launch starts the workers, and
+    f(0, a, b) beside it           f(pace.worker, a, b); as many as spawn starts: pace.num_workers
     init, barrier, destroy     ->  nothing
     get_rank, get_world_size   ->  pace.is_main, pace.worker, pace.num_workers
 
@@ -17,6 +18,7 @@ from .reading import INIT, WRAP
 from .tree import CannotDerive, SourceTree, TreeEdits, by_name, imported, positional
 
 _SAMPLER = "DistributedSampler"
+_GPUS = "torch.cuda.device_count"
 
 
 def leave_group(script: SourceTree) -> SourceTree:
@@ -80,27 +82,61 @@ def _move(
 def _samplers(script: SourceTree, edits: TreeEdits) -> None:
     """Loaders shuffle by themselves; ``set_epoch`` has nobody to speak to."""
     shuffles: dict[str, str] = {}
+    tests: dict[str, str] = {}
     for call in script.calls(_SAMPLER):
         shuffle = by_name(call).get("shuffle")
         text, statement = script.code(call), script.statement(call)
-        if isinstance(statement, cst.Assign) and statement.value is call:
+        test = _only_with(statement, call)
+        if isinstance(statement, cst.Assign) and (statement.value is call or test is not None):
             text = script.code(statement.targets[0].target)
             if _is_used(script, text):
                 edits.replace(call, "None")
             else:
                 edits.remove(statement)
         shuffles[text] = script.code(shuffle) if shuffle else "True"
+        if test is not None and shuffles[text] == "True":
+            tests[text] = script.code(test)
     for call in script.calls("DataLoader"):
         sampler = by_name(call).get("sampler")
         if sampler is None or script.code(sampler) not in shuffles:
             continue
-        edits.replace(sampler, shuffles[script.code(sampler)])
+        name = script.code(sampler)
+        edits.replace(sampler, shuffles[name])
+        if name in tests:
+            edits.replace(sampler, _shuffled_if(script, call, name, tests[name]))
         for one in call.args:
             if one.value is sampler:
                 edits.change(one, lambda new: new.with_changes(keyword=cst.Name("shuffle")))
             elif one.keyword and one.keyword.value == "shuffle":
                 edits.remove(one)
     edits.remove_calls(script, "set_epoch")
+
+
+def _only_with(statement: cst.CSTNode, call: cst.Call) -> cst.BaseExpression | None:
+    """The condition of ``sampler = DistributedSampler(data) if condition else None``."""
+    value = statement.value if isinstance(statement, cst.Assign) else None
+    if not isinstance(value, cst.IfExp) or value.body is not call:
+        return None
+    is_none = isinstance(value.orelse, cst.Name) and value.orelse.value == "None"
+    return value.test if is_none else None
+
+
+def _shuffled_if(script: SourceTree, call: cst.Call, sampler: str, test: str) -> str:
+    """When a loader shuffles whose sampler, which shuffles, is there under a condition only.
+
+    Raises:
+        CannotDerive: it cannot be seen whether it shuffles without.
+    """
+    given = by_name(call).get("shuffle")
+    without = "False" if given is None else script.code(given).strip("()")
+    if without in ("True", f"{sampler} is None", f"not {sampler}"):
+        return "True"
+    if without != "False":
+        raise CannotDerive(
+            f"line {script.line(call)} shuffles by {without}, and by its sampler where {test}; "
+            "write shuffle=True"
+        )
+    return test
 
 
 def _is_used(script: SourceTree, sampler: str) -> bool:
@@ -117,7 +153,8 @@ def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
         statement = script.statement(call)
         if not positional(call) or not isinstance(statement, cst.Assign):
             raise CannotDerive
-        if script.code(positional(call)[0]) == script.code(statement.targets[0].target):
+        is_all = statement.value is call
+        if is_all and script.code(positional(call)[0]) == script.code(statement.targets[0].target):
             edits.remove(statement)
         else:
             edits.change(call, lambda new: new.args[0].value)
@@ -149,6 +186,15 @@ def _spawn(script: SourceTree, edits: TreeEdits) -> None:
         if isinstance(more, cst.Tuple):
             rest = [script.code(one.value) for one in more.elements]
         edits.replace(call, f"{script.code(called)}({', '.join(['pace.worker', *rest])})")
+        for beside in script.calls(script.code(called)):
+            if beside.args and script.code(beside.args[0].value) == "0":
+                edits.replace(beside.args[0].value, "pace.worker")
+        number = by_name(call).get("nprocs")
+        named = "" if number is None else script.code(number)
+        for value, name in script.assigned:
+            is_call = isinstance(value, cst.Call) and script.meaning(value.func) == _GPUS
+            if is_call and name == named:
+                edits.replace(value, "pace.num_workers")
 
 
 def _ask_pace(script: SourceTree, edits: TreeEdits) -> None:

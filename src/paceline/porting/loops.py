@@ -13,6 +13,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow
+from .indexed import numbers_of
 from .iterators import Taken, taken_by_hand
 from .tree import CannotDerive, Scope, by_name, positional
 
@@ -44,12 +45,19 @@ class Loop(NamedTuple):
         loader: what it goes over, as its own function calls that; None: it counts updates.
         outer: the loops around it, innermost first.
         taken: how it takes its batches by hand; None: it is over a loader itself, or has none.
+        numbers: the range that it goes through in each epoch, and takes its batches by; or None.
     """
 
     node: AnyLoop
     loader: cst.BaseExpression | None
     outer: list[AnyLoop]
     taken: Taken | None = None
+    numbers: cst.Call | None = None
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether it has neither epochs nor a loader."""
+        return self.loader is None and self.numbers is None
 
 
 class OptimizerSteps:
@@ -281,10 +289,12 @@ class Stepping(OptimizerSteps):
             if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
                 return Loop(node, over[node], chain[number + 1 :])
         taken = taken_by_hand(self.flow, chain[0])
-        if taken is not None and self.is_loader(taken.loader):
+        if taken is not None and (self.is_loader(taken.loader) or self.makes_loader(taken.loader)):
             return Loop(chain[0], taken.loader, chain[1:], taken)
         if len(chain) == 1:
             return Loop(chain[0], None, [])
+        if (numbers := numbers_of(self.flow, chain[0])) is not None:
+            return Loop(chain[0], None, chain[1:], numbers=numbers)
         lines = [self.script.line(one) for one in chain]
         raise CannotDerive(
             f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow
+from .endless import endless
+from .indexed import check_visible
 from .loops import Stepping
 from .reading import INIT, WRAP
 from .tree import CannotDerive, Scope, SourceTree
@@ -24,6 +26,7 @@ class Parts:
     Attributes:
         scope: that function, or the module.
         models, optimizers, loader, schedulers: their names there; loader None: there is none.
+        endless: how a loop that takes its batches by hand becomes one over `pace.updates`; or None.
         before: the line of ``scope`` before which all of them exist.
         epochs: the loop over epochs; None: there is none.
         is_flagged: whether a group of torch's own is made only where somebody asks for it.
@@ -43,6 +46,7 @@ class Parts:
             self.flow.is_conditional(one) for one in [*script.calls(INIT), *wraps]
         )
         self._models = self._find_models(wraps)
+        self.endless = endless(self.flow, self.loop, [call for call, _ in self.training.steps])
         self.scope, use = self._settle()
         outer = self.loops_around(use)
         self.epochs = next((one for one in reversed(outer) if one is not self.loop.node), None)
@@ -56,16 +60,9 @@ class Parts:
 
     def _find_models(self, wraps: list[cst.Call]) -> list[cst.BaseExpression]:
         script = self.script
-        wrapped = [one for one in script.bindings if one.value in wraps and one.place is None]
-        if wraps:
-            targets = {one.name: one.node for one in wrapped}
-            if len(targets) != 1 or len(wrapped) != len(wraps):
-                raise CannotDerive
-            (node,) = targets.values()
-            target = node.targets[0].target if isinstance(node, cst.Assign) else None
-            if target is None:
-                raise CannotDerive
-            return [target]
+        targets = self._wrapped(wraps)
+        if len(targets) == 1:
+            return list(targets.values())
         found: dict[str, cst.BaseExpression] = {}
         for code, optimizer in self.training.optimizers.items():
             models = self.training.models(optimizer)
@@ -76,7 +73,24 @@ class Parts:
                     "torch.nn.ParameterList([...])"
                 )
             found |= models
+        if not targets.keys() <= found.keys():
+            raise CannotDerive
         return list(found.values())
+
+    def _wrapped(self, wraps: list[cst.Call]) -> dict[str, cst.BaseExpression]:
+        """What DistributedDataParallel's models are called, by their text."""
+        script = self.script
+        held = {id(one): wrap for wrap in wraps for one in (wrap, *script.up(wrap))}
+        wrapped = [one for one in script.bindings if id(one.value) in held and one.place is None]
+        if len(wrapped) != len(wraps):
+            raise CannotDerive
+        nodes = {one.name: one.node for one in wrapped}
+        found: dict[str, cst.BaseExpression] = {}
+        for name, node in nodes.items():
+            if not isinstance(node, cst.Assign):
+                raise CannotDerive
+            found[name] = node.targets[0].target
+        return found
 
     # -- in which function ----------------------------------------------------------------------
 
@@ -138,13 +152,24 @@ class Parts:
         """Find all names there, and the line before which they exist."""
         around = self.loops_around(use)
         self._line = self.before = self.script.block_line(around[-1] if around else use)
-        if self.loop.taken is not None and scope is self.script.scope(self.loop.node):
+        is_by_hand = self.loop.taken is not None and self.endless is None
+        if (
+            is_by_hand
+            and self.loop.taken is not None
+            and scope is self.script.scope(self.loop.node)
+        ):
             self._before_iterators(self.loop.taken.iterations, scope)
         express = self.flow.express
         self.models = [express(one, scope) for one in self._models]
         self.optimizers = [express(one, scope) for one in self.training.optimizers.values()]
         loader = self.loop.loader
-        self.loader = None if loader is None else express(loader, scope)
+        if self.endless is not None:
+            self.loader = self._endless_loader(scope)
+        else:
+            self.loader = None if loader is None else express(loader, scope)
+        if self.loop.numbers is not None:
+            assert isinstance(self.loop.node, cst.For)
+            check_visible(self.flow, self.loop.node, scope, set(self.script.within(self._line)))
         for name in (*self.models, *self.optimizers, *([self.loader] if self.loader else [])):
             self._check_bound(name, scope)
         self.schedulers = [
@@ -152,6 +177,13 @@ class Parts:
             for one in self.training.schedulers().values()
             if (found := self._scheduler(one, scope)) is not None
         ]
+
+    def _endless_loader(self, scope: Scope) -> str:
+        """What the loader of a loop without end is called there."""
+        assert self.endless is not None
+        if scope is not self.script.scope(self.loop.node):
+            raise CannotDerive
+        return self.endless.loader
 
     def _before_iterators(self, iterations: list[cst.Call], scope: Scope) -> None:
         """What is taken from an iterator is of a loader that was prepared before."""

@@ -9,7 +9,9 @@ import re
 import libcst as cst
 
 from .dataflow import Flow
+from .indexed import refuse_indexed
 from .loops import Loop, Stepping
+from .together import carried
 from .tree import CannotDerive, SourceTree, by_name, positional
 
 _OWN_WORKERS = re.compile(
@@ -73,8 +75,43 @@ def refuse_loop(training: Stepping) -> None:
     Raises:
         CannotDerive: there is such a thing.
     """
-    if training.loop.loader is None:
-        _refuse_draws(training.flow, training.loop)
+    loop, flow = training.loop, training.flow
+    if loop.loader is None:
+        _refuse_draws(flow, loop)
+    if loop.numbers is not None:
+        assert isinstance(loop.node, cst.For)
+        refuse_indexed(flow, loop.node, loop.outer, [call for call, _ in training.steps])
+        _refuse_carried(training)
+        _refuse_own_order(flow, loop)
+
+
+def _refuse_carried(training: Stepping) -> None:
+    """Raise CannotDerive where a turn needs what the one before has made."""
+    for state in carried(training):
+        line = training.flow.script.line
+        raise CannotDerive(
+            f"line {line(state)} carries {state.value} from one turn of the loop of line "
+            f"{line(training.loop.node)} to the next, which another worker has; make samples of "
+            "what goes on side by side (the columns of a text) and a DataLoader of those, with "
+            "prepare(..., sticky=True)"
+        )
+
+
+def _refuse_own_order(flow: Flow, loop: Loop) -> None:
+    """Raise CannotDerive where an epoch's order is drawn by what differs from worker to worker."""
+    script = flow.script
+    inside = {one for each in flow.reached([loop.outer[-1]]) for one in script.within(each)}
+    for call in script.every_call:
+        if not _GENERATORS.search(script.meaning(call.func)) or call.args:
+            continue
+        names = {name for value, name in script.assigned if value is call}
+        if call in inside or any(one in inside for name in names for one in script.uses(name)):
+            raise CannotDerive(
+                f"line {script.line(call)} makes a generator without a seed, so that each worker "
+                f"would go through an order of its own in the loop of line "
+                f"{script.line(loop.node)}; give it one, or draw from torch, random or "
+                "numpy.random themselves"
+            )
 
 
 def _refuse_draws(flow: Flow, loop: Loop) -> None:
@@ -82,7 +119,7 @@ def _refuse_draws(flow: Flow, loop: Loop) -> None:
     script = flow.script
     reached = flow.reached([loop.node.body])
     for node in (one for inner in reached for one in script.within(inner)):
-        if isinstance(node, cst.Call):
+        if isinstance(node, cst.Call) and not _is_fresh(flow, node):
             _refuse_next(script, node, script.line(loop.node))
         if isinstance(node, cst.AugAssign):
             _refuse_place(script, node, reached)
@@ -110,6 +147,17 @@ def _refuse_place(script: SourceTree, grown: cst.AugAssign, reached: list[cst.CS
                 f"count for itself (line {script.line(grown)}), so that all would learn the same; "
                 "make a DataLoader of it, or take it by number: for number in pace.updates(n)"
             )
+
+
+def _is_fresh(flow: Flow, call: cst.Call) -> bool:
+    """``next(draws())``: a generator of the script's own that begins anew is a draw like any."""
+    given = positional(call)
+    function = flow.function_of(given[0]) if len(given) == 1 else None
+    if function is None or flow.script.meaning(call.func) != "next":
+        return False
+    held = list(flow.script.within(function))
+    yields = any(isinstance(one, cst.Yield) for one in held)
+    return yields and not any(isinstance(one, cst.Global | cst.Nonlocal) for one in held)
 
 
 def _refuse_next(script: SourceTree, call: cst.Call, loop_line: int) -> None:

@@ -21,13 +21,15 @@ import libcst as cst
 from .around_step import clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
+from .endless import Endless
 from .group import leave_group
 from .iterators import row_that_takes
 from .loops import Loop
 from .parts import Parts
 from .reading import INIT, WRAP, Source, writes
 from .refusals import refuse_anywhere, refuse_loop
-from .tree import CannotDerive, SourceTree, TreeEdits, positional
+from .together import needs_together
+from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 _REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
@@ -54,10 +56,13 @@ def port(text: str) -> str:
         for text in hook.text:
             edits.insert(parts.before, text, is_before=True)
     _prepare(parts, edits)
-    if parts.loop.loader is None:
+    if parts.endless is not None:
+        _endless(parts, parts.endless, edits)
+    elif parts.loop.counts_updates:
         _updates(parts, edits)
     else:
-        _peek(parts, edits)
+        if parts.loop.loader is not None:
+            _peek(parts, edits)
         step(parts.loop, edits)
         epochs(script, parts.epochs, edits)
     clip(parts, edits)
@@ -83,11 +88,25 @@ def _prepare(parts: Parts, edits: TreeEdits) -> None:
         both = f"[{', '.join(parts.models)}]"
         given[: len(parts.models)] = [f"{_modules(parts.script)}.ModuleList({both})"]
         returned[: len(parts.models)] = ["_"]
+    if parts.loop.numbers is not None:
+        name = _name_of_numbers(parts.script)
+        given.append(parts.script.code(parts.loop.numbers))
+        returned.append(name)
+        edits.replace(parts.loop.numbers, name)
     if not parts.is_flagged:  # DistributedDataParallel's loaders count per worker
         given.append('batch="per-worker"')
     given += ["closures=True"] * parts.training.calls_again
+    given += ["together=True"] * needs_together(parts.training)
     call = f"pace.prepare({', '.join(given)})"
     edits.insert(parts.before, f"{', '.join(returned)} = {call}", is_before=True)
+
+
+def _name_of_numbers(script: SourceTree) -> str:
+    """What `prepare` gives back for a range."""
+    free = [one for one in ("numbers", "lease_numbers") if not script.uses(one)]
+    if not free:
+        raise CannotDerive
+    return free[0]
 
 
 def _modules(script: SourceTree) -> str:
@@ -155,10 +174,10 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
     tops = {at: one for at, one in tops.items() if at not in first}
     if not tops:
         raise CannotDerive
-    last = min(tops)
+    torches = [at for at, one in tops.items() if script.code(one).split()[1].startswith("torch")]
+    last = [*torches, min(tops)][0]
     while last + 1 in tops:
         last += 1
-    torches = [at for at, one in tops.items() if script.code(one).split()[1].startswith("torch")]
     edits.insert(lines[[*torches, last][0]], "import paceline", is_before=True)
     edits.insert(lines[last], "\npace = paceline.connect()")
 
@@ -170,19 +189,38 @@ def _updates(parts: Parts, edits: TreeEdits) -> None:
     """``pace.updates`` where a loop counts its steps."""
     script, loop = parts.script, parts.loop.node
     count = count_of(parts.flow, loop, [call for call, _ in parts.training.steps])
+    if count.end is not None:
+        edits.remove(count.end)
     _draw_first(script, loop, edits)
+    _keep_numbers(parts, count, edits)
     step(parts.loop, edits, _numbered(script, count, loop, edits))
-    over = cst.parse_expression(f"pace.updates({count.total})")
-    if isinstance(loop, cst.For):
-        edits.change(loop.iter, lambda _: over)
-        if count.name is not None:
-            edits.replace(loop.target, "_")
-        return
+    target = script.code(loop.target) if isinstance(loop, cst.For) else "_"
+    _counted(loop, "_" if count.name is not None else target, count.total, edits)
 
-    def counted(new: cst.While) -> cst.For:
-        return cst.For(
-            cst.Name("_"), over, new.body, orelse=new.orelse, leading_lines=new.leading_lines
-        )
+
+def _endless(parts: Parts, found: Endless, edits: TreeEdits) -> None:
+    """``for batch in pace.updates(n, loader)`` where batches were taken by hand."""
+    script, loop = parts.script, parts.loop
+    for line in found.gone:
+        edits.remove(line)
+    if found.batch is not None:
+        edits.replace(found.batch, found.target)
+    if found.source is not None:
+        edits.replace(found.source, script.code(positional(found.source)[0]))
+    if found.counted.end is not None:
+        edits.remove(found.counted.end)
+    step(loop._replace(taken=None), edits, _numbered(script, found.counted, loop.node, edits))
+    _counted(loop.node, found.target, f"{found.counted.total}, {found.loader}", edits)
+
+
+def _counted(loop: AnyLoop, target: str, given: str, edits: TreeEdits) -> None:
+    """``for target in pace.updates(given)`` in the place of a loop's head."""
+    over = cst.parse_expression(f"pace.updates({given})")
+    name = cst.parse_expression(target)
+
+    def counted(new: AnyLoop) -> cst.For:
+        body, orelse, above = new.body, new.orelse, new.leading_lines
+        return cst.For(name, over, body, orelse=orelse, leading_lines=above)  # type: ignore[arg-type]
 
     edits.change(loop, counted)
 
@@ -214,13 +252,48 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
         and isinstance(one.value, cst.Call)
         and script.scope(one.node) is script.scope(loop)
     }
-    ahead = dict.fromkeys(one.node for one in script.bindings if one.node in inside)
-    for node in ahead:
+    own = [one for one in script.bindings if one.node in inside]
+    for node in dict.fromkeys(one.node for one in own):
+        if not _is_ahead(script, node, own, inside):
+            continue
         text, block = script.code(node), script.parents[script.block_line(node)]
         if text in before and isinstance(block, cst.IndentedBlock):
             edits.remove(node)
             edits.remove(before[text])
             edits.insert(block.body[0], text, is_before=True)
+
+
+def _is_ahead(
+    script: SourceTree, node: cst.CSTNode, own: list[Binding], inside: set[cst.CSTNode]
+) -> bool:
+    """Whether a turn uses what this makes before it makes it, of nothing that is the turn's own."""
+    made = {one.name for one in own if one.node is node}
+    others = {one.name for one in own if one.name not in made}
+    value = next(one.value for one in own if one.node is node)
+    uses = [one for name in made for one in script.uses(name) if one in inside]
+    is_before = any(script.order[one] < script.order[node] for one in uses)
+    return is_before and not others & script.inside(value)
+
+
+def _keep_numbers(parts: Parts, count: TurnCount, edits: TreeEdits) -> None:
+    """A turn's number that outlasts the loop (``best = it``) is the main worker's, for all."""
+    script, loop = parts.script, parts.loop.node
+    inside, last = set(script.within(loop)), max(script.order[one] for one in script.within(loop))
+    kept = dict.fromkeys(
+        one.name
+        for one in script.bindings
+        if one.node in inside and one.name != count.name and script.code(one.value) == count.name
+    )
+    rows = [
+        f"{name} = int(pace.sum({name} if pace.is_main else 0))"
+        for name in kept
+        if any(
+            script.order[one] > last and script.scope(one) is parts.scope
+            for one in script.uses(name)
+        )
+    ]
+    if rows and script.scope(loop) is parts.scope:
+        edits.insert(script.block_line(loop), "; ".join(rows))
 
 
 # -- beside the loop -------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ class Gathering(SyncProtocol):
     def _go_on(self, member: int) -> list[Decision]:
         """Who has pushed is released again at once: it never stops working."""
         decisions = self._again.get(member)
-        if decisions is None or decisions[0][1] != self.num_steps:  # type: ignore[misc]
+        if decisions is None or decisions[0][1] != self.num_steps:  # type: ignore[misc]  # a Release
             decisions = self._again[member] = [Release(member, self.num_steps)]
         return decisions
 

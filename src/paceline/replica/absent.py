@@ -51,7 +51,7 @@ class AbsentParameter(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         self._refuse("pickle")
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:  # type: ignore[override]  # torch takes tensor_contents
         return f"AbsentParameter({self.called!r}, {tuple(self.shape)}, {self.place})"
 
     def _refuse(self, what: str) -> NoReturn:

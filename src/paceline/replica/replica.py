@@ -18,7 +18,6 @@ from ..errors import ConfigError
 from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace, bind, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
-from ..system.pages import give_back
 from .held import HeldMemory
 
 if TYPE_CHECKING:
@@ -74,6 +73,14 @@ class Replica:
         bind(self.parameters, self.layout.parameters, block)
         self.held.lie_in(block)
 
+    def move_to(self, block: Tensor) -> None:
+        """The same, with the buffers, which are copied there; private memory is given up."""
+        for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
+            place.view(block).copy_(buffer)
+        bind(self.buffers, self.layout.buffers, block)
+        self.live_in(block)
+        self._home = None
+
     def live_alone(self) -> Tensor:
         """Let parameters and buffers be views into private memory, which is returned."""
         if self._home is None:
@@ -83,12 +90,6 @@ class Replica:
         self.live_in(self._home)
         bind(self.buffers, self.layout.buffers, self._home)
         return self._home
-
-    def leave_home(self) -> None:
-        """Parameters lie elsewhere by now: the pages that they had there are given back."""
-        if self._home is not None and self.device.type == "cpu":
-            section = self.layout.parameters.of(self._home)
-            give_back(section.data_ptr(), section.nbytes)
 
     def digest(self) -> int:
         """A checksum of what the parameters hold."""

@@ -4,7 +4,7 @@
     one_worker         what one worker alone needs for a step, where a run has measured it
     terminal           a summary as text; files: what a run leaves: its curve
     logs               metrics for other tools, as they come
-    live, screen       what is seen while the run goes
+    live, screen       what is seen while the run goes; watch: from outside, by its trace
     compared, compared_lines    several runs side by side
     forecast, ranking  what is predicted, and advised
     splits             a cut of a model, and all ways to split it; live_splits: beside real runs

@@ -109,7 +109,7 @@ def forecast_of(
         staleness_histogram=dict(staleness),
         thrown_away=wasted_s / spent_s if spent_s else 0.0,
         utilisation=spent_s / there_s if there_s else 0.0,
-        **fields,  # type: ignore[arg-type]
+        **fields,  # type: ignore[arg-type]  # named by the caller
     )
 
 

@@ -126,8 +126,9 @@ class Calls:
             self._next_range_alone(member)
             return
         if self._census is None:
-            seat_of = lambda one: self._run.roster[one].seat  # noqa: E731
-            self._census, self._asked = EvaluationBook(*shape, seat_of=seat_of), message
+            roster = self._run.roster
+            book = EvaluationBook(*shape, seat_of=lambda one: roster[one].seat)
+            self._census, self._asked = book, message
         first = self._census.num_samples
         if message.num_samples != first:
             raise ConfigError(

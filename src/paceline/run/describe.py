@@ -15,10 +15,12 @@ from ..config import RunSettings
 from ..data.likeness import Likeness, are_others
 from ..engines.base import Traits
 from ..errors import ConfigError
+from ..machine.ceilings import read_machine
 from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
 from ..protocols.streaming import AT_ONCE
+from ..report.text import format_duration
 from ..system.processors import num_cores
 from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of
 
@@ -85,6 +87,8 @@ class Description:
     """That flow between its parts, an update."""
     machine: str = ""
     """What computes, by its maker's name."""
+    num_loading: int = 0
+    """Processes that load for this member."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -216,7 +220,11 @@ def make_plan(
         update_bytes=first.split_bytes if first.split else first.update_bytes * parts,
         shared_bytes=first.arena_bytes,
         grain=first.grain,
-        notes=(*_notes(first, protocol), *_promise(protocol, settings, path)),
+        notes=(
+            *_notes(first, protocol),
+            *_promise(protocol, settings, path),
+            *_crowding(first, settings, traits),
+        ),
         staleness=str(protocol.staleness),
         outer=str(protocol.outer),
         fragments=protocol.streaming.num_fragments,
@@ -228,6 +236,7 @@ def make_plan(
         collective=collective,
         collective_why=why,
         split=first.split,
+        update_floor=_update_floor(first, parts, settings, traits),
     )
 
 
@@ -308,6 +317,42 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
     elif protocol.staleness is not WHOLE:
         notes.append(f"staleness {protocol.staleness}: {protocol.staleness.summary}")
     return tuple(notes)
+
+
+def _crowding(first: Description, settings: RunSettings, traits: Traits) -> tuple[str, ...]:
+    """Whether more wants to compute on this machine at once than its cores and quota carry."""
+    if not traits.is_one_machine or traits.name == "inline":
+        return ()
+    is_cpu = first.device.startswith("cpu")
+    threads, loading, cores = first.threads if is_cpu else 1, first.num_loading, num_cores()
+    wanted = settings.workers * (threads + loading)
+    if wanted <= cores:
+        return ()
+    each = f"{threads} thread{'s' * (threads != 1)}"
+    if loading:
+        each += f" + {loading} that load{'s' * (loading == 1)}"
+    fitting = max(1, cores // settings.workers)
+    remedies = [
+        *(["a smaller num_workers of the DataLoader"] if loading else []),
+        *([f"--threads {fitting}"] if threads > fitting else []),
+        *(["fewer workers"] if settings.workers > 1 else []),
+    ]
+    return (
+        f"{wanted} want to compute at once ({settings.workers} x {each}), and {cores} "
+        f"core{'s carry' if cores != 1 else ' carries'} them: they take turns; with "
+        f"{' or '.join(remedies)} they need not",
+    )
+
+
+def _update_floor(first: Description, parts: int, settings: RunSettings, traits: Traits) -> str:
+    """What moving an update's gradients through this memory takes at least, where that is known."""
+    known = read_machine().get("memory_copy_bytes_per_s")
+    is_here = traits.is_one_machine and settings.workers > 1 and first.device.startswith("cpu")
+    if known is None or not is_here or first.split:
+        return ""
+    # Each byte is read and written once; STREAM counts both.
+    floor_s = 2 * first.update_bytes * parts / known
+    return f"at least {format_duration(floor_s)} through this memory ({read_machine().source})"
 
 
 def _promise(protocol: SyncProtocol, settings: RunSettings, path: str) -> tuple[str, ...]:

@@ -73,16 +73,15 @@ class Dispatch:
         jobs.settle(orders, cause, payload)
         called_off = []
         for order in orders:
-            kind = type(order)
-            if kind is Grant:
-                ticket = order.ticket  # type: ignore[union-attr]
+            if type(order) is Grant:  # not isinstance: an update may have thousands of orders
+                ticket = order.ticket
                 self._serials[ticket.member] = ticket.serial
-                self._post(ticket.member, order)  # type: ignore[arg-type]
-            elif kind is Cancel:
-                member = order.member  # type: ignore[union-attr]
+                self._post(ticket.member, order)
+            elif type(order) is Cancel:
+                member = order.member
                 called_off.append((member, self._serials[member]))
-            elif kind is Late:
-                jobs.idle(order.ticket.member)  # type: ignore[union-attr]
+            elif type(order) is Late:
+                jobs.idle(order.ticket.member)
         self._send()
         for member, serial in called_off:
             self._engine.cancel(member, serial)

@@ -153,7 +153,7 @@ class Scaling:
             for found in () if state is None else state["found_inf_per_device"].values():
                 found.fill_(1.0)
         if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
-            optimizer.found_inf = torch.ones_like(found)  # type: ignore[attr-defined]
+            optimizer.found_inf = torch.ones_like(found)  # type: ignore[attr-defined]  # it asks
 
     def remember(self) -> dict[str, Any] | None:
         """The scale that the next step begins with; None: nobody scales."""

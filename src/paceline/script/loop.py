@@ -20,7 +20,7 @@ import torch
 from ..core.batches import Batches
 from ..data.feed import move, plain_batches
 from ..data.loader import NOTHING, LeasedLoader
-from ..data.numbers import Numbers
+from ..data.numbers import Numbers, OfRange
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Stopped, Superseded, Work
@@ -111,6 +111,8 @@ class TrainingLoop:
         loader = self.leased.loader
         if isinstance(loader.sampler, Numbers):  # a DataLoader takes 70 us for each
             plain: Iterator[Any] = iter(loader.sampler)
+        elif isinstance(loader.dataset, OfRange):  # and draws a seed for its workers
+            plain = iter(loader.dataset.numbers)
         else:
             plain = plain_batches(loader, self.device, self._speed)
         return _with_those_given_back(plain, self.given_back)

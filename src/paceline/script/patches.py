@@ -67,7 +67,7 @@ def sort_out(objects: tuple[Any, ...]) -> Sorted:
     for one in objects:
         if not isinstance(one, known):
             raise ConfigError(
-                f"prepare() takes models, optimizers, a DataLoader and schedulers, "
+                f"prepare() takes models, optimizers, a DataLoader or a range, and schedulers, "
                 f"got {type(one).__name__}"
             )
     _refuse_shared(models, optimizers)
@@ -94,9 +94,9 @@ def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
     def method(_: object, *arguments: Any, **options: Any) -> Any:
         return function(*arguments, **options)
 
-    method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch asks
     optimizer.step = types.MethodType(method, optimizer)  # type: ignore[method-assign]
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # torch asks
 
 
 _ABSENT = object()

@@ -27,7 +27,7 @@ from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader, refuse_begun
-from ..data.numbers import Numbers, note, numbered
+from ..data.numbers import Numbers, OfRange, note, note_of_range, numbered
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -360,9 +360,8 @@ class Prepared:
             exchange.store.pin_by(whole.layout, self.spread.pin)
             whole.standing.stands(exchange.version)
         if self._context.fragments > 1:
-            go_on = exchange.go_on_with
-            if self._context.is_newcomer:  # it begins with what all others hold
-                go_on = lambda steps: None  # noqa: E731
+            begins_anew = self._context.is_newcomer  # with what all others hold
+            go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
@@ -492,8 +491,8 @@ class Prepared:
     def _price(self, compressed: CompressedGradient) -> CompressionPrice:
         """What it costs to send fewer bytes here, beside what it saves."""
         assert self._member is not None
-        measure = self._member.measure_link
-        return compressed.price(None if measure is None else measure(self._device))
+        price = self._member.price
+        return compressed.price(None) if price is None else price(compressed)
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""
@@ -504,6 +503,7 @@ class Prepared:
             "drop_last": not shape.keep_remainder,
             "has_own_batches": leased.order.has_own_batches,
             "order": self._order_kind,
+            "num_loading": 0 if self.numbers is not None else leased.num_loading,
             "lookahead": 0 if self.is_stream else self.loop.lookahead,
             "learning_rates": [
                 float(group.get("lr", math.nan)) for group in self.optimizer.param_groups
@@ -535,6 +535,8 @@ class Prepared:
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
             notes += sticky_notes(context)
+        if isinstance(data := self.loop.leased.dataset, OfRange):
+            notes.append(note_of_range(data.numbers, parts))
         return notes if self.numbers is None else [*notes, note(parts)]
 
     def _notes_of_rates(self) -> list[str]:
@@ -629,6 +631,17 @@ def refuse_sticky(loader: DataLoader[Any] | None, context: Context) -> None:
             f"prepare(sticky=True) under {context.protocol}: whoever is free takes the next "
             "mini-batch, so the state that a script carries would meet another part of the batch; "
             "use --protocol full-sync or local-sgd:H"
+        )
+
+
+def refuse_apart(context: Context) -> None:
+    """Raise ConfigError where workers do not step together: prepare(together=True)."""
+    if context.workers > 1 and not context.is_spmd:
+        raise ConfigError(
+            f"prepare(together=True) under {context.protocol}: whoever is free takes what comes "
+            "next, and this script counts on workers that step together (a rate by hand for each "
+            "step, a scheduler behind some of them, a state that goes from turn to turn); use "
+            "--protocol full-sync or local-sgd:H"
         )
 
 

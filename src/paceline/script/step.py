@@ -196,7 +196,7 @@ class OptimizerStep:
             return None
         if closure is None:
             gradients.amp.check(optimizer)
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._loop.leased.fetch_ahead()  # the device is still at work on this batch
         if gradients.edits is not None and not self.own.is_together:
             refuse_hooks(optimizer)

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader
 from ..checkpoints.best import BestModels
 from ..checkpoints.state import model_file
 from ..context import Context
+from ..data.numbers import through
 from ..errors import ConfigError, PacelineError, WorkerError
 from ..exchange.base import Exchange, Stopped
 from ..exchange.solo import SoloExchange
@@ -59,7 +60,7 @@ from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
 from .patches import Originals, unlisten
 from .place import values_of, whole
-from .prepared import Prepared
+from .prepared import Prepared, refuse_apart
 from .second_loader import SecondLoader
 from .step import Step
 from .unprepared import unguard
@@ -165,6 +166,16 @@ def _check_choices(batch: str | None, fast: str) -> None:
         raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
     if fast not in ("auto", "none"):
         raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
+
+
+def _batch_of_range(batch: str | None) -> str:
+    """A number is one worker's; ConfigError: it was to be shared."""
+    if batch == "global":
+        raise ConfigError(
+            "a range in prepare(batch='global'): a number of it is one worker's mini-batch, and "
+            "cannot be shared; leave batch out, or make a DataLoader of what is taken by it"
+        )
+    return "per-worker"
 
 
 def _number_of(accumulate: object) -> int:
@@ -347,6 +358,7 @@ class Pace:
         forward: Forward | None = None,
         accumulate: int = 1,
         closures: bool = False,
+        together: bool = False,
         split: str | None = None,
     ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
@@ -367,7 +379,10 @@ class Pace:
 
         Args:
             objects: any number of each ``nn.Module``, ``Optimizer`` and LR scheduler, and one
-                ``DataLoader`` over a data set or a stream. Without a loader: see ``updates``.
+                ``DataLoader`` over a data set or a stream. In the place of a loader a ``range``
+                whose numbers the loop goes through in each epoch, and takes its batches by:
+                each number is a mini-batch of one worker, as with batch="per-worker", and comes
+                once an epoch. Without either: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning). None: "global",
                 and for a further loader what the first call said.
@@ -390,6 +405,9 @@ class Pace:
                 (SAM): under full-sync all workers make each step together then, each evaluation
                 with the mean gradient and the mean loss of all. LBFGS needs no saying so. An
                 optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
+            together: whether the loop counts on workers that step together, as one that sets a
+                rate by hand for each step does: under k-sync, async and their kin it is refused
+                here, and not where it first goes wrong.
             split: how the model is divided among the ranks of a run: "data" (each has all of it),
                 "network:2" (two parts, one behind the other; "network": as many as workers), "2x2"
                 (two parts in two copies), "layer" (channels of pairs of layers), "shard" or
@@ -402,11 +420,16 @@ class Pace:
         """
         fast = self._context.fast if fast is None else fast
         _check_choices(batch, fast)
+        if together:
+            refuse_apart(self._context)
         _refuse_inside_a_worker(self._exchange)
         num_batches = self._batches_of_update(accumulate, is_sticky=sticky)
         objects = self._of_this_trial(objects, split)
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
+        if any(isinstance(one, range) for one in objects):
+            batch = _batch_of_range(batch)
+            objects = tuple(through(one) if isinstance(one, range) else one for one in objects)
         if self._in_trial:
             models = [one for one in objects if not isinstance(one, DataLoader)]
             self._originals.append(Originals(models))

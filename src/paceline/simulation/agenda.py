@@ -189,7 +189,7 @@ class Agenda:
 
     def end(self, member: int, at_s: float, *, is_called_off: bool = False) -> float:
         """The member stops working; returns the seconds that it has computed."""
-        self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]
+        self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]  # it works
         self.current[member] = None
         if is_called_off and self._cores is not None and member in self._cores:
             self._take(self._cores.leave(member, at_s))
@@ -309,7 +309,7 @@ class Agenda:
                 assert self._lanes is not None
                 self.enter(self._lanes[1].there_s(at_s), what.ticket)
             else:
-                return at_s, what  # type: ignore[return-value]
+                return at_s, what  # type: ignore[return-value]  # all else
         raise ConfigError(
             "everybody is gone and nobody returns: the run cannot go on; leave one worker there, "
             "or stop after fewer --updates"

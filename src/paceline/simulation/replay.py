@@ -252,5 +252,5 @@ def _say(order: Order) -> str:
     if isinstance(order, Cancel):
         return f"calling off member {order.member}"
     name = type(order).__name__.lower()
-    tickets = getattr(order, "tickets", None) or (order.ticket,)  # type: ignore[union-attr]
+    tickets = getattr(order, "tickets", None) or (order.ticket,)  # type: ignore[union-attr]  # all others have one
     return f"{name} of {[tuple(ticket) for ticket in tickets]}"

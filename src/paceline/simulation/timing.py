@@ -147,9 +147,8 @@ class LeanDriver:
         agenda, counts, before = self._agenda, self.counts, self.version
         released: dict[int, int] = {}
         for decision in decisions:
-            kind = type(decision)  # not isinstance: an update may release thousands
-            if kind is Release:
-                released[decision[0]] = decision[1]  # type: ignore[assignment, index, misc]
+            if type(decision) is Release:  # not isinstance: an update may release thousands
+                released[decision[0]] = decision[1]
             elif isinstance(decision, Apply):
                 counts.applied(decision.tickets, self.version, at_s)
                 self.version += 1

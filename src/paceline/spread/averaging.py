@@ -48,7 +48,6 @@ class SplitAveraging(DistributedAveraging):
         self._counted = [one for one in parameters.places if one.name in spread.counted]
         """Whose norm is counted here: of a tied one only one copy is."""
         spread.whole.standing.stands(copy.version)
-        self._replica.leave_home()
         give_back_freed()
 
     def _make_own(self) -> Tensor:

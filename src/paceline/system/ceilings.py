@@ -2,7 +2,7 @@
 
     ~/.cache/paceline/ceilings.json        (XDG_CACHE_HOME)
 
-        {"format": 1, "machines": {"NAME": {"collectives": ..., ...}}}
+        {"format": 1, "machines": {"NAME": {"machine": ..., "collectives": ...}}}
 
 A home may be that of several machines: each finds its own by its name. Whoever measures writes a
 section, and reads it again. A file that is damaged, or of another version, is as none: what it says

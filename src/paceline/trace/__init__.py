@@ -11,6 +11,8 @@ This module must not know engines or reports.
     {"kind": "pushed", "t": 0.84, "ticket": [0, 0, 0], "samples": 128, "loss": 2.3, ...}
     {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17, "changes": {}}
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
+
+`reader` reads one that is whole, `following` one that is being written.
 """
 
 from .reader import (

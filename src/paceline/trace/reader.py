@@ -100,19 +100,33 @@ def read_trace(path: Path) -> Iterator[Record]:
         for number, line in enumerate(lines_of(file), start=1):
             if not line.endswith(b"\n") and len(line) < LONGEST_BYTES:
                 return
-            try:
-                if number == 1:
-                    _check_format(line)
-                body, total = opened(line, total)
-                record = _record(body + b"}")
-            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-                raise ConfigError(
-                    f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error}); "
-                    f"what stands before it can be read from a copy: head -n {number - 1}"
-                ) from None
-            if number == 1 and not isinstance(record, Header):
-                raise ConfigError(f"{path} is no trace: its first line is no header")
+            record, total = record_of(path, number, line, total)
             yield record
+
+
+def record_of(path: Path, number: int, line: bytes, before: int) -> tuple[Record, int]:
+    """What a whole line says, and the sum of all lines up to it.
+
+    Args:
+        number: of the line, from 1.
+        before: the sum of the lines before.
+
+    Raises:
+        ConfigError: it is damaged, or of another format.
+    """
+    try:
+        if number == 1:
+            _check_format(line)
+        body, total = opened(line, before)
+        record = _record(body + b"}")
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ConfigError(
+            f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error}); "
+            f"what stands before it can be read from a copy: head -n {number - 1}"
+        ) from None
+    if number == 1 and not isinstance(record, Header):
+        raise ConfigError(f"{path} is no trace: its first line is no header")
+    return record, total
 
 
 def _hint(error: OSError, path: Path) -> str:

@@ -106,14 +106,14 @@ class Feed:
     """Endless batches of the user's data set, as the loader makes them."""
 
     def __init__(self, loader: DataLoader[Any], size: int, device: torch.device) -> None:
-        num_samples = len(loader.dataset)  # type: ignore[arg-type]
+        num_samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style
         self._loader, self._size, self._device = loader, min(size, num_samples), device
 
     def __call__(self, speed: Speed) -> Iterator[Any]:
         user = self._loader
         workers = user.num_workers if speed.loader_workers < 0 else speed.loader_workers
         loader: DataLoader[Any] = DataLoader(
-            user.dataset, batch_size=self._size, sampler=RandomSampler(user.dataset),  # type: ignore[arg-type]
+            user.dataset, batch_size=self._size, sampler=RandomSampler(user.dataset),  # type: ignore[arg-type]  # map-style
             num_workers=workers, collate_fn=user.collate_fn, drop_last=True,
             pin_memory=user.pin_memory and torch.accelerator.is_available(),
             worker_init_fn=user.worker_init_fn,

@@ -154,7 +154,7 @@ class ChannelsLast(Candidate):
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
-            objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch says so
 
     def words(self, value: Value) -> str:
         return "channels last"

@@ -223,7 +223,7 @@ def _key(
         tensors, modules, repr(model), type(optimizer).__qualname__, settings,
         sorted(subject.objects.sizes), subject.num_workers,
         subject.steps_itself, loader.num_workers, type(loader.dataset).__qualname__,
-        len(loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]
+        len(loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]  # map-style
         torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
         num_cores(), torch.get_num_threads(), shapes, options,
     ))  # fmt: skip

@@ -119,7 +119,7 @@ class WatchedScript:
         for one in made:
             if isinstance(one, PreparedLoader):
                 one.__class__ = EndingLoader
-                one.watched = self  # type: ignore[attr-defined]
+                one.watched = self  # type: ignore[attr-defined]  # EndingLoader has it
         return made
 
     def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:

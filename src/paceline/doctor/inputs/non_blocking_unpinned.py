@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from ...porting.tree import TreeEdits
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import turns
+from ..mends import give
 from ..rule import Found, ScriptRule
 
 
@@ -42,8 +44,17 @@ def check(facts: Facts) -> Iterator[Found]:
                 break
 
 
+def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    """Its loader pins."""
+    loops = [one for one in facts.script.up(node) if isinstance(one, cst.For)]
+    found = next((facts.loaders_of_loop(one) for one in loops if facts.loaders_of_loop(one)), [])
+    for loader in found:
+        give(edits, loader, pin_memory="True")
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped(["x = x.to(device, non_blocking=True)", *STEP]).replace(", pin_memory=True", ""),),
     healthy=(looped(["x = x.to(device, non_blocking=True)", *STEP]),),
+    mend=mend,
 )  # fmt: skip

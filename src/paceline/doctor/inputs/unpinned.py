@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from ...porting.tree import TreeEdits
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import turns
+from ..mends import give
 from ..rule import Found, ScriptRule
 
 
@@ -41,8 +43,14 @@ def check(facts: Facts) -> Iterator[Found]:
                 break
 
 
+def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    assert isinstance(node, cst.Call)
+    give(edits, node, pin_memory="True")
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped(["x, y = x.cuda(), y.cuda()", *STEP[1:]]).replace(", pin_memory=True", ""),),
     healthy=(looped(["x, y = x.cuda(), y.cuda()", *STEP[1:]]),),
+    mend=mend,
 )  # fmt: skip

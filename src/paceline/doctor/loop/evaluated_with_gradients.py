@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from ...porting.tree import TreeEdits
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
@@ -67,8 +68,18 @@ def _uses_gradients(facts: Facts, over: cst.For, loops: list[cst.For]) -> bool:
     return False
 
 
+def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    """The loop goes under ``torch.no_grad()``."""
+    loops = [one for one in facts.script.up(node) if isinstance(one, cst.For)]
+    over = next((one for one in loops if facts.loaders_of_loop(one)), None)
+    has_torch = any(facts.code(one).startswith("import torch") for one in facts.script.imports)
+    if over is not None and has_torch:
+        edits.wrap([over], "with torch.no_grad():")
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped(end="model.eval()\nfor x, y in loader:\n    correct = (model(x.to(device)).argmax(1) == y.to(device)).sum()"),),
     healthy=(looped(end="model.eval()\nwith torch.no_grad():\n    for x, y in loader:\n        correct = (model(x.to(device)).argmax(1) == y.to(device)).sum()"),),
+    mend=mend,
 )  # fmt: skip

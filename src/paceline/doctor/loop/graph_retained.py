@@ -13,6 +13,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, Event, turns
+from ..mends import without
 from ..rule import Found, ScriptRule
 
 
@@ -33,4 +34,5 @@ RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP[:3], "loss.backward(retain_graph=True)", STEP[4]]),),
     healthy=(looped(), looped([*STEP[:3], "loss.backward(retain_graph=True)", "(loss * 2).backward()", STEP[4]]),),
+    mend=without("retain_graph"),
 )  # fmt: skip

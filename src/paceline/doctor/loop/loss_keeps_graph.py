@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from ...porting.tree import positional
+from ...porting.tree import TreeEdits, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
@@ -78,8 +78,18 @@ def _terms(value: cst.BaseExpression) -> list[cst.BaseExpression]:
     return [value]
 
 
+def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    """``detach()`` of each term that is a tensor."""
+    name, value = _kept(facts, node)
+    tensors = tensors_of(facts)
+    for one in _terms(value) if value is not None else ():
+        if facts.code(one) != name and isinstance(one, cst.Name) and tensors.is_tensor(one):
+            edits.replace(one, f"{facts.code(one)}.detach()")
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
     sick=(looped([*STEP, "total += loss"], before="total = 0.0"), looped([*STEP, "losses.append(loss)"], before="losses = []"),),
     healthy=(looped([*STEP, "total += loss.item()"], before="total = 0.0"), looped([*STEP, "total += loss.detach()"], before="total = 0.0"),),
+    mend=mend,
 )  # fmt: skip

@@ -9,6 +9,9 @@ Source: torch.nn.Module documentation: call the instance "since the former takes
 
 from collections.abc import Iterator
 
+import libcst as cst
+
+from ...porting.tree import TreeEdits
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
@@ -22,8 +25,16 @@ def check(facts: Facts) -> Iterator[Found]:
             yield Found(call, f"{owner}.forward(...) of a wrapped model", f"write {owner}(...)")
 
 
+def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    """The wrapper itself is called."""
+    assert isinstance(node, cst.Call)
+    owner = facts.owner(node)
+    edits.change(node, lambda made: made.with_changes(func=owner))
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
     sick=(looped([*STEP[:2], "loss = loss_fn(net.forward(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
     healthy=(looped([*STEP[:2], "loss = loss_fn(net(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
+    mend=mend,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import always
+from ..mends import leave_out
 from ..rule import Found, ScriptRule
 
 
@@ -29,4 +30,5 @@ RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP, "torch.cuda.empty_cache()"]),),
     healthy=(looped(after="torch.cuda.empty_cache()"),),
+    mend=leave_out,
 )  # fmt: skip

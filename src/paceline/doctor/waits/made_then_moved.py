@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from ...porting.tree import by_name, positional
+from ...porting.tree import TreeEdits, by_name, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import always
+from ..mends import give
 from ..rule import Found, ScriptRule
 from ..values import literal
 
@@ -36,8 +37,23 @@ def check(facts: Facts) -> Iterator[Found]:
             yield Found(node, f"{facts.code(node)} is made on the host in each turn")
 
 
+def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    """It is made where it goes; random numbers are left alone: each device has its own."""
+    assert isinstance(node, cst.Call)
+    owner = facts.owner(node)
+    assert isinstance(owner, cst.Call)
+    given = positional(node)
+    is_plain = len(node.args) == 1 and len(given) == 1
+    if is_plain and "rand" not in facts.meaning(owner):
+        other = TreeEdits()
+        give(other, owner, device=facts.code(given[0]))
+        made = owner.visit(other)
+        edits.change(node, lambda _: made)
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
-    sick=(looped([*STEP, "noise = torch.randn(64, 16).to(device)"]),),
+    sick=(looped([*STEP, "noise = torch.randn(64, 16).to(device)"]), looped([*STEP, "mask = torch.zeros(64, 16).to(device)"]),),
     healthy=(looped([*STEP, "noise = torch.randn(64, 16, device=device)"]),),
+    mend=mend,
 )  # fmt: skip

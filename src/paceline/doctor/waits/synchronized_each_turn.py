@@ -14,6 +14,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import always
+from ..mends import leave_out
 from ..rule import Found, ScriptRule
 
 
@@ -30,4 +31,5 @@ RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP, "torch.cuda.synchronize()"]),),
     healthy=(looped(after="torch.cuda.synchronize()"),),
+    mend=leave_out,
 )  # fmt: skip

@@ -286,12 +286,12 @@ def _kill_group(pid: int) -> None:
 def _import_all() -> None:
     """Before the fork, once for all members; none of it is garbage, none is looked for in it."""
     gc.disable()
-    import numpy  # noqa: F401
+    import numpy  # noqa: F401  each is imported to be there in every member
     import torch
     import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
 
-    from ...script import worker  # noqa: F401
-    from . import process  # noqa: F401
+    from ...script import worker  # noqa: F401  the same
+    from . import process  # noqa: F401  the same
 
     gc.freeze()  # so members do not get their own copy of each page that would be looked at
 

@@ -104,11 +104,11 @@ def exchange_in_shared_memory(
         is_main=False if context.is_newcomer else None,
     )  # fmt: skip
     if context.compress != "none" and not (context.is_newcomer or context.dry_run):
-        from ...exchange.compressed import measured_link
+        from ...exchange.compressed import price_between
         from ...exchange.group import start_group
 
-        exchange.measure_link = lambda device: measured_link(
-            start_group(rendezvous, spec.seat, spec.num_seats, device), device
+        exchange.price = lambda compressed: price_between(
+            start_group(rendezvous, spec.seat, spec.num_seats, compressed.device), compressed
         )
     return exchange
 

@@ -16,12 +16,12 @@ anew from what they push. A compressed bucket is encoded where an uncompressed o
 what its first try has left over counts as little as the sum does.
 
 Between CPUs the last bucket, whose gradients are there just before the push, waits for it and takes
-the lines of all along (along.py): a small model's whole sum takes as long as another collective.
+the lines of all along (buckets.py): a small model's whole sum takes as long as another collective.
 There is no search for unused parameters: their bucket begins at the push. Source: as of buckets.py.
 This module must not know protocols.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,8 +39,7 @@ from ...exchange.rounds import Barrier, Line
 from ...exchange.scheduled import along
 from ...replica.own_gradients import OwnGradients
 from ...store.sums import are_finite
-from .along import LinesAlong
-from .buckets import Bucket, make_buckets
+from .buckets import Bucket, LinesAlong, make_buckets
 from .group import RankGroup
 from .member import GatheredLines
 
@@ -102,6 +101,11 @@ class RankAveraging(DistributedAveraging):
             return None
         self._lines.take_along = self._bring_lines
         return LinesAlong(num_bytes, last, len(self._mean))
+
+    def _make_own(self) -> Tensor:
+        """On a CPU the store's own block: nobody else reads this store."""
+        self._lines.settle()
+        return self._store.blocks[self.block].to(self._replica.device)
 
     def _make_group(self, route: Route) -> MemberGroup:
         return along(route.collective, self._ranks, is_apart=True)
@@ -222,9 +226,9 @@ class RankAveraging(DistributedAveraging):
         weight = work.weight if work.num_samples else 0.0
         if self._num_edits != self._own_grads.num_edits:
             self._sent.clear()
-        has_begun = len(self._under_way) > 0
-        is_old = not all(map(self._is_sent, self._numbers_under_way()))
-        if has_begun:
+        begun = self._buckets[: len(self._under_way)]
+        is_old = not all(self._is_sent(number) for one in begun for number in one.numbers)
+        if begun:
             share = self._share
             self._num_vain = self._num_vain + 1 if is_old else 0
         else:
@@ -233,13 +237,8 @@ class RankAveraging(DistributedAveraging):
                 self._sent.clear()
         while len(self._under_way) < self._num_alone:
             self._begin(share if weight else 0.0)
-        if self._along is not None:
-            self._last_share = share if weight else 0.0
-        self._lines.show_share(_OLD if is_old else share if weight or has_begun else 0.0)
-
-    def _numbers_under_way(self) -> Iterator[int]:
-        for bucket in self._buckets[: len(self._under_way)]:
-            yield from bucket.numbers
+        self._last_share = (share if weight else 0.0) if self._along is not None else None
+        self._lines.show_share(_OLD if is_old else share if weight or begun else 0.0)
 
     def update(self, lines: Sequence[Line]) -> None:
         if self._overlaps:

@@ -33,10 +33,11 @@ from ...errors import ConfigError, PacelineError
 from ...exchange import Route
 from ...exchange.averaging import Averaging
 from ...exchange.base import ScriptHooks
-from ...exchange.compressed import measured_link
+from ...exchange.compressed import CompressedGradient, price_between
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier
 from ...exchange.through_store import StoreExchange
+from ...plan import CompressionPrice
 from ...replica.seeding import GENERATORS
 from ...script import worker
 from ...spread.averaging import SplitAveraging
@@ -46,8 +47,9 @@ from ...wire.messages import Done, Failed
 from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
+from .buckets import make_buckets
 from .group import RankGroup, RankPart, trap
-from .member import RankCarrier
+from .member import LINE_BYTES, RankCarrier
 from .place import MeetingPlace
 from .post import (
     DOWN,
@@ -158,7 +160,8 @@ class RankLife:
             words=partial(self.place.client, "asks"), share=group.begin_to_share,
         )  # fmt: skip
         if not context.dry_run:  # where all others have left by now
-            self._exchange.measure_link = partial(measured_link, group)
+            price = partial(_price, group, is_in_buckets=not context.is_difference)
+            self._exchange.price = price
         if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
             torch.set_num_threads(context.threads)
         worker.start_context(self._exchange, context, seeds=self._seeds)
@@ -199,7 +202,11 @@ class RankLife:
     def _unreachable(self) -> None:
         """The meeting place is gone: rank 0, or torchrun itself, has ended without a word."""
         if self.rank.rank == 1 and not self._over.is_set():
-            say(f"error: {self.rank.place}, where all workers met, is gone: worker 0, or torchrun")
+            who = "torchrun" if self.rank.is_hosted else "worker 0"
+            say(
+                f"error: {who} ended, and {self.rank.place}, where all workers met, with it; begun "
+                "again with PACELINE_RESUME=latest the run goes on from its newest checkpoint"
+            )
         self._code = self._code or 1
         self._over.set()
         if not self._is_leaving:
@@ -294,6 +301,15 @@ def _averaging(
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
     return RankAveraging(group, copy, barrier, hooks, route)
+
+
+def _price(
+    group: RankGroup, compressed: CompressedGradient, *, is_in_buckets: bool
+) -> CompressionPrice:
+    """What compressing costs, of the gradients as they are cut here."""
+    if is_in_buckets:
+        compressed.cut([one.span for one in make_buckets(compressed.section, compressed.device)])
+    return price_between(group, compressed, line_bytes=LINE_BYTES)
 
 
 def say(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ...exchange.base import Clock
 from ...exchange.group import Pending
@@ -44,11 +44,15 @@ from ...store.parameter_store import SharedStore
 from .group import RankGroup
 
 _LINE_WORDS, _OFFER_WORDS = 16, 6
+LINE_BYTES = (_LINE_WORDS + _OFFER_WORDS + 1 + 4 * MOST_SCHEDULES) * WORD_BYTES
+"""Of what a rank shows in a round, but for which gradients it has."""
 _SHARE_WORD = len(Line._fields)
 """Behind a line: see averaging.py."""
 _LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(one + i for one in SCALE for i in range(6)))
 """Words that go with the main member's block."""
 _SCHEDULES = ((RHYTHMS, MOST_SCHEDULES), (COUNTS, 2 * MOST_SCHEDULES), (ARGUMENTS, MOST_SCHEDULES))
+_FIRST = 1
+"""What LAYOUT says when the model is laid out as it was prepared (exchange/turns.py)."""
 _OTHER_RHYTHM = 1
 """See ``script/shared_schedule.py``."""
 
@@ -73,6 +77,8 @@ class RankControl(Control):
         super().set_and_wake(index, value)
         if index == LAYOUT:
             self.carrier.share()
+            if value == _FIRST:  # all others come for it now, and the script may go on to change it
+                self.carrier.settle()
         elif index == ONCE:
             self._words.set(f"once/{value}", "")
 
@@ -111,7 +117,7 @@ class RankCarrier:
         control.carrier = self
         self.control: Control = control
         self._store: SharedStore | None = None
-        self._under_way: tuple[Pending, Tensor] | None = None
+        self._under_way: list[Pending] = []
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         if self._seat:
@@ -134,22 +140,25 @@ class RankCarrier:
     def share(self) -> None:
         """It goes to all others as soon as they come for it."""
         assert self._store is not None
-        if self._under_way is not None:
-            self._under_way[0].wait()
+        self.settle()
         words = torch.tensor([self.control[one] for one in _LAID])
         block = self._store.blocks[self._store.current]
-        data = torch.cat([words.view(torch.uint8), block])
-        self._under_way = self._group.begin_to_share(data), data
+        self._under_way = [self._group.begin_to_share(one) for one in (words, block)]
+
+    def settle(self) -> None:
+        """All have what was shared: the block may change."""
+        for one in self._under_way:
+            one.wait()
+        self._under_way = []
 
     def take(self) -> None:
         """What the main member shares next becomes this one's."""
         assert self._store is not None
-        num_words = len(_LAID) * WORD_BYTES
-        data = torch.empty(num_words + len(self._store.blocks[0]), dtype=torch.uint8)
-        self._group.begin_to_share(data).wait()
-        words = data[:num_words].view(torch.int64).tolist()
-        self._store.blocks[words[_LAID.index(VERSION)] & 1].copy_(data[num_words:])
-        for index, value in zip(_LAID, words, strict=True):
+        words = torch.empty(len(_LAID), dtype=torch.int64)
+        self._group.begin_to_share(words).wait()
+        found = dict(zip(_LAID, words.tolist(), strict=True))
+        self._group.begin_to_share(self._store.blocks[found[VERSION] & 1]).wait()
+        for index, value in found.items():
             self.control[index] = value
 
 
@@ -174,6 +183,10 @@ class GatheredLines(Barrier):
         self._num_lines = sum(part.stop - part.start for part in self._parts)
         self._has_shown = False
         self._size = -1
+
+    def settle(self) -> None:
+        """See ``RankCarrier.settle``."""
+        self._carrier.settle()
 
     def begin(self, phase: int) -> None:
         """An epoch opens, at the same round in all: words that were written since the last one."""

@@ -5,11 +5,16 @@
 This module must not know what is said there.
 """
 
+import contextlib
+import ctypes
 import datetime
+import os
 import socket
 import time
+from pathlib import Path
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
 from ...errors import LinkError
 from .world import RankOfWorld
@@ -17,6 +22,8 @@ from .world import RankOfWorld
 _REACH_S = 25.0
 """Within which it must answer; half a minute with what comes before."""
 _FOR_EVER = datetime.timedelta(days=365)
+_ERRORS_ONLY = 2
+"""Of torch's C++ log: 1 is with warnings (TORCH_CPP_LOG_LEVEL)."""
 
 
 class MeetingPlace:
@@ -29,6 +36,8 @@ class MeetingPlace:
     def __init__(self, rank: RankOfWorld) -> None:
         self._rank = rank
         hosts = rank.rank == 0 and not rank.is_hosted
+        if not rank.is_hosted:
+            _log_errors_only()
         self._root = self._connect(hosts=hosts)
         """It may be the one that all others connect to: it lives as long as this process."""
 
@@ -50,6 +59,17 @@ class MeetingPlace:
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
+
+
+def _log_errors_only() -> None:
+    """Where rank 0 dies with the store, torch warns with its C++ stack, whoever catches the error.
+
+    May go when its TCPStore says such a thing once. What the user has set stays.
+    """
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        with contextlib.suppress(OSError, ValueError):  # of another system, of another torch
+            library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
+            ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _ERRORS_ONLY
 
 
 def _is_reached(rank: RankOfWorld) -> bool:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ...errors import LinkError
 from ...wire.codec import Codec

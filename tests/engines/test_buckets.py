@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.torchrun.along import LinesAlong
+from paceline.engines.torchrun.buckets import LinesAlong
 from paceline.exchange.compressed import Span
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -1,0 +1,106 @@
+"""README.md between its marks: the protocols, what a first run prints, figures of results/."""
+
+import re
+
+from . import protocols
+from .parts import RESULTS, ROOT
+
+BEGIN, END = "<!-- {}: made by docs/generate.py -->", "<!-- end of {} -->"
+
+
+FIGURES = {
+    "limit": {
+        "model, global batch": "model, global batch", "Paceline ms a step": "Paceline, ms a step",
+        "DDP ms": "DDP, ms", "one process, 2 threads, ms": "one process, ms",
+        "bound ms": "no exchange, ms", "DDP : Paceline [95 %]": "DDP : Paceline [95 %]",
+    },
+    "stragglers": {
+        "protocol": "protocol", "s without": "100 updates without it, s",
+        "s with one 5x slow": "with it, s", "ratio": "ratio",
+    },
+}  # fmt: skip
+"""Page -> its column -> the name it has in README.md."""
+
+
+def page() -> str:
+    text = (ROOT / "README.md").read_text()
+    parts = {"worth": worth, "protocols": protocols.table, "first_run": first_run}
+    for name in (*parts, *FIGURES):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        made = parts[name]() if name in parts else figures(name)
+        text = f"{before}{begin}\n{made}{end}{after}"
+    return text
+
+
+def worth() -> str:
+    """A figure of each kind, as its page has it, whatever it is."""
+    times = [float(one["DDP : Paceline [95 %]"].split()[0]) for one in rows_of("limit")]
+    slow = {one["protocol"]: one["ratio"].split()[0] for one in rows_of("stragglers")}
+    four, again = (one["median ratio"] for one in rows_of("overhead"))
+    kept = {one["protocol"]: one["goodput"] for one in rows_of("goodput")}
+    faults, minutes = re.findall(r"\d+", (RESULTS / "goodput.md").read_text())[:2]
+    killed = rows_of("checkpoints")[0]
+    likely = rows_of("likely")[-1]
+    said = [
+        (
+            "two workers, full-sync, beside DDP over gloo at the best of its settings",
+            f"{min(times)} to {max(times)} times as fast, {len(times)} models",
+            "limit",
+        ),
+        (
+            "the four lines with one worker, beside the bare loop",
+            f"{four} of its time a step (the bare loop again: {again})",
+            "overhead",
+        ),
+        (
+            "one of four workers five times as slow",
+            f"k-sync:3 takes {slow['k-sync:3']} times as long, full-sync {slow['full-sync']}",
+            "stragglers",
+        ),
+        (
+            f"{faults} kills and stops in {minutes} minutes, eight workers",
+            f"under k-sync:6 {kept['k-sync:6']} of the updates remain, under full-sync "
+            f"{kept['full-sync']}; each sample once",
+            "goodput",
+        ),
+        (
+            f"{killed['runs killed']} runs killed while they save, and resumed",
+            f"{killed['went on to their end']} went on, {killed['samples lost']} samples lost, "
+            f"{killed['other weights']} came to other weights",
+            "checkpoints",
+        ),
+        (
+            "the time of a run, foretold as a range from a short profile",
+            f"held in {likely['runs within what was likely']} runs, "
+            f"{likely['its width, of the predicted']} wide",
+            "likely",
+        ),
+    ]
+    rows = [f"| {what} | {figure} | [{name}](results/{name}.md) |" for what, figure, name in said]
+    return "\n".join(["| what | measured | page |", "|---|---|---|", *rows, ""])
+
+
+def rows_of(page: str) -> list[dict[str, str]]:
+    """The rows of the first table of a page of results/, by the names of its columns."""
+    lines = [line for line in (RESULTS / f"{page}.md").read_text().splitlines() if line[:1] == "|"]
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def figures(page: str) -> str:
+    """Chosen columns of a page of results/."""
+    names = FIGURES[page]
+    rows = [[one[name] for name in names] for one in rows_of(page)]
+    chosen = [list(names.values()), ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in chosen)
+
+
+def first_run() -> str:
+    """What the first run printed, without the middle."""
+    _, _, rest = (RESULTS / "first_run.md").read_text().partition("```text\n")
+    lines = rest.partition("```")[0].splitlines()
+    epochs = [number for number, line in enumerate(lines) if line.startswith("epoch ")]
+    lines[epochs[0] + 1 : epochs[-1]] = ["..."]
+    return "\n".join(["```text", *lines, "```", ""])

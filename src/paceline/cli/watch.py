@@ -1,0 +1,43 @@
+"""``paceline watch``: a run that is under way."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from .flags import Json, say
+
+_EVERY_S = 1.0
+
+
+def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
+    """Show a run that is under way, live, until it ends; then its summary.
+
+    Exit code 1 if the run was cut off.
+
+    Example: paceline watch runs/latest
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    """
+    from ..report.live import choose_observer
+    from ..report.summary import summarize
+    from ..report.watch import watch as follow
+
+    os.nice(19 - os.nice(0))  # who trains goes first
+    observer = choose_observer(json)
+    try:
+        has_ended = follow(run, observer, lambda: time.sleep(_EVERY_S))
+        summary = summarize(run)
+        observer.finished(summary)
+    finally:
+        observer.close()
+    if json:
+        from json import dumps
+
+        print(dumps(summary.to_json(), allow_nan=False))
+    if not has_ended:
+        say(f"nobody is at work in {run} any more, and its trace has no end: it was cut off")
+        sys.exit(1)

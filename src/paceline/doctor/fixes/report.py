@@ -1,0 +1,58 @@
+"""What ``--fix`` found, as a value and in lines. This module must not know how it was found."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..findings import ScriptFinding
+from .proving import Proof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixReport:
+    """What would be, or was, changed.
+
+    Attributes:
+        script: its path; diff: unified; empty: nothing is changed.
+        proof: of what is in the diff.
+        left: bugs that are left alone.
+        kept_in: where what the script was is kept; empty: nothing was written.
+    """
+
+    script: str
+    diff: str
+    proof: Proof
+    left: tuple[ScriptFinding, ...]
+    kept_in: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "script": self.script, "diff": self.diff, "applied": bool(self.kept_in),
+            "fixes": [one.name for one in self.proof.kept],
+            "changes_numbers": [[one.name, why] for one, why in self.proof.dropped],
+            "proved_steps": self.proof.num_steps, "unproved": self.proof.unproved,
+            "left_alone": [one.to_json() for one in self.left], "kept_in": self.kept_in,
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        """All but the diff."""
+        proof = self.proof
+        if proof.kept and proof.num_steps:
+            yield (
+                f"{len(proof.kept)} fixed ({', '.join(one.name for one in proof.kept)}); over "
+                f"{proof.num_steps} steps every loss and every gradient is equal to the last bit"
+            )
+        elif proof.kept:
+            yield f"{len(proof.kept)} fixed, not proved: {proof.unproved}"
+        elif proof.unproved:
+            yield f"nothing is fixed: {proof.unproved}"
+        else:
+            yield f"{self.script}: there is nothing that can be fixed without changing numbers"
+        for one, why in proof.dropped:
+            yield f"left out, since it changes {why}: {one.name} ({one.what})"
+        for bug in self.left:
+            yield (
+                f"left alone, since it changes what is computed: {self.script}:{bug.line} "
+                f"{bug.rule}: {bug.fix}"
+            )
+        if self.kept_in:
+            yield f"written; paceline doctor {self.script} --undo puts back what it was"

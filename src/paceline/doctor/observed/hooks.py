@@ -1,0 +1,233 @@
+"""Where a script's steps begin and end, and while it is observed what its parts take.
+
+    optimizer.step()   after it a step has ended                     always
+    next(loader)       input, timed                                  always; two clock readings
+    model(...), .backward(), zero_grad() and step(), .to(device), collectives, .item(), print()
+                                                                     only while it is observed
+
+On an accelerator each part waits for its queue, while it is observed: parts would not be the
+device's otherwise. This module must not know what is done with the seconds.
+"""
+
+import builtins
+import gc
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from . import observation as parts
+from .clock import PartsClock
+from .patches import NOWHERE, Patches, Place, called_by_user, user_place
+
+_READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "reduce",
+                "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_object",
+                "all_to_all", "send", "recv")  # fmt: skip
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, where the process uses one."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+class Hooks:
+    """The hooks of one process.
+
+    Args:
+        on_step: called when a step has ended, in the script's own thread.
+
+    Attributes:
+        optimizer: the one whose steps are counted; models: what was called outermost.
+        waits: place and kind -> times and seconds.
+        skips_waits: whether reads and prints of the script give what they gave last.
+    """
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+        self._thread = threading.get_ident()
+        self._patches = Patches()
+        self._before_step: Any = None
+        self._others = 0
+        self.clock = PartsClock()
+        self.is_observing = self.skips_waits = False
+        self.optimizer: Optimizer | None = None
+        self.models: dict[int, nn.Module] = {}
+        self.waits: dict[tuple[Place, str], list[float]] = {}
+        self._known: dict[tuple[Place, str], Any] = {}
+        self._places: dict[int, Place] = {}
+        Patches().wrap(Optimizer, "__init__", self._noted)
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _noted(self, init: Callable[..., None]) -> Callable[..., None]:
+        def made(optimizer: Any, *args: Any, **given: Any) -> None:
+            self._places[id(optimizer)] = user_place()
+            init(optimizer, *args, **given)
+
+        return made
+
+    @property
+    def place(self) -> Place:
+        """Where the optimizer was made."""
+        return self._places.get(id(self.optimizer), NOWHERE)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def _stepped(self, optimizer: Optimizer, args: object, given: object) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if self.is_observing:
+            self._end()
+        if self.optimizer is None or self._others > 2:
+            self.optimizer, self._others = optimizer, 0
+        if optimizer is self.optimizer:
+            self._others = 0
+            self._on_step()
+        else:
+            self._others += 1
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def waited(self, begins: bool) -> None:
+        """Around each fetch of a batch."""
+        if self.is_observing:
+            self._begin(parts.INPUT) if begins else self._end()
+
+    def _begin(self, part: str) -> None:
+        synchronize()
+        self.clock.begin(part, perf_counter())
+
+    def _end(self) -> None:
+        synchronize()
+        self.clock.end(perf_counter())
+
+    def taken(self) -> dict[str, float]:
+        """Seconds of each part since the last time."""
+        return self.clock.taken(perf_counter())
+
+    def observe(self) -> None:
+        """From now on."""
+        wrap = self._patches.wrap
+        wrap(nn.Module, "__call__", self._model_called)
+        wrap(torch.autograd, "backward", self._part(parts.BACKWARD))
+        wrap(torch.autograd, "grad", self._part(parts.BACKWARD))
+        wrap(Optimizer, "zero_grad", self._part(parts.OPTIMIZER))
+        wrap(nn.Module, "zero_grad", self._part(parts.OPTIMIZER))
+        wrap(nn.utils, "clip_grad_norm_", self._part(parts.OPTIMIZER))
+        for name in ("to", "cuda"):
+            wrap(Tensor, name, self._copied)
+        if torch.distributed.is_available():
+            for name in _COLLECTIVES:
+                wrap(torch.distributed, name, self._part(parts.EXCHANGE))
+        self.watch_waits()
+        self._before_step = register_optimizer_step_pre_hook(
+            lambda optimizer, args, given: self._begin(parts.OPTIMIZER)
+        )
+        self.clock = PartsClock()
+        self.clock.taken(perf_counter())
+        self.is_observing = True
+
+    def leave(self) -> None:
+        """No longer: everything is put back."""
+        self.is_observing = False
+        self._patches.undo()
+        if self._before_step is not None:
+            self._before_step.remove()
+            self._before_step = None
+
+    def watch_waits(self) -> None:
+        """Reads of numbers, prints, and what a loop should not call each turn."""
+        wrap = self._patches.wrap
+        for name in _READS:
+            wrap(Tensor, name, self._waiting(f"{name}()", parts.WAITS))
+        wrap(builtins, "print", self._waiting("print()", parts.PRINTS))
+        wrap(gc, "collect", self._waiting("gc.collect()", parts.WAITS))
+        wrap(torch.cuda, "synchronize", self._waiting("torch.cuda.synchronize()", parts.WAITS))
+        wrap(torch.cuda, "empty_cache", self._waiting("torch.cuda.empty_cache()", parts.WAITS))
+
+    def _is_elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread or not self.is_observing
+
+    def _part(self, part: str) -> Callable[[Any], Any]:
+        def make(call: Any) -> Any:
+            def timed(*args: Any, **given: Any) -> Any:
+                if self._is_elsewhere() or self.clock.part == part:
+                    return call(*args, **given)
+                self._begin(part)
+                try:
+                    return call(*args, **given)
+                finally:
+                    self._end()
+
+            return timed
+
+        return make
+
+    def _model_called(self, call: Any) -> Any:
+        def timed(module: nn.Module, *args: Any, **given: Any) -> Any:
+            if self.clock.part or self._is_elsewhere():
+                return call(module, *args, **given)
+            self.models[id(module)] = module
+            self._begin(parts.FORWARD)
+            try:
+                return call(module, *args, **given)
+            finally:
+                self._end()
+
+        return timed
+
+    def _copied(self, call: Any) -> Any:
+        def timed(tensor: Tensor, *args: Any, **given: Any) -> Any:
+            if self.clock.part or self._is_elsewhere():
+                return call(tensor, *args, **given)
+            self._begin(parts.COPY)
+            try:
+                return call(tensor, *args, **given)
+            finally:
+                self._end()
+
+        return timed
+
+    def _waiting(self, what: str, part: str) -> Callable[[Any], Any]:
+        def make(call: Any) -> Any:
+            def timed(*args: Any, **given: Any) -> Any:
+                if threading.get_ident() != self._thread:
+                    return call(*args, **given)
+                place = called_by_user()
+                if not place.line or self.clock.part == parts.INPUT:
+                    return call(*args, **given)
+                if self.skips_waits:
+                    return self._remembered((place, what), call, args, given)
+                return self._wait((place, what), part, call, args, given)
+
+            return timed
+
+        return make
+
+    def _wait(self, at: tuple[Place, str], part: str, call: Any, args: Any, given: Any) -> Any:
+        start_s = perf_counter()
+        if self.is_observing:
+            self.clock.begin(part, start_s)
+        try:
+            return call(*args, **given)
+        finally:
+            end_s = perf_counter()
+            if self.is_observing:
+                self.clock.end(end_s)
+            found = self.waits.setdefault(at, [0.0, 0.0])
+            found[0] += 1
+            found[1] += end_s - start_s
+
+    def _remembered(self, at: tuple[Place, str], call: Any, args: Any, given: Any) -> Any:
+        if at not in self._known:
+            self._known[at] = call(*args, **given)
+        return self._known[at]

@@ -1,0 +1,218 @@
+"""The fixes that are tried between two steps of a running script, and their order.
+
+`knobs_for` lists those that can move something here, in the order in which they are tried: what
+can only remove a part that is under 2 % of the step is not tried, and said so. This module must not
+know how they are measured.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...tuning import allocator
+from . import observation as parts
+from .feed import WatchedFeed
+from .hooks import Hooks
+from .knob import Knob
+from .pairs import WORTH
+from .patches import NOWHERE, Place
+from .ways import Bfloat16, ChannelsLastWay, Compiled, Ways
+
+_IDLE = 0.5
+"""Below this share of CPU time a loader waits for something else, and may have more workers than
+cores."""
+_WAITING_PER_CORE = 4
+_MOSTLY = 0.5
+"""Of a step; above it what binds the step is tried first."""
+
+
+class Setting(Knob):
+    """What is set and put back by two calls."""
+
+    def __init__(
+        self, name: str, fix: str, on: Callable[[], object], off: Callable[[], object],
+        *, changes: bool = False, place: Place = NOWHERE, bound: float = 1.0,
+    ) -> None:  # fmt: skip
+        self.name, self.fix, self._on, self._off = name, fix, on, off
+        self.changes, self.place, self.bound = changes, place, bound
+
+    def turn(self, is_on: bool) -> None:
+        (self._on if is_on else self._off)()
+
+
+class Loader(Knob):
+    """Batches of a copy of the loader with other settings."""
+
+    def __init__(self, feed: WatchedFeed, bound: float, **settings: Any) -> None:
+        words = ", ".join(f"{name}={value}" for name, value in settings.items())
+        self.name, self.fix, self.place = words, f"{words} in the DataLoader", feed.place
+        self.bound, self._feed, self.words = bound, feed, settings
+        self._batches: Iterator[Any] | None = None
+        workers = int(settings.get("num_workers", 0))
+        self.stride = max(1, workers)
+        self.settle = 3 * workers + 1
+
+    def turn(self, is_on: bool) -> None:
+        if is_on and self._batches is None:
+            self._batches = self._feed.varied(**self.words)
+        self._feed.source = self._batches if is_on else None
+
+    def close(self) -> None:
+        self._feed.source = self._batches = None
+
+
+class OptimizerFlags(Knob):
+    """OptimizerFlags of an optimizer's groups."""
+
+    def __init__(self, optimizer: Optimizer, place: Place, bound: float, **flags: bool) -> None:
+        words = ", ".join(f"{name}={value}" for name, value in flags.items())
+        self.name, self.fix = f"optimizer {words}", f"{words} in {type(optimizer).__name__}(...)"
+        self.bound, self.place, self._optimizer, self.words = bound, place, optimizer, flags
+        self._old = [{name: one[name] for name in flags} for one in optimizer.param_groups]
+
+    def turn(self, is_on: bool) -> None:
+        for group, old in zip(self._optimizer.param_groups, self._old, strict=True):
+            group.update(self.words if is_on else old)
+
+
+Share: TypeAlias = Callable[..., float]
+"""Of parts: their share of a step as it is now, with what has been kept."""
+
+
+def knobs_for(
+    hooks: Hooks, feed: WatchedFeed, share: Share, fetch_cpu: float, *, on_cpu: bool
+) -> Iterator[Knob]:
+    """All that could move something, each made when it is its turn.
+
+    Args:
+        fetch_cpu: share of the time of fetching a batch in which this process computed.
+    """
+    is_fed = share(parts.INPUT) > _MOSTLY
+    if is_fed:
+        yield from _loaders(feed, share, fetch_cpu, on_cpu)
+    yield from _of_process(on_cpu)
+    if not is_fed:
+        yield from _loaders(feed, share, fetch_cpu, on_cpu)
+    if hooks.waits:
+        yield _without_waits(hooks, share, on_cpu)
+    if hooks.optimizer is not None:
+        yield from _of_optimizer(hooks.optimizer, hooks.place, share, on_cpu)
+    model = main_model(hooks)
+    if model is not None:
+        yield from _of_model(model, share, on_cpu)
+
+
+def main_model(hooks: Hooks) -> nn.Module | None:
+    """That which was called outermost and has most parameters that are trained."""
+    if hooks.optimizer is None:
+        return None
+    trained = {id(p) for group in hooks.optimizer.param_groups for p in group["params"]}
+    sizes = {
+        key: sum(p.numel() for p in one.parameters() if id(p) in trained)
+        for key, one in hooks.models.items()
+    }
+    best = max(sizes, key=lambda key: sizes[key], default=None)
+    return hooks.models[best] if best is not None and sizes[best] else None
+
+
+def _loaders(feed: WatchedFeed, share: Share, cpu: float, on_cpu: bool) -> Iterator[Knob]:
+    loader = feed.loader
+    if loader is None or not feed.may_have_workers:
+        return
+    bound = share(parts.INPUT)
+    if loader.num_workers == 0:
+        rest = max(1e-9, 1.0 - bound)
+        cores = len(os.sched_getaffinity(0))
+        most = cores if cpu > _IDLE else cores * _WAITING_PER_CORE
+        workers = max(1, min(most, math.ceil(bound / rest) + 1))
+        yield Loader(feed, bound, num_workers=workers)
+    if not on_cpu and not loader.pin_memory:
+        yield Loader(feed, share(parts.INPUT, parts.COPY), pin_memory=True)
+
+
+def _without_waits(hooks: Hooks, share: Share, on_cpu: bool) -> Knob:
+    (place, what), _ = max(hooks.waits.items(), key=lambda one: one[1][1])
+
+    def on() -> None:
+        hooks.watch_waits()
+        hooks.skips_waits = True
+
+    def off() -> None:
+        hooks.skips_waits = False
+        hooks.leave()
+
+    bound = share(parts.WAITS, parts.PRINTS) if on_cpu else 1.0
+    name = f"{what} every so many steps"
+    fix = "read and print every so many steps: add up loss.detach() meanwhile"
+    return Setting(name, fix, on, off, place=place, bound=bound)
+
+
+def _of_process(on_cpu: bool) -> Iterator[Knob]:
+    if torch.is_anomaly_enabled():
+        yield Setting("anomaly detection off", "leave torch.autograd.set_detect_anomaly out",
+                      partial(torch.autograd.set_detect_anomaly, False),
+                      partial(torch.autograd.set_detect_anomaly, True))  # fmt: skip
+    if not on_cpu:
+        yield from _of_device()
+        return
+    now, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    for count in dict.fromkeys((cores, max(1, cores // 2), 1)):
+        if count != now:
+            yield Setting(f"{count} thread{'s' * (count > 1)}", f"torch.set_num_threads({count})",
+                          partial(torch.set_num_threads, count),
+                          partial(torch.set_num_threads, now))  # fmt: skip
+    if allocator.may_keep() and not allocator.is_kept():
+        yield Setting(
+            "freed memory stays",
+            "start it with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776",
+            partial(allocator.keep, True), partial(allocator.keep, False),
+        )  # fmt: skip
+
+
+def _of_device() -> Iterator[Knob]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if not cudnn.benchmark:
+        yield Setting("cudnn.benchmark", "torch.backends.cudnn.benchmark = True",
+                      partial(setattr, cudnn, "benchmark", True),
+                      partial(setattr, cudnn, "benchmark", False))  # fmt: skip
+    if not matmul.allow_tf32:
+        yield Setting("TF32", 'torch.set_float32_matmul_precision("high")',
+                      partial(setattr, matmul, "allow_tf32", True),
+                      partial(setattr, matmul, "allow_tf32", False), changes=True)  # fmt: skip
+
+
+def _of_optimizer(optimizer: Optimizer, place: Place, share: Share, on_cpu: bool) -> Iterator[Knob]:
+    bound = share(parts.OPTIMIZER)
+    groups = optimizer.param_groups
+    if on_cpu and all("fused" in one and not one["fused"] for one in groups):
+        yield OptimizerFlags(optimizer, place, bound, fused=True, foreach=False)
+    if any(one.get("foreach") is False and not one.get("fused") for one in groups) or (
+        on_cpu and all(one.get("foreach", True) is None for one in groups)
+    ):
+        yield OptimizerFlags(optimizer, place, bound, foreach=True)
+
+
+def _of_model(model: nn.Module, share: Share, on_cpu: bool) -> Iterator[Knob]:
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        return
+    ways, kind = Ways(model), "cpu" if on_cpu else "cuda"
+    found: list[Knob] = []
+    if any(isinstance(one, nn.Conv2d) and one.groups == 1 for one in model.modules()):
+        found.append(ChannelsLastWay(ways))
+    found.append(Compiled(ways))
+    if not torch.is_autocast_enabled(kind):
+        found.append(Bfloat16(ways, kind))
+    for one in found:
+        one.bound = share(parts.FORWARD, parts.BACKWARD, parts.REST)
+    yield from found
+
+
+def is_hopeless(knob: Knob) -> bool:
+    """Whether it cannot be worth 2 % whatever it does, by the budget alone."""
+    return knob.bound < WORTH

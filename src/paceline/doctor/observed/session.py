@@ -1,0 +1,289 @@
+"""What is done at the steps of a script, written as one line of thought.
+
+    warm up | plain steps | observed steps | profiled steps | A B | B A | ... for each fix | end
+
+`Session.run` is a generator: it is continued whenever a step of the script has ended, and each
+``yield`` lets the script make one more. What is found is written after each stage, so that a script
+that ends early has lost nothing. This module must not know how a script is begun.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from time import perf_counter, thread_time
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from .feed import WatchedFeed
+from .hooks import Hooks, synchronize
+from .knob import Knob
+from .knobs import OptimizerFlags, Setting, is_hopeless, knobs_for
+from .observation import COMPUTING, REST, Observation, Price, PriceOutcome, Wait
+from .operations import Operations, profiled
+from .pairs import Pairs
+
+_WARM, _PLAIN, _OBSERVED, _PROFILED = 4, 8, 16, 2
+_SLOW_S = 1.0
+"""Of a slower step a third as many are looked at."""
+_BLOCK_S = 0.15
+_MOST_BLOCK = 400
+_SHARE = 0.34
+"""Of the time that is left, one fix may take so much."""
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Each ``yield`` is one more step of the script; then a value."""
+
+
+class Session:
+    """All that is found out in one run.
+
+    Args:
+        price_s: seconds for prices; 0: none.
+        only: how the name of a fix begins that is tried; empty: all are.
+        found: is given what is known so far.
+    """
+
+    def __init__(self, price_s: float, only: str, found: Callable[[Observation], None]) -> None:
+        self.feed = WatchedFeed()
+        self.hooks = Hooks(self._on_step)
+        self.feed.waited = self._waited
+        self.is_done = False
+        self._price_s, self._only, self._found = price_s, only, found
+        self._fetch_s = self._fetch_cpu_s = self._since_s = self._since_cpu_s = 0.0
+        self._run = self.run()
+        self._is_median = False
+
+    def _on_step(self) -> None:
+        self.feed.step_done()
+        try:
+            next(self._run)
+        except StopIteration:
+            self.is_done = True
+        if self.is_done:
+            raise Finished
+
+    def _waited(self, begins: bool) -> None:
+        self.hooks.waited(begins)
+        if self.hooks.is_observing:
+            sign = -1 if begins else 1
+            self._fetch_s += sign * perf_counter()
+            self._fetch_cpu_s += sign * thread_time()
+
+    def run(self) -> Steps[None]:
+        for _ in range(_WARM):
+            yield
+        before = yield from self._timed(2)
+        few = 3 if max(before) > _SLOW_S else 1
+        plain = yield from self._timed(max(2, _PLAIN // few))
+        seen = yield from self._observed(_OBSERVED // few, statistics.median(plain))
+        after = yield from self._timed(max(2, _PLAIN // few))
+        seen = replace(seen, step_s=statistics.median([*plain, *after]))
+        self._found(seen)
+        operations = yield from self._profiled()
+        seen = _divided(seen, operations)
+        self._found(seen)
+        if self._price_s:
+            yield from self._priced(seen)
+
+    def _timed(self, count: int) -> Steps[list[float]]:
+        """Seconds of each of so many steps."""
+        synchronize()
+        seconds = []
+        last_s = perf_counter()
+        for _ in range(count):
+            yield
+            synchronize()
+            now_s = perf_counter()
+            seconds.append(now_s - last_s)
+            last_s = now_s
+        return seconds
+
+    def _observed(self, count: int, step_s: float) -> Steps[Observation]:
+        self.hooks.observe()
+        yield  # what hooks cost once
+        self.hooks.taken()
+        self.hooks.waits.clear()
+        self._fetch_s = self._fetch_cpu_s = 0.0
+        sums: dict[str, float] = defaultdict(float)
+        start_s = perf_counter()
+        for _ in range(count):
+            yield
+            for part, seconds in self.hooks.taken().items():
+                sums[part] += seconds / count
+        observed_s = (perf_counter() - start_s) / count
+        self.hooks.leave()
+        sums[REST] = max(0.0, observed_s - sum(sums.values()))
+        waits = tuple(
+            Wait(file=place.file, line=place.line, what=what, per_step=times / count,
+                 seconds=seconds / count)
+            for (place, what), (times, seconds) in self.hooks.waits.items()
+        )  # fmt: skip
+        return Observation(
+            step_s=step_s, observed_s=observed_s, parts=dict(sums), num_steps=count,
+            device=_device(self.hooks), waits=waits,
+        )  # fmt: skip
+
+    def _profiled(self) -> Steps[Operations | None]:
+        try:
+            profiler: Any = torch.profiler.profile(profile_memory=True)
+            profiler.start()
+        except Exception:  # the script has one of its own
+            return None
+        for _ in range(_PROFILED):
+            yield
+        synchronize()
+        profiler.stop()
+        return profiled(profiler, _PROFILED)
+
+    # -- prices ---------------------------------------------------------------------------------
+
+    def _priced(self, seen: Observation) -> Steps[None]:
+        self._end_s = perf_counter() + self._price_s
+        self.feed.is_endless, self._is_median = True, self.feed.loader is None
+        cpu = self._fetch_cpu_s / self._fetch_s if self._fetch_s > 0 else 1.0
+        knobs = knobs_for(
+            self.hooks, self.feed, lambda *parts: self._share(seen, *parts), cpu,
+            on_cpu=seen.device == "cpu",
+        )  # fmt: skip
+        self._step_s = seen.step_s
+        prices: list[Price] = []
+        kept: list[Knob] = []
+        if self.feed.loader is not None:
+            cached = Setting("cached", "", self._cache(True), self._cache(False))
+            price = yield from self._price(cached, ())
+            seen = replace(seen, input_saved=price.saved if price.pairs else None)
+        for knob in knobs:
+            if not knob.name.startswith(self._only):
+                continue
+            price = yield from self._price(knob, kept)
+            prices.append(price)
+            if price.outcome is PriceOutcome.WORTH and not knob.changes:
+                knob.turn(True)
+                kept.append(knob)
+            else:
+                knob.close()
+            self._found(replace(seen, prices=tuple(prices)))
+        if len(kept) > 1:
+            together = yield from self._together(kept)
+            self._found(replace(seen, prices=tuple(prices), together=together))
+        for knob in kept:
+            knob.turn(False)
+            knob.close()
+
+    def _share(self, seen: Observation, *parts: str) -> float:
+        """Of a step with what is kept so far."""
+        return min(1.0, sum(seen.parts.get(one, 0.0) for one in parts) / self._step_s)
+
+    def _cache(self, is_on: bool) -> Callable[[], None]:
+        def turn() -> None:
+            self.feed.is_cached = is_on
+
+        return turn
+
+    def _price(self, knob: Knob, kept: Sequence[Knob]) -> Steps[Price]:
+        base = Price(
+            name=knob.name, fix=knob.fix, outcome=PriceOutcome.NOT_TRIED, changes=knob.changes,
+            file=knob.place.file, line=knob.place.line,
+            words=tuple((name, str(value)) for name, value in knob.words.items()), beside=tuple(one.name for one in kept),
+        )  # fmt: skip
+        if is_hopeless(knob):
+            reason = f"it could save {knob.bound:.1%} of a step at most"
+            return replace(base, outcome=PriceOutcome.NOTHING, reason=reason)
+        for one in kept:
+            if is_same_kind(knob, one):
+                return replace(base, reason=f"{one.name} is worth it, and sets the same")
+        left_s = self._end_s - perf_counter()
+        if left_s < 2 * (knob.settle + 2) * self._step_s:
+            return replace(base, reason="no time was left")
+        pairs = Pairs()
+        try:
+            yield from self._compare([knob], pairs, left_s * _SHARE)
+        except Exception as error:
+            return replace(base, reason=f"it cannot be had here: {_line(error)}")
+        if knob.failed:
+            return replace(base, reason=f"it cannot be had here: {knob.failed}")
+        return _with(base, pairs)
+
+    def _together(self, kept: Sequence[Knob]) -> Steps[Price]:
+        pairs = Pairs()
+        yield from self._compare(kept, pairs, max(5.0, self._end_s - perf_counter()))
+        for knob in kept:
+            knob.turn(True)
+        names = " + ".join(one.name for one in kept)
+        return _with(Price(name=names, fix="", outcome=PriceOutcome.UNKNOWN), pairs)
+
+    def _compare(self, knobs: Sequence[Knob], pairs: Pairs, limit_s: float) -> Steps[None]:
+        """Pairs of blocks, until they say enough or time is over; off at the end."""
+        stride = max(one.stride for one in knobs)
+        settle = max(one.settle for one in knobs)
+        per_block = min(_MOST_BLOCK, max(1, round(_BLOCK_S / max(self._step_s, 1e-5))))
+        per_block = max(stride, per_block // stride * stride)
+        start_s, is_first = perf_counter(), True
+        try:
+            while not pairs.is_done():
+                if len(pairs) >= 2 and perf_counter() - start_s > limit_s:
+                    break
+                seconds = {}
+                for is_on in (False, True) if len(pairs) % 2 else (True, False):
+                    for one in knobs:
+                        one.turn(is_on)
+                    for _ in range((settle if is_on else 1) + 2 * is_first):
+                        yield
+                    if any(one.failed for one in knobs):
+                        return
+                    is_first = False
+                    times = yield from self._timed(per_block)
+                    seconds[is_on] = (statistics.median if self._is_median else statistics.fmean)(
+                        times
+                    )
+                pairs.add(seconds[False], seconds[True])
+        finally:
+            for one in knobs:
+                one.turn(False)
+
+
+class Finished(BaseException):
+    """All is known: ends the script; no ``except Exception`` of it holds this back."""
+
+
+def is_same_kind(knob: Knob, other: Knob) -> bool:
+    """Whether one sets what the other sets."""
+    return knob.fix.partition("(")[0] == other.fix.partition("(")[0] or (
+        isinstance(knob, OptimizerFlags) and isinstance(other, OptimizerFlags)
+    )
+
+
+def _with(price: Price, pairs: Pairs) -> Price:
+    found = pairs.saved()
+    return replace(
+        price, outcome=pairs.outcome(), saved=found.middle, low=found.low, high=found.high,
+        pairs=len(pairs),
+    )  # fmt: skip
+
+
+def _divided(seen: Observation, found: Operations | None) -> Observation:
+    """How the seconds of the computing parts divide."""
+    computing_s = sum(seen.parts.get(one, 0.0) for one in COMPUTING)
+    if found is None:
+        return replace(seen, overhead_s=computing_s)
+    busy_s = found.arithmetic_s + found.bandwidth_s
+    scale = min(1.0, computing_s / busy_s) if busy_s else 0.0
+    arithmetic_s, bandwidth_s = found.arithmetic_s * scale, found.bandwidth_s * scale
+    return replace(
+        seen, arithmetic_s=arithmetic_s, bandwidth_s=bandwidth_s,
+        overhead_s=computing_s - arithmetic_s - bandwidth_s,
+        num_operations=found.number, allocated_bytes=found.allocated_bytes,
+    )  # fmt: skip
+
+
+def _device(hooks: Hooks) -> str:
+    groups = hooks.optimizer.param_groups if hooks.optimizer is not None else []
+    return next((one.device.type for group in groups for one in group["params"]), "cpu")
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:120]

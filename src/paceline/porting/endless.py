@@ -1,0 +1,163 @@
+"""A loop that counts its turns, and takes a batch of a loader without end in each.
+
+    it = iter(loader)                            for batch in pace.updates(n, loader):
+    for i in range(n):                               i = pace.version
+        try: batch = next(it)             ->         with pace.step():
+        except StopIteration: ...                        ...
+        ...
+
+The passes over the loader begin where they did, so that what its sampler draws is what it drew:
+that is read from what stands between the iterator and the loop, and in a turn before its batch,
+which must draw nothing. This module must not know how a tree is edited.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import libcst as cst
+
+from .counting import TurnCount, count_of
+from .dataflow import Flow
+from .iterators import Taken, method_that_takes
+from .loops import Loop
+from .tree import CannotDerive, SourceTree, positional
+
+_QUIET = {
+    "train", "eval", "time", "perf_counter", "monotonic", "zero_grad", "print", "len", "format",
+    "item", "float", "int", "synchronize", "dict", "list", "now",
+}  # fmt: skip
+"""What draws no random numbers."""
+
+
+class Endless(NamedTuple):
+    """How such a loop becomes one over `pace.updates`.
+
+    Attributes:
+        counted: how it counts.
+        loader: as the loop's function calls it.
+        target: what it calls a batch.
+        gone: lines that are not needed any more.
+        batch: what takes a batch, where that stays and becomes its name; None: its line goes.
+        source: the line that makes the iterator, where that becomes one of the loader's own.
+    """
+
+    counted: TurnCount
+    loader: str
+    target: str
+    gone: list[cst.CSTNode]
+    batch: cst.Call | None = None
+    source: cst.Call | None = None
+
+
+def endless(flow: Flow, loop: Loop, steps: Sequence[cst.Call]) -> Endless | None:
+    """How a loop becomes one over `pace.updates`; None: it stays as it is.
+
+    Raises:
+        CannotDerive: it cannot stay either.
+    """
+    taken = loop.taken
+    if taken is None:
+        return None
+    try:
+        return _found(flow, loop, taken, steps) if taken.is_endless else None
+    except CannotDerive as why:
+        if taken.is_plain:
+            return None
+        reason = f" ({why.why})" if why.why else ""
+        raise CannotDerive(
+            f"line {flow.script.line(taken.call)} takes a batch of a loader without end, and it "
+            f"could not be seen that nothing else changes{reason}; write for batch in "
+            "pace.updates(n, loader)"
+        ) from None
+
+
+def _found(flow: Flow, loop: Loop, taken: Taken, steps: Sequence[cst.Call]) -> Endless:
+    script, node = flow.script, loop.node
+    if loop.outer:
+        raise CannotDerive("it is taken in a loop inside of another")
+    rows = list(node.body.body)
+    _check_quiet(script, rows[: rows.index(taken.line)])
+    count = count_of(flow, node, steps)
+    if count.place != "pace.version" and count.name is not None:
+        raise CannotDerive(f"{count.name}, the number of a turn, is computed with")
+    target, batch, gone = _target(script, taken)
+    if taken.owner is not None:
+        method = method_that_takes(flow, taken.call)
+        assert method is not None
+        _check_between(script, script.statement(taken.iterations[0]), node)
+        loader = f"{script.code(taken.owner)}.{method.loader.attr.value}"
+        return Endless(count, loader, target, [*gone, method.first, method.node], batch)
+    first = min(taken.iterations, key=script.order.__getitem__)
+    line = script.statement(first)
+    _check_between(script, line, node, is_lazy=not taken.is_plain)
+    _check_only(flow, taken)
+    own = positional(first)[0]
+    if isinstance(own, cst.Name | cst.Attribute):
+        return Endless(count, script.code(own), target, [*gone, line], batch)
+    assert isinstance(line, cst.Assign)
+    name = script.code(line.targets[0].target)
+    return Endless(count, name, target, gone, batch, first)
+
+
+def _target(script: SourceTree, taken: Taken) -> tuple[str, cst.Call | None, list[cst.CSTNode]]:
+    """What a batch is called, and what becomes of the line that takes it."""
+    line = taken.line
+    if isinstance(line, cst.Try):
+        line = line.body.body[0]
+    statement = script.statement(taken.call)
+    is_whole = isinstance(statement, cst.Assign) and statement.value is taken.call
+    if is_whole and isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+        gone = taken.line if isinstance(taken.line, cst.Try) else statement
+        return script.code(statement.targets[0].target), None, [gone]
+    free = [one for one in ("batch", "next_batch") if not script.uses(one)]
+    if isinstance(taken.line, cst.Try) or not free:
+        raise CannotDerive("there is no name for a batch")
+    return free[0], taken.call, []
+
+
+def _check_between(
+    script: SourceTree, line: cst.CSTNode, loop: cst.CSTNode, *, is_lazy: bool = False
+) -> None:
+    """Raise CannotDerive unless the line stands before the loop, and nothing between draws.
+
+    Args:
+        is_lazy: a generator's line, which begins nothing before its first batch.
+    """
+    row = script.block_line(line)
+    block = script.parents[row]
+    if script.parents[loop] is not block or not isinstance(block, cst.Module | cst.IndentedBlock):
+        raise CannotDerive(f"line {script.line(line)} stands elsewhere")
+    rows = list(block.body)
+    first, last = rows.index(row), rows.index(loop)  # type: ignore[arg-type]
+    if first > last:
+        raise CannotDerive
+    if not is_lazy:
+        _check_quiet(script, rows[first + 1 : last])
+
+
+def _check_quiet(script: SourceTree, rows: Sequence[cst.CSTNode]) -> None:
+    """Raise CannotDerive where something may draw random numbers."""
+    for call in _calls(script, rows):
+        name = script.code(call.func).rpartition(".")[2]
+        if name not in _QUIET:
+            raise CannotDerive(f"line {script.line(call)} may draw random numbers before it")
+
+
+def _calls(script: SourceTree, rows: Sequence[cst.CSTNode]) -> Iterator[cst.Call]:
+    return (one for row in rows for one in script.within(row) if isinstance(one, cst.Call))
+
+
+def _check_only(flow: Flow, taken: Taken) -> None:
+    """Raise CannotDerive where the iterator is used elsewhere, too."""
+    script, name = flow.script, script_name(flow, taken)
+    inside = set(script.within(taken.line))
+    makes = {script.statement(one) for one in taken.iterations}
+    for one in script.nodes:
+        is_it = isinstance(one, cst.Name | cst.Attribute) and script.code(one) == name
+        if is_it and one not in inside and script.statement(one) not in makes:
+            raise CannotDerive(f"line {script.line(one)} uses {name}, too")
+
+
+def script_name(flow: Flow, taken: Taken) -> str:
+    """What the iterator is called."""
+    return flow.script.code(positional(taken.call)[0])

@@ -1,0 +1,114 @@
+"""Caches and memory: the latency of one load, of several at once, and the bandwidth of many.
+
+    part of L1, of L2, of L3         each load waits for the one before: a ring in random order
+    memory, single                   the same over four times the last cache, in huge pages
+    memory, with small pages         the same; most loads also walk the page table
+    memory, several banks            sixteen rings at once, whose loads do not wait for each other
+    memory, burst                    word after word: what a prefetcher makes of it
+    read, copy, triad                by all cores; STREAM counts what is read and what is written
+
+Source: J. D. McCalpin, "Memory Bandwidth and Machine Balance in Current High Performance
+Computers", IEEE TCCA Newsletter, 1995 (STREAM); L. McVoy, C. Staelin, "lmbench: Portable Tools for
+Performance Analysis", USENIX 1996 (lat_mem_rd).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from ..bench.samples import Measured
+from ..machine.processor import Cache
+from ..plan import format_bytes
+from ..system.limits import available_bytes
+from .figures import Figure, Group, Unit
+from .kernels import Kernels, Pass
+
+_MIB = 1 << 20
+_STEPS = {"L1d": 2_000_000, "L2": 1_000_000, "L3": 400_000}
+_PARTS = {"L1d": 2, "L2": 2, "L3": 4}
+"""Of a cache, one part of so many is filled; the last is shared with whoever else computes."""
+_MEMORY_STEPS = 150_000
+_REPEATS = 7
+_SHARE = 8
+"""Of the memory that is free, one part of so many is used at once."""
+_LEAST_CURVE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyOfSize(Measured):
+    """What one load takes in a ring of so many bytes."""
+
+    num_bytes: int
+    latency_s: float
+
+
+def memory_figures(kernels: Kernels, caches: Sequence[Cache], cores: int) -> Iterator[Figure]:
+    """Latencies, then bandwidths. MemoryError: there is too little."""
+    sizes = {one.kind: one.num_bytes for one in caches}
+    for kind, key in (("L1d", "l1"), ("L2", "l2"), ("L3", "l3")):
+        size, samples, how = sizes.get(kind, 0) // _PARTS[kind], list[float](), ""
+        if size:
+            samples = kernels.chase(size, _STEPS[kind], repeats=_REPEATS)
+            how = f"at random in {format_bytes(size)}"
+        yield Figure(
+            key=f"{key}_latency_s", what=f"{kind.rstrip('d')}, one load", group=Group.MEMORY,
+            unit=Unit.SECONDS, samples=tuple(samples), how=how,
+            why_not="" if samples else "this machine has none, or does not tell its size",
+        )  # fmt: skip
+    most = memory_bytes(caches)
+    yield from _single_loads(kernels, most)
+    yield from _many_loads(kernels, most, cores)
+
+
+def _single_loads(kernels: Kernels, size: int) -> Iterator[Figure]:
+    for key, what, rings, is_huge, how in (
+        ("memory_latency_s", "memory, one load", 1, True, "huge pages"),
+        ("memory_walk_latency_s", "memory, one load and the page table", 1, False, "small pages"),
+        ("memory_banks_latency_s", "memory, 16 loads at once, each", 16, True, "huge pages"),
+    ):
+        took_s = kernels.chase(size, _MEMORY_STEPS, rings=rings, is_huge=is_huge, repeats=_REPEATS)
+        yield Figure(
+            key=key, what=what, group=Group.MEMORY, unit=Unit.SECONDS, samples=tuple(took_s),
+            how=f"at random in {format_bytes(size)}, {how}",
+        )  # fmt: skip
+
+
+def _many_loads(kernels: Kernels, size: int, cores: int) -> Iterator[Figure]:
+    alone = kernels.stream(Pass.READ, size, 1, _REPEATS)
+    yield Figure(
+        key="memory_burst_latency_s", what="memory, word after word, each", group=Group.MEMORY,
+        unit=Unit.SECONDS, samples=tuple(8 / one for one in alone), how="8 bytes, one core",
+    )  # fmt: skip
+    yield Figure(
+        key="memory_core_bytes_per_s", what="memory, copied by one core", group=Group.MEMORY,
+        unit=Unit.BYTES, samples=tuple(kernels.stream(Pass.COPY, size, 1, _REPEATS)),
+        how="read and written, as STREAM counts",
+    )  # fmt: skip
+    for what in Pass:
+        name = what.name.lower()
+        yield Figure(
+            key=f"memory_{name}_bytes_per_s", what=f"memory, {name} by all cores",
+            group=Group.MEMORY, unit=Unit.BYTES,
+            samples=tuple(kernels.stream(what, size, cores, 2 * _REPEATS)),
+            how=f"{cores} threads, arrays of {format_bytes(size)}",
+        )  # fmt: skip
+
+
+def latency_curve(kernels: Kernels, caches: Sequence[Cache]) -> tuple[LatencyOfSize, ...]:
+    """One load in rings that grow by two, up to what is in no cache."""
+    found, size, most = [], _LEAST_CURVE_BYTES, memory_bytes(caches)
+    while size <= most:
+        steps = 100_000 if size <= 4 * _MIB else 50_000
+        took_s = min(kernels.chase(size, steps, repeats=3))
+        found.append(LatencyOfSize(num_bytes=size, latency_s=took_s))
+        size *= 2
+    return tuple(found)
+
+
+def memory_bytes(caches: Sequence[Cache]) -> int:
+    """What no cache holds, as a power of two: four times the last one, as far as memory is free."""
+    last = max((one.num_bytes for one in caches), default=0)
+    free = min(psutil.virtual_memory().available, available_bytes()) // _SHARE
+    wanted = 1 << (max(4 * last, 64 * _MIB) - 1).bit_length()
+    return min(wanted, 1 << (max(free, _MIB).bit_length() - 1))

@@ -1,0 +1,218 @@
+"""Between cores, processes and machines: a word, a byte, a buffer; and what starting things takes.
+
+two cores         a word there and back in one line of memory; a buffer that the other one wrote
+loopback          a byte there and back over TCP; a buffer
+a named host      the same, where `paceline probe --serve` runs there; else only how long it
+                  takes to be told that nobody listens, which is one way there and back
+processes, calls  what Python, the system and torch take for doing nothing
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ..errors import ConfigError, LinkError
+from .figures import Figure, Group, Unit
+from .kernels import Kernels, WayTimes
+
+PORT = 29_461
+"""Where ``paceline probe --serve`` listens, unless another is named."""
+_BUFFER_BYTES = 4 << 20
+_SENT_BYTES = 16 << 20
+_REPEATS = 7
+_CONNECT_S = 5.0
+_CALLS = 20_000
+
+
+# -- cores and sockets -----------------------------------------------------------------------------
+
+
+def core_figures(kernels: Kernels) -> Iterator[Figure]:
+    """Between the first two cores that this process may use."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    why_not, times = "", WayTimes([], [])
+    if len(cores) < 2:
+        why_not = "this process may use one core, or the system holds no thread to one"
+    else:
+        times = kernels.hand_over(cores[0], cores[1], _BUFFER_BYTES, repeats=_REPEATS)
+    how = f"core {cores[0]} to core {cores[1]}" if times.word_s else ""
+    yield _way("core_latency_s", "a word from core to core", times, how, why_not)
+    yield _rate(
+        "core_bytes_per_s", "shared memory, 4 MiB to another core", times, _BUFFER_BYTES, how,
+        why_not,
+    )  # fmt: skip
+
+
+def loopback_figures(kernels: Kernels) -> Iterator[Figure]:
+    """Over TCP, to a thread of this process that is not Python's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = threading.Thread(target=_serve_one, args=(kernels, server), daemon=True)
+        other.start()
+        with _connected(server.getsockname()) as end:
+            times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
+        other.join()
+    yield _way("loopback_latency_s", "loopback, a byte", times, "TCP, one way")
+    yield _rate("loopback_bytes_per_s", "loopback, 16 MiB", times, _SENT_BYTES, "TCP")
+
+
+def peer_figures(kernels: Kernels | None, peer: str) -> Iterator[Figure]:
+    """To another machine. LinkError: it cannot be reached at all."""
+    host, port = read_peer(peer)
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LinkError(f"--peer {peer}: {host} is not known: {error.strerror}") from None
+    address = addresses[0][4][:2]
+    times, why_not = WayTimes([], []), ""
+    took_s, answers = _knock(address, peer)
+    yield Figure(
+        key="peer_round_trip_s", what=f"{host}, there and back", group=Group.MESSAGES,
+        unit=Unit.SECONDS, samples=tuple(took_s), how="TCP, a connection asked for",
+    )  # fmt: skip
+    if kernels is None:
+        why_not = "no C++ compiler is here"
+    elif not answers:
+        why_not = f"nobody listens at port {port}: paceline probe --serve {port} (there)"
+    else:
+        with _connected(address) as end, contextlib.suppress(ConnectionError):
+            times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
+        why_not = "" if times.word_s else "it has hung up"
+    yield _way("peer_latency_s", f"{host}, a byte", times, "TCP, one way", why_not)
+    yield _rate("peer_bytes_per_s", f"{host}, 16 MiB", times, _SENT_BYTES, "TCP", why_not)
+
+
+def read_peer(peer: str) -> tuple[str, int]:
+    """``HOST`` or ``HOST:PORT``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, colon, port = peer.rpartition(":") if peer.count(":") == 1 else (peer, "", "")
+    if not host or (colon and not (port.isdigit() and 0 < int(port) < 1 << 16)):
+        raise ConfigError(f"--peer is HOST or HOST:PORT, got {peer!r}; for example 10.0.0.7:{PORT}")
+    return host, int(port) if port else PORT
+
+
+def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> None:
+    """Answer one that probes after the other, until this process is ended.
+
+    Raises:
+        ConfigError: the port cannot be listened at.
+    """
+    try:
+        server = socket.create_server(("", port))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--serve {port}: {error}; name another port") from None
+    with server:
+        here = f"{socket.gethostname()}:{server.getsockname()[1]}"
+        say(f"listening; on the other machine: paceline probe --peer {here}")
+        while True:
+            _serve_one(kernels, server)
+
+
+def _serve_one(kernels: Kernels, server: socket.socket) -> None:
+    end, _ = server.accept()
+    with end:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        kernels.answer(end.fileno())
+
+
+@contextlib.contextmanager
+def _connected(address: tuple[object, ...]) -> Iterator[socket.socket]:
+    """Blocking, as the kernels need it."""
+    with socket.create_connection(address[:2], timeout=_CONNECT_S) as end:  # type: ignore[arg-type]
+        end.settimeout(None)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield end
+
+
+def _knock(address: tuple[object, ...], peer: str) -> tuple[list[float], bool]:
+    """Seconds until a connection is there or refused; and whether one was there."""
+    took_s, answers = [], False
+    for _ in range(_REPEATS):
+        start_s = time.perf_counter()
+        try:
+            socket.create_connection(address, timeout=_CONNECT_S).close()  # type: ignore[arg-type]
+            answers = True
+        except ConnectionRefusedError:
+            pass
+        except OSError as error:
+            raise LinkError(f"--peer {peer} cannot be reached: {error}") from None
+        took_s.append(time.perf_counter() - start_s)
+    return took_s, answers
+
+
+def _way(key: str, what: str, times: WayTimes, how: str, why_not: str = "") -> Figure:
+    return Figure(
+        key=key, what=what, group=Group.MESSAGES, unit=Unit.SECONDS, samples=tuple(times.word_s),
+        how=how, why_not=why_not,
+    )  # fmt: skip
+
+
+def _rate(key: str, what: str, times: WayTimes, size: int, how: str, why_not: str = "") -> Figure:
+    return Figure(
+        key=key, what=what, group=Group.MESSAGES, unit=Unit.BYTES,
+        samples=tuple(size / one for one in times.buffer_s), how=how, why_not=why_not,
+    )  # fmt: skip
+
+
+# -- processes and calls ---------------------------------------------------------------------------
+
+
+def software_figures() -> Iterator[Figure]:
+    """What it takes to begin something that does nothing, and to call it."""
+    one = torch.ones(1)
+    python = [sys.executable, "-S", "-c", "pass"]
+    for key, what, work, count, repeats, how in (
+        ("python_call_s", "a call of a Python function", _nothing, _CALLS, 9, "which does nothing"),
+        ("torch_call_s", "a call of torch", lambda: torch.add(one, one), 2000, 9,
+         "the sum of two numbers"),
+        ("thread_start_s", "a thread, begun and ended", _thread, 50, 9, "Python's"),
+        ("process_start_s", "a process, begun and ended", lambda: _ended(["/bin/true"]), 5, 7,
+         "/bin/true"),
+        ("python_start_s", "a Python, begun and ended", lambda: _ended(python), 1, 5,
+         "without its site packages"),
+    ):  # fmt: skip
+        with contextlib.suppress(OSError):
+            yield Figure(
+                key=key, what=what, group=Group.SOFTWARE, unit=Unit.SECONDS,
+                samples=tuple(_each_s(work, count) for _ in range(repeats)), how=how,
+            )  # fmt: skip
+
+
+def _nothing() -> None:
+    return None
+
+
+def _thread() -> None:
+    begun = threading.Thread(target=_nothing)
+    begun.start()
+    begun.join()
+
+
+def _ended(command: list[str]) -> None:
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+
+
+def _each_s(work: Callable[[], object], count: int) -> float:
+    """Seconds of one of so many calls, the loop around them taken away."""
+    loop_s = min(_repeated_s(None, count) for _ in range(3))
+    return (_repeated_s(work, count) - loop_s) / count
+
+
+def _repeated_s(work: Callable[[], object] | None, count: int) -> float:
+    start_s = time.perf_counter()
+    if work is None:
+        for _ in range(count):
+            pass
+    else:
+        for _ in range(count):
+            work()
+    return time.perf_counter() - start_s

@@ -1,0 +1,137 @@
+"""A model that is made and walked: what does not fit, what follows what, what wastes."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from paceline.cli.app import run
+from paceline.doctor.built.checks import check
+from paceline.doctor.built.tables import render_model
+from paceline.doctor.built.walk import walk
+from paceline.exports.subject import InputShape
+
+
+def rules(model: nn.Module, batch: int, *shape: int) -> set[tuple[str, str]]:
+    found = check(walk(model, batch, [InputShape(shape, torch.float32)]))
+    return {(one.module, one.rule) for one in found}
+
+
+def linears(*sizes: int) -> list[nn.Module]:
+    return [nn.Linear(ins, outs) for ins, outs in itertools.pairwise(sizes)]
+
+
+class Net(nn.Module):
+    """Every fault that a Sequential cannot have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 5)
+        self.norm = nn.BatchNorm2d(16)
+        self.head = nn.Linear(100, 16)
+        self.idle = nn.Linear(8, 8)
+        self.listed = [nn.Linear(8, 8)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(x))), 2)
+        return F.softmax(self.head(x.flatten(1)), dim=1)
+
+
+class AsksForNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc(x + 1 if x.sum() > 0 else x)
+        return found
+
+
+def test_the_first_program_of_the_lesson() -> None:
+    """Its features, its layers in a row, and its sizes, by module."""
+    model = nn.Sequential(*linears(128, 64, 32, 16, 8, 4, 5))
+    found = check(walk(model, 128, [InputShape((15,), torch.float32)]))
+    mismatch, chain = found[:2]
+    assert (mismatch.module, mismatch.fix) == ("0", "in_features=15")
+    assert "that is the number of samples" in mismatch.what
+    assert (chain.module, chain.rule) == ("0", "linear-chain")
+    assert {one.module for one in found if one.rule == "tensor-core-sizes"} == {"0", "5"}
+    assert model[0].in_features == 128, "the user's own model was changed"
+
+
+def test_each_fault_is_named_by_its_module() -> None:
+    assert rules(Net(), 4, 3, 32, 32) == {
+        ("conv", "bias-before-norm"), ("head", "feature-mismatch"), ("conv", "tensor-core-sizes"),
+        ("listed", "unregistered-modules"), ("idle", "unused-parameters"),
+        ("the output", "softmax-into-cross-entropy"),
+    }  # fmt: skip
+
+
+def test_layers_behind_one_that_does_not_fit_are_seen_too() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(7, 8)
+    )
+    seen = walk(model, 2, [InputShape((8, 6, 6), torch.float32)])
+    fixes = {one.fix for one in check(seen) if one.rule == "feature-mismatch"}
+    assert fixes == {"in_channels=8", "num_features=8", "in_features=128"}
+    assert seen.outputs == (2, 8)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(16, 32), nn.Dropout(), nn.ReLU(), nn.Linear(32, 8)),
+        nn.Sequential(nn.Linear(16, 8, bias=False), nn.Linear(8, 16)),  # low rank
+        nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()),
+        AsksForNumbers(),
+    ],
+)
+def test_a_healthy_model_has_nothing(model: nn.Module) -> None:
+    width = 8 if isinstance(model, AsksForNumbers) else 16
+    assert rules(model, 4, width) == set()
+
+
+def test_dropout_and_views_do_not_part_a_chain() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(), nn.Unflatten(1, (4, 8)),
+                          nn.Linear(8, 24))  # fmt: skip
+    assert ("0", "linear-chain") in rules(model, 4, 16)
+
+
+def test_sizes_are_weighted_by_the_work_of_the_model() -> None:
+    """Ten classes behind a large layer are no waste that counts; a narrow hidden size is."""
+    assert rules(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)), 8, 1024) == (
+        set()
+    )
+    assert ("0", "tensor-core-sizes") in rules(nn.Sequential(nn.Linear(33, 33)), 8, 33)
+
+
+def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x
+
+    seen = walk(Fails(), 2, [InputShape((3,), torch.float32)])
+    (found,) = check(seen)
+    assert (found.rule, "test_built.py" in found.what) == ("forward-fails", True)
+    assert "1 bug" in next(render_model("x", seen, [found]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["torch.nn:ReLU"], "wants the sizes of an input"),
+        (["torch.nn:ReLU", "--input", "x"], "must be sizes >= 1"),
+        (["collections:nothing", "--input", "1,2"], "collections:nothing could not be made"),
+        (
+            ["collections:OrderedDict", "--input", "1,2"],
+            "must return an nn.Module, got OrderedDict",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_walked(
+    asked: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", *asked]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""The compiled kernels: they measure what they say, and say why where they cannot."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError, FileError, LinkError
+from paceline.machine.processor import Cache
+from paceline.probe import storage
+from paceline.probe.figures import Figure, Unit
+from paceline.probe.kernels import Kernels, Pass, VectorFormat, compiled
+from paceline.probe.memory import latency_curve, memory_bytes, memory_figures
+from paceline.probe.messages import (
+    core_figures,
+    loopback_figures,
+    peer_figures,
+    read_peer,
+    serve,
+    software_figures,
+)
+from paceline.probe.storage import storage_figures
+
+MIB = 1 << 20
+CACHES = (Cache(kind="L1d", num_bytes=32 << 10, count=1), Cache(kind="L2", num_bytes=MIB, count=1))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Kernels]:
+    with compiled() as found:
+        yield found
+
+
+def test_a_load_from_memory_takes_longer_than_one_from_the_first_cache(kernels: Kernels) -> None:
+    near = min(kernels.chase(8 << 10, 20_000))
+    far = min(kernels.chase(32 * MIB, 20_000))
+    assert 0 < near < far
+
+
+def test_loads_that_do_not_wait_for_each_other_take_less_each(kernels: Kernels) -> None:
+    one = min(kernels.chase(32 * MIB, 20_000, rings=1))
+    many = min(kernels.chase(32 * MIB, 20_000, rings=16))
+    assert many < one
+
+
+def test_passes_count_bytes_as_stream_does(kernels: Kernels) -> None:
+    assert [one.arrays for one in Pass] == [1, 2, 3]
+    for what in Pass:
+        assert min(kernels.stream(what, MIB, 2, 2)) > 0
+
+
+def test_every_format_is_measured_or_left_out(kernels: Kernels) -> None:
+    assert kernels.vector_bits() in (128, 256, 512)
+    for kind in VectorFormat:
+        per_s = kernels.arithmetic(kind, 1000, 1, 2)
+        assert per_s is None or min(per_s) > 0
+    assert kernels.arithmetic(VectorFormat.FP32, 1000, 1, 1) is not None
+
+
+def test_more_memory_than_there_is_is_said(kernels: Kernels) -> None:
+    with pytest.raises(MemoryError, match="too little memory"):
+        kernels.chase(1 << 60, 10)
+
+
+def test_without_a_compiler_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler: no-such-compiler .* apt install"):
+        compiled().__enter__()
+
+
+def test_a_compiler_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ConfigError, match="false cannot compile the probe's kernels: it failed"):
+        compiled().__enter__()
+
+
+def keys(figures: Iterator[Figure]) -> dict[str, Figure]:
+    return {one.key: one for one in figures}
+
+
+def test_memory_has_all_its_figures(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.probe.memory.memory_bytes", lambda caches: 4 * MIB)
+    monkeypatch.setattr("paceline.probe.memory._MEMORY_STEPS", 1000)
+    found = keys(memory_figures(kernels, CACHES, 2))
+    assert found["l3_latency_s"].why_not.startswith("this machine has none")
+    for key, one in found.items():
+        assert key.endswith(f"_{one.unit.value}")
+        assert (one.best or 0) > 0 or key == "l3_latency_s"
+    assert [one.num_bytes for one in latency_curve(kernels, CACHES)][-1] == 4 * MIB
+
+
+def test_memory_is_taken_from_what_no_cache_holds() -> None:
+    size = memory_bytes(CACHES)
+    assert size & (size - 1) == 0
+    assert size >= MIB
+
+
+def test_the_disk_is_read_and_left_as_it_was(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_FILE_BYTES", 16 * MIB)
+    monkeypatch.setattr(storage, "_ROUND_S", 0.02)
+    found = keys(storage_figures(kernels, tmp_path))
+    assert sorted(found) == [
+        "disk_read_bytes_per_s", "disk_read_latency_s", "disk_reads_per_s",
+        "disk_write_bytes_per_s",
+    ]  # fmt: skip
+    assert all((one.best or 0) > 0 and "O_DIRECT" in one.how for one in found.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_the_cache_may_answer_it_is_said(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_FILE_BYTES", 16 * MIB)
+    monkeypatch.setattr(storage, "_ROUND_S", 0.02)
+    monkeypatch.setattr(storage, "_DIRECT", 0)
+    found = keys(storage_figures(kernels, tmp_path))
+    assert all("may have answered" in one.how for one in found.values())
+
+
+def test_a_folder_that_is_not_there_is_named(kernels: Kernels, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="nowhere"):
+        list(storage_figures(kernels, tmp_path / "nowhere"))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+def test_cores_hand_words_and_buffers_over(kernels: Kernels) -> None:
+    found = keys(core_figures(kernels))
+    assert all((one.best or 0) > 0 for one in found.values())
+
+
+def test_loopback_and_calls_are_measured(kernels: Kernels) -> None:
+    found = keys(loopback_figures(kernels)) | keys(software_figures())
+    assert found["loopback_latency_s"].unit is Unit.SECONDS
+    assert {"python_call_s", "torch_call_s", "process_start_s"} < found.keys()
+    assert all((one.best or 0) > 0 for one in found.values())
+
+
+def test_a_peer_that_serves_is_measured(kernels: Kernels) -> None:
+    said = list[str]()
+    is_there = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        is_there.set()
+
+    threading.Thread(target=serve, args=(kernels, 0, say), daemon=True).start()
+    assert is_there.wait(10)
+    port = said[0].rpartition(":")[2]
+    found = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (found["peer_bytes_per_s"].best or 0) > 0
+    assert (found["peer_round_trip_s"].best or 0) > 0
+
+
+def test_a_peer_that_does_not_serve_tells_the_way_there_and_back(kernels: Kernels) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (found["peer_round_trip_s"].best or 0) > 0
+    assert f"paceline probe --serve {port}" in found["peer_latency_s"].why_not
+
+
+@pytest.mark.parametrize("peer", ["host:port", ":1", "host:0", "host:70000", ""])
+def test_a_peer_is_a_host_and_a_port(peer: str) -> None:
+    with pytest.raises(ConfigError, match=r"--peer is HOST or HOST:PORT"):
+        read_peer(peer)
+
+
+def test_a_peer_that_nobody_knows_is_named() -> None:
+    with pytest.raises(LinkError, match="not known"):
+        list(peer_figures(None, "no-such-host.invalid"))
+
+
+def test_a_port_that_cannot_be_had_is_named(kernels: Kernels) -> None:
+    with pytest.raises(ConfigError, match=r"--serve 70000: .*name another port"):
+        serve(kernels, 70_000, lambda line: None)

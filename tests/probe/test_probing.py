@@ -1,0 +1,109 @@
+"""A whole probe: what is kept, what is shown, what is said where something is missing."""
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.machine.ceilings import read_machine
+from paceline.probe import probing
+from paceline.probe.devices import device_figures
+from paceline.probe.figures import TEXTBOOK, Figure, Group, Unit
+from paceline.probe.memory import LatencyOfSize
+from paceline.probe.picture import draw_probe
+from paceline.probe.probing import Probe, ProbeQuestion, keep, probe_machine
+from paceline.probe.rates import matmul_figures
+from paceline.probe.tables import render_probe
+
+
+def figure(key: str, unit: Unit, *samples: float, why_not: str = "") -> Figure:
+    return Figure(
+        key=key, what=key.replace("_", " "), group=Group.MEMORY, unit=unit, samples=samples,
+        why_not=why_not,
+    )  # fmt: skip
+
+
+PROBE = Probe(
+    processor="a processor", cores=2, took_s=12.0, load=0.1, missing=("the disk: it is full",),
+    figures=(
+        figure("l1_latency_s", Unit.SECONDS, 1e-9, 1.1e-9),
+        figure("memory_latency_s", Unit.SECONDS, 240e-9, 600e-9, 700e-9),
+        figure("l3_latency_s", Unit.SECONDS, why_not="there is none"),
+        figure("memory_copy_bytes_per_s", Unit.BYTES, 50e9),
+        figure("disk_reads_per_s", Unit.COUNT, 35_678.0),
+        figure("vector_fp32_op_per_s", Unit.OPERATIONS, 1.5e12),
+    ),
+    curve=tuple(LatencyOfSize(num_bytes=4096 << i, latency_s=1e-9 * 2**i) for i in range(6)),
+)  # fmt: skip
+
+
+def test_the_table_says_how_far_the_textbook_is() -> None:
+    text = "\n".join(render_probe(PROBE))
+    rows = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert "x 0.67" in rows["l1 latency s"]  # 1 ns beside 1.5 ns
+    assert "x 2" in rows["memory latency s"]  # 240 ns beside at most 120 ns
+    assert "~600 ns" in rows["memory latency s"]
+    assert "inside" in rows["memory copy bytes per s"]
+    assert "1.5 Top/s" in text
+    assert "35,700 /s" in text
+    assert "l3 latency s: there is none" in text
+    assert "the disk: it is full" in text
+    assert "others computed here" not in text
+    assert "others computed here" in "\n".join(render_probe(replace(PROBE, load=1.5)))
+
+
+def test_the_picture_has_every_figure_and_the_curve() -> None:
+    root = ElementTree.fromstring(draw_probe(PROBE))
+    texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"l1 latency s", "vector fp32 op per s", "disk reads per s"} < set(texts)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 1
+
+
+def test_what_the_textbook_says_has_the_unit_of_its_figure() -> None:
+    for key, (low, high) in TEXTBOOK.items():
+        assert 0 < low <= high
+        assert any(key.endswith(f"_{unit.value}") for unit in Unit)
+
+
+def test_the_best_is_kept_and_what_was_not_measured_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "paceline probe" in read_machine().why_not
+    keep(PROBE)
+    known = read_machine()
+    assert known.get("memory_latency_s") == 240e-9
+    assert known.get("l3_latency_s") is None
+    assert known.source.startswith("paceline probe, 2")
+
+
+def test_without_a_compiler_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(probing, "matmul_figures", lambda device: iter(()))
+    found = probe_machine(ProbeQuestion(folder=tmp_path), lambda line: None)
+    assert "no C++ compiler" in found.missing[0]
+    assert {one.group for one in found.figures} >= {Group.SOFTWARE}
+
+
+def test_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.probe.rates._SIDES", (64,))
+    monkeypatch.setattr("paceline.probe.rates._PRODUCT_S", 0.01)
+    found = {one.key: one for one in matmul_figures(torch.device("cpu"))}
+    assert len(found) == 5
+    assert all(one.samples or one.why_not for one in found.values())
+    assert (found["matmul_fp32_op_per_s"].best or 0) > 0
+
+
+def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No accelerator is here: its code runs on the processor, where nothing can be pinned."""
+    for name in ("_BYTES", "_MEMORY_BYTES"):
+        monkeypatch.setattr(f"paceline.probe.devices.{name}", 1 << 16)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    found = {one.key: one for one in device_figures(torch.device("cpu"))}
+    assert (found["to_device_pageable_bytes_per_s"].best or 0) > 0
+    assert (found["device_launch_s"].best or 0) > 0
+    assert all(one.samples or one.why_not for one in found.values())

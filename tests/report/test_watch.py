@@ -1,0 +1,101 @@
+"""A run that is watched: its trace is followed as it grows, and the end of either is the end."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.plan import Plan
+from paceline.report.live import Progress, QuietObserver
+from paceline.report.watch import watch
+from paceline.run_dir import is_at_work
+from paceline.trace.following import FollowedTrace
+
+
+class Seen(QuietObserver):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown_plan: Plan | None = None
+        self.told: list[Progress] = []
+        self.tests: list[float] = []
+
+    def progress(self, progress: Progress) -> None:
+        self.told.append(progress)
+
+    def evaluated(self, epoch: int, metrics: object, version: int | None = None) -> None:
+        self.tests.append(dict(metrics)["acc"])  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which a run is at work."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def grow(run_dir: Path, folder: Path, num_bytes: int) -> Iterator[None]:
+    """So many bytes more of the trace at each look, whatever lines they end in."""
+    whole = (run_dir / "trace.jsonl").read_bytes()
+    for start in range(0, len(whole), num_bytes):
+        with open(folder / "trace.jsonl", "ab") as file:
+            file.write(whole[start : start + num_bytes])
+        yield
+
+
+def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) -> None:
+    pieces, seen = grow(run_dir, held, 97), Seen()
+    assert watch(held, seen, lambda: next(pieces))
+    versions = [one.version for one in seen.told]
+    assert versions == sorted(versions)
+    assert {0, 1, 2, 3} <= set(versions)
+    last = seen.told[-1]
+    assert (last.samples, last.epoch, last.loss) == (60, 1, pytest.approx(3.5 / 3))
+    assert [one.pushes for one in last.workers] == [3, 2]
+    assert last.workers[1].mean_staleness == 0.5  # one of its two pushes came a version late
+    assert seen.tests == [0.6, 0.8]
+
+
+def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    lines = (run_dir / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "trace.jsonl").write_bytes(b"".join(lines[:8]) + lines[8][:10])
+    seen = Seen()
+    assert not watch(folder, seen, lambda: pytest.fail("nobody is at work there"))
+    assert seen.told[-1].version == 1
+
+
+def test_where_no_run_is_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the trace .* cannot be read: No such file"):
+        watch(tmp_path, Seen(), lambda: None)
+
+
+def test_a_damaged_line_is_named(run_dir: Path) -> None:
+    path = run_dir / "trace.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"samples":20', b'"samples":21', 1))
+    with pytest.raises(ConfigError, match=r"damaged at .*trace.jsonl:\d+"):
+        watch(run_dir, Seen(), lambda: None)
+
+
+def test_nothing_is_read_twice(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.part"
+    shutil.copy(run_dir / "trace.jsonl", path)
+    with FollowedTrace(path) as trace:
+        assert len(list(trace.new())) == len(path.read_bytes().splitlines())
+        assert list(trace.new()) == []
+
+
+def test_who_is_at_work_is_told_without_locking(held: Path, tmp_path: Path) -> None:
+    assert is_at_work(held)
+    assert not is_at_work(tmp_path)
+    (tmp_path / "lock").touch()
+    assert not is_at_work(tmp_path)
+    assert is_at_work(tmp_path, locks=tmp_path / "no such table")
