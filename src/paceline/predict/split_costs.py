@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.costs import SplitCosts
 from ..partition.graph import WorkGraph
-from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
+from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, PipelineWorker, workers
 from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
@@ -72,7 +72,6 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     """
     load = os.getloadavg()[0]
     process_bytes = psutil.Process().memory_info().rss
-    memory_bytes = _left_bytes(question.memory_bytes, process_bytes)
     light = on_meta(question)
     is_counted = light is not None and is_too_large(light.model)
     subject = light if light is not None and is_counted else find_model(question)
@@ -93,8 +92,7 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
         pipeline=Pipeline(
-            workers=workers(question.num_workers, memory_bytes, question.speeds),
-            link=messages.link,
+            workers=_workers(question, process_bytes), link=messages.link,
             micro_batches=question.micro_batches, schedule=question.schedule,
             state_copies=state_copies, update_s_per_byte=update_s_per_byte,
         ),
@@ -110,6 +108,11 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         subject=subject, traced=traced, costs=costs, link_source=messages.source,
         is_counted=is_counted, load=load,
     )  # fmt: skip
+
+
+def _workers(question: SplitQuestion, process_bytes: int) -> tuple[PipelineWorker, ...]:
+    left_bytes = _left_bytes(question.memory_bytes, process_bytes)
+    return workers(question.num_workers, left_bytes, question.speeds)
 
 
 def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
