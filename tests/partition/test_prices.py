@@ -57,13 +57,50 @@ def test_bytes_and_memory_are_those_of_the_formulas() -> None:
     assert found["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)
     assert found["shard-1"].sent_bytes == found["data"].sent_bytes
     assert found["shard-3"].sent_bytes == round(3 * 3 / 4 * PARAMETERS)
-    assert found["data"].memory_bytes == 3 * PARAMETERS  # parameter, gradient, momentum
-    assert found["shard-1"].memory_bytes == 2 * PARAMETERS + PARAMETERS // 4
-    assert found["shard-2"].memory_bytes == PARAMETERS + 2 * PARAMETERS // 4
-    assert found["shard-3"].memory_bytes == 3 * PARAMETERS // 4
-    assert by_name(costs(4, largest_bytes=500))["shard-3"].memory_bytes == 3 * PARAMETERS // 4 + 500
+    assert found["none"].memory_bytes == 7 * PARAMETERS
+    # Parameters, gradients twice, those between epochs; of its share momentum, and both kept.
+    assert found["data"].memory_bytes == 4 * PARAMETERS + 3 * PARAMETERS // 4
+    pieces = 3 * PARAMETERS // 4  # parameter, gradient, momentum
+    assert found["shard-1"].memory_bytes == 2 * PARAMETERS + pieces
+    assert found["shard-2"].memory_bytes == PARAMETERS + pieces
+    assert found["shard-3"].memory_bytes == pieces
+    with_layers = by_name(costs(4, largest_bytes=500))
+    assert with_layers["shard-3"].memory_bytes == pieces + 500 * 4.25
+    assert with_layers["data"].memory_bytes == found["data"].memory_bytes + 500
+    assert found["network"].memory_bytes >= 3 * PARAMETERS // 4
     a_border = 4 * 4  # a micro-batch of 4 samples, 4 bytes each; forward, and back
     assert found["network"].sent_bytes == 4 * 2 * a_border
+
+
+def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None:
+    """More of them fill the pipeline better, until their messages take longer than that saves."""
+    ways = {"micro_batches_each": (1, 2, 4)}
+    alone_s = 3.0 * 16 * LAYERS
+    assert by_name(costs(2, **ways))["network"].step_s == pytest.approx(alone_s / 2 * (8 + 1) / 8)
+    slow = LinkCost(latency_s=100.0, s_per_byte=0.0)
+    few = by_name(costs(2, link=slow, **ways))["network"]
+    assert few.placement is not None
+    assert few.placement.micro_batches == 2
+    assert by_name(costs(4, batch_size=3, **ways))["network"].why.endswith("fewer than 4 workers")
+
+
+def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> None:
+    """Two that each step half of the parameters are no faster than one that steps them all."""
+    pipeline = Pipeline(workers=workers(2), micro_batches=4, update_s_per_byte=0.25)
+    no_work = {"cores": 2, "alone_s": 0.0, "graph_at": lambda _: model_at(1e-9)}
+    found = by_name(costs(2, pipeline=pipeline, **no_work))
+    alone, both = found["none"], found["data"]
+    assert alone.step_s == pytest.approx(both.step_s)
+    moved = by_name(costs(2, cores=2, graph_at=lambda _: model_at(1e-9), moved_s_per_byte=1.0))
+    copied = 2 + 3 / 2 + 1 / 2 + 4 / 2  # to all, two to their mean, a look at it, both kept
+    assert moved["data"].step_s == pytest.approx(2 * copied * PARAMETERS)
+
+
+def test_shards_exchange_each_layer_by_itself() -> None:
+    """Parameters put together forward and backward, gradients once; and six meetings."""
+    found = by_name(costs(2, graph_at=lambda _: model_at(1e-9), exchange_s=lambda size, num: 1.0))
+    assert found["shard-3"].step_s == pytest.approx(3 * LAYERS + 6)
+    assert found["shard-2"].step_s == pytest.approx(2 * LAYERS + 6)
 
 
 def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
@@ -78,7 +115,8 @@ def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
 
 
 def test_a_small_model_is_answered_do_not_split() -> None:
-    table = price_splits(costs(2, link=LinkCost(latency_s=1000.0, s_per_byte=0.1)))
+    link = LinkCost(latency_s=1e5, s_per_byte=10.0)
+    table = price_splits(costs(2, cores=2, alone_s=3.0 * 8 * LAYERS, link=link, moved_s_per_byte=1))
     assert table.advised.name == "none"
     assert table.reason.startswith("do not split: ")
 

@@ -9,6 +9,7 @@
     links                  what cores are connected by, and the rings in it
     scaling                what more workers bring: real runs by 1, 2, 4 ..., in turn
     splits                 every split of a model that runs, beside its prediction
+    split_watch            what each worker's process holds, computes and writes meanwhile
     ways, compiling        the same model through each compiler
     batch_size, throughput           which batch fits; images a second, up to where memory ends
     training, batch_choice           real training: gradient noise, and what a batch size is worth

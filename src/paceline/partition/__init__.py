@@ -5,8 +5,10 @@
     names          what --split is told
     placement      a cut: what each part takes and holds, what flows over its borders; the even one
     search         the best cut; brute_force: of a small model, by trying every one
+    cuts           the cut that is chosen, and its number of micro-batches
     schedules      who computes which micro-batch when: gpipe, 1f1b, interleaved; in virtual time
     prices         all ways to split in one table, and the advised one; costs: what from
+    memory         what a worker holds of parameters, by name
 
                       splits/ measures a module                      splits/ makes parts of a module
                                 |                                                ^

@@ -3,6 +3,7 @@
 This module must not know how any of it was measured.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,10 @@ from .pipeline import Pipeline
 
 LARGE_MODEL = 500_000_000
 """Parameters from which on one copy for each worker is questioned."""
+
+
+def _nothing_s(num_bytes: float, num_workers: int) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,10 @@ class SplitCosts:
         alone_s: forward and backward of the whole batch, by one process on all cores.
         pipeline: the workers, what is between them, the micro-batches.
         all_reduce_s: of so many bytes between so many of them.
+        exchange_s: of so many bytes from each of so many of them to each other one, all at once.
+        moved_s_per_byte: of memory that is read or written, by one process on all cores.
+        micro_batches_each: that a worker's mini-batch can be, of which a run takes the fastest;
+            empty: an update has those of ``pipeline``.
         cores, threads: that all share; of each worker.
         pairs: layers that can be split over channels.
         largest_bytes: of the parameters that `shard-3` gathers at a time.
@@ -34,6 +43,9 @@ class SplitCosts:
     batch_size: int
     pipeline: Pipeline
     all_reduce_s: Callable[[int, int], float]
+    exchange_s: Callable[[float, int], float] = _nothing_s
+    moved_s_per_byte: float = 0.0
+    micro_batches_each: tuple[int, ...] = ()
     cores: float = float("inf")
     threads: int = 1
     pairs: tuple[ChannelPair, ...] = ()
@@ -49,6 +61,11 @@ class SplitCosts:
     def sharing(self) -> float:
         """How many times longer what all do at once takes than where each has its own cores."""
         return max(1.0, self.num_workers * self.threads / self.cores)
+
+    @property
+    def at_once(self) -> float:
+        """How many times longer than one process on all cores each of them takes, all at once."""
+        return self.num_workers if math.isfinite(self.cores) else 1.0
 
     @property
     def slowest(self) -> float:

@@ -10,6 +10,9 @@ from ..collectives.base import LinkCost
 from ..errors import ConfigError, unknown
 from .schedules import SCHEDULES, live_micro_batches
 
+MICRO_BATCHES_EACH = (1, 2, 4)
+"""Of a worker's mini-batch: what a run chooses from."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineWorker:

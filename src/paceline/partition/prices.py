@@ -14,9 +14,12 @@
 
 Seconds are of an update: all computing, then what is sent, then the optimizer; what a run hides
 behind computing makes it shorter. n processes of t threads on c cores share them: where n t > c
-everything that all do at once takes n t / c times as long. Bytes are what the worker that sends
-most sends; memory counts parameters, gradients, optimizer state, and what is kept for the backward
-pass, of the worker that holds most.
+everything that all do at once takes n t / c times as long. What memory limits (the optimizer,
+copies) was measured by one process on all cores, and n at once take n times as long. Whole copies
+on one machine add up gradients in memory that all see, each in its share; ranks send messages, and
+meet before each pass (spread/meeting.py). Bytes are what the worker that sends most sends where
+nothing is shared; memory is that of the worker that holds most (memory.py). Above 300 lines, since
+one formula stands beside the others.
 
 Sources: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", SC 2020 (shards 1, 2, 3 and their bytes); M. Shoeybi et al., "Megatron-LM", arXiv
@@ -25,17 +28,22 @@ convolutional neural networks", arXiv 1404.5997, 2014 (each split where it is wo
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import ConfigError
 from .costs import LARGE_MODEL, SplitCosts
+from .cuts import fastest_cut, uneven
 from .graph import INPUT, WorkGraph
-from .pipeline import Pipeline, PipelineWorker
-from .placement import Placement, even_cut, is_allowed, pipeline_step
-from .search import FoundPlacement, find_placement
+from .memory import copy_bytes, shard_bytes
+from .pipeline import PipelineWorker
+from .placement import Placement
 
 NONE = "none"
 _WHOLE_COPIES = (NONE, "data")
+_MEETINGS = 6
+"""Of ranks, an update: forward, backward, the step's end, who has gradients, their norm, lines."""
+_WORD_BYTES = 64
+"""Of a worker's line in one, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,11 @@ def _priced(costs: SplitCosts, name: str, step_s: float, sent: float, held: floa
     )
 
 
+def _too_few(name: str, costs: SplitCosts) -> SplitPrice:
+    why = f"{costs.batch_size} samples are fewer than {costs.num_workers} workers"
+    return SplitPrice(name=name, step_s=None, why=why)
+
+
 def _fits(costs: SplitCosts, held: float) -> bool:
     return costs.memory_bytes is None or held <= costs.memory_bytes
 
@@ -152,8 +165,25 @@ def _alone(costs: SplitCosts) -> SplitPrice:
     graph = costs.graph_at(costs.batch_size)
     fastest = max(one.speed for one in costs.pipeline.workers)
     step_s = (costs.alone_s + graph.parameter_bytes * costs.pipeline.update_s_per_byte) / fastest
-    held = (2 + costs.pipeline.state_copies) * graph.parameter_bytes + graph.activation_bytes
-    return _priced(costs, NONE, step_s, 0.0, held + _buffers(graph))
+    step_s += _shared_bytes(costs, 1) * costs.moved_s_per_byte
+    return _priced(costs, NONE, step_s, 0.0, _copy_bytes(costs, graph, 1))
+
+
+def _copy_bytes(costs: SplitCosts, graph: WorkGraph, num: int) -> float:
+    size, copies = graph.parameter_bytes, costs.pipeline.state_copies
+    held = copy_bytes(size, copies, num, costs.largest_bytes)
+    return held + graph.activation_bytes + _buffers(graph)
+
+
+def _shared_bytes(costs: SplitCosts, num: int) -> float:
+    """Read and written an update by each of so many copies that see each other's memory.
+
+    Its own gradient to where all see it; of its share all gradients to their mean, which is looked
+    at once; and parameters and state to where they are kept meanwhile.
+    """
+    size = costs.graph_at(costs.batch_size / num).parameter_bytes
+    kept = 2 * (1 + costs.pipeline.state_copies)
+    return size * (2 + (num + 1) / num + 1 / num + kept / num)
 
 
 def _buffers(graph: WorkGraph) -> int:
@@ -161,20 +191,27 @@ def _buffers(graph: WorkGraph) -> int:
 
 
 def _update_s(costs: SplitCosts, parameter_bytes: float) -> float:
-    return parameter_bytes * costs.pipeline.update_s_per_byte / costs.slowest * costs.sharing
+    return parameter_bytes * costs.pipeline.update_s_per_byte / costs.slowest * costs.at_once
+
+
+def _moved_s(costs: SplitCosts, num_bytes: float) -> float:
+    """Of memory that each worker reads or writes, all at once."""
+    return num_bytes * costs.moved_s_per_byte * costs.at_once
+
+
+def _meetings_s(costs: SplitCosts, num: int) -> float:
+    return _MEETINGS * costs.exchange_s(_WORD_BYTES, num)
 
 
 def _data(costs: SplitCosts) -> SplitPrice:
     num = costs.num_workers
     if costs.batch_size < num:
-        return SplitPrice(
-            name="data", step_s=None, why=f"{costs.batch_size} samples are fewer than {num} workers"
-        )
+        return _too_few("data", costs)
     graph = costs.graph_at(costs.batch_size / num)
     size = graph.parameter_bytes
     step_s = graph.work_s / costs.slowest * costs.sharing
-    step_s += costs.all_reduce_s(size, num) + _update_s(costs, size)
-    held = (2 + costs.pipeline.state_copies) * size + graph.activation_bytes + _buffers(graph)
+    step_s += _moved_s(costs, _shared_bytes(costs, num)) + _update_s(costs, size / num)
+    held = _copy_bytes(costs, graph, num)
     return _priced(costs, "data", step_s, 2 * (num - 1) / num * size, held)
 
 
@@ -182,18 +219,29 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
     """ZeRO 1, 2, 3: an all-reduce is a reduce-scatter and an all-gather, each half of its time."""
     num, name = costs.num_workers, f"shard-{stage}"
     if costs.batch_size < num:
-        return SplitPrice(
-            name=name, step_s=None, why=f"{costs.batch_size} samples are fewer than {num} workers"
-        )
+        return _too_few(name, costs)
     graph = costs.graph_at(costs.batch_size / num)
     size, copies = graph.parameter_bytes, costs.pipeline.state_copies
     halves = 3 if stage == 3 else 2
     step_s = graph.work_s / costs.slowest * costs.sharing
-    step_s += halves / 2 * costs.all_reduce_s(size, num) + _update_s(costs, size / num)
-    whole, shared = {1: (2, copies), 2: (1, 1 + copies), 3: (0, 2 + copies)}[stage]
-    held = size * (whole + shared / num) + graph.activation_bytes + _buffers(graph)
-    held += costs.largest_bytes if stage == 3 else 0
+    step_s += (
+        _units_s(costs, graph, halves) + _meetings_s(costs, num) + _update_s(costs, size / num)
+    )
+    held = shard_bytes(stage, size, copies, num, costs.largest_bytes)
+    held += graph.activation_bytes + _buffers(graph)
     return _priced(costs, name, step_s, halves * (num - 1) / num * size, held)
+
+
+def _units_s(costs: SplitCosts, graph: WorkGraph, halves: int) -> float:
+    """Layer by layer: parameters put together once or twice, gradients sent to whose they are.
+
+    In memory a piece is copied; gradients are laid out, sent, and added up (spread/units.py).
+    """
+    num = costs.num_workers
+    sizes = [one.parameter_bytes for one in graph.nodes] + [tie.num_bytes for tie in graph.ties]
+    sent_s = sum(halves * costs.exchange_s(size / num, num) for size in sizes if size)
+    moved = sum(sizes) * (3 * (halves - 1) / num + 4 + 3 / num)
+    return sent_s + _moved_s(costs, moved)
 
 
 def _layer(costs: SplitCosts) -> SplitPrice:
@@ -213,6 +261,7 @@ def _layer(costs: SplitCosts) -> SplitPrice:
     ends += sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
     step_s += sum(costs.all_reduce_s(size, num) for size in sums)
     step_s += costs.all_reduce_s(ends, num) / 2 + _update_s(costs, parameter_bytes)
+    step_s += _meetings_s(costs, num)
     memory = (2 + costs.pipeline.state_copies) * parameter_bytes
     memory += held(lambda i: graph.nodes[i].activation_bytes) + _buffers(graph)
     return _priced(costs, "layer", step_s, (num - 1) / num * (2 * sum(sums) + ends), memory)
@@ -220,21 +269,24 @@ def _layer(costs: SplitCosts) -> SplitPrice:
 
 def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -> SplitPrice:
     """So many parts, in so many replicas; workers of a replica stand side by side."""
-    group = _slowest_group(costs, num_parts)
-    pipeline = costs.pipeline.of(group)
-    if why := uneven(costs.batch_size, pipeline.micro_batches * replicas):
-        return SplitPrice(name=name, step_s=None, why=why)
-    micro_batch = costs.batch_size / replicas / pipeline.micro_batches
+    pipeline = costs.pipeline.of(_slowest_group(costs, num_parts))
+    each = costs.batch_size / replicas
+    counts = [most * num_parts for most in costs.micro_batches_each]
+    if not counts:
+        counts = [pipeline.micro_batches]
+        if why := uneven(costs.batch_size, pipeline.micro_batches * replicas):
+            return SplitPrice(name=name, step_s=None, why=why)
+    graphs = [(num, costs.graph_at(each / num)) for num in counts if num <= each]
+    if not graphs:
+        return _too_few(name, costs)
     try:
-        cut = best_cut(
-            costs.graph_at(micro_batch), pipeline, costs.cores / costs.threads / replicas
-        )
+        cut = fastest_cut(graphs, pipeline, costs.cores / costs.threads / replicas)
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
-    found = cut.placement
-    step_s = pipeline_step(found, pipeline, costs.cores / costs.threads / replicas).seconds
-    step_s += max(one.update_s for one in found.parts) * costs.sharing
-    sent = [_sent(found, number) * pipeline.micro_batches for number in range(num_parts)]
+    num, found = cut.micro_batches, cut.placement
+    step_s = cut.seconds + max(one.update_s for one in found.parts) * costs.at_once
+    step_s += _meetings_s(costs, num_parts)
+    sent = [_sent(found, number) * num for number in range(num_parts)]
     if replicas > 1:
         sizes = [one.parameter_bytes for one in found.parts]
         step_s += max(costs.all_reduce_s(size, replicas) for size in sizes)
@@ -243,36 +295,6 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
         balance=found.balance, placement=found,
     )  # fmt: skip
-
-
-def uneven(batch_size: int, micro_batches: int) -> str:
-    """Why a batch cannot be so many micro-batches of one size; empty: it can.
-
-    Example:
-        >>> uneven(100, 8)
-        '100 samples cannot be 8 equal micro-batches; 5 are possible'
-    """
-    if batch_size % micro_batches == 0:
-        return ""
-    fewer = next(num for num in range(micro_batches, 0, -1) if batch_size % num == 0)
-    return (
-        f"{batch_size} samples cannot be {micro_batches} equal micro-batches; {fewer} are possible"
-    )
-
-
-def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlacement:
-    """The cut that was searched; or the even one, where its schedule happens to be shorter.
-
-    Raises:
-        ConfigError: there are more parts than nodes, or no cut fits the memory.
-    """
-    found = find_placement(graph, pipeline)
-    even = even_cut(graph, pipeline)
-    if is_allowed(even, pipeline):
-        cuts = (found.placement, even)
-        best = min(cuts, key=lambda one: pipeline_step(one, pipeline, cores).seconds)
-        return replace(found, placement=best)
-    return found
 
 
 def _slowest_group(costs: SplitCosts, num_parts: int) -> tuple[PipelineWorker, ...]:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 
 from ..collectives.base import LinkCost
 from ..collectives.choose import choose
-from ..collectives.host import HostCost, at
+from ..collectives.host import at
 from ..collectives.transfers import Action
 from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.costs import SplitCosts
 from ..partition.graph import WorkGraph
-from ..partition.pipeline import Pipeline, workers
+from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, PipelineWorker, workers
 from ..plan import format_bytes
-from ..run.collective import SECTION, read_measured
+from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
-from ..splits.clocks import threads
+from ..splits.clocks import moved_s_per_byte, threads
 from ..splits.loopback import measure_loopback
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace
@@ -71,7 +72,6 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     """
     load = os.getloadavg()[0]
     process_bytes = psutil.Process().memory_info().rss
-    memory_bytes = _left_bytes(question.memory_bytes, process_bytes)
     light = on_meta(question)
     is_counted = light is not None and is_too_large(light.model)
     subject = light if light is not None and is_counted else find_model(question)
@@ -80,7 +80,7 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     cores = num_cores()
     own_threads = max(1, cores // question.num_workers)
     update_s_per_byte, state_copies = _update(subject, is_counted)
-    link, source, reduce_s = _messages(question.num_workers, cores / own_threads)
+    messages = _messages(question.num_workers, cores / own_threads)
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         given = subject.inputs(batch)
@@ -92,20 +92,27 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
         pipeline=Pipeline(
-            workers=workers(question.num_workers, memory_bytes, question.speeds), link=link,
+            workers=_workers(question, process_bytes), link=messages.link,
             micro_batches=question.micro_batches, schedule=question.schedule,
             state_copies=state_copies, update_s_per_byte=update_s_per_byte,
         ),
-        all_reduce_s=reduce_s, cores=cores, threads=own_threads,
+        all_reduce_s=messages.all_reduce_s, exchange_s=messages.exchange_s,
+        moved_s_per_byte=moved_s_per_byte(), cores=cores, threads=own_threads,
+        micro_batches_each=MICRO_BATCHES_EACH if question.schedule == "gpipe" else (),
         pairs=find_pairs(traced, graph_at(batch_size)),
         largest_bytes=max(node.parameter_bytes for node in large.graph.nodes),
         process_bytes=process_bytes,
         num_parameters=sum(one.numel() for one in model.parameters()),
     )  # fmt: skip
     return PreparedModel(
-        subject=subject, traced=traced, costs=costs, link_source=source, is_counted=is_counted,
-        load=load,
+        subject=subject, traced=traced, costs=costs, link_source=messages.source,
+        is_counted=is_counted, load=load,
     )  # fmt: skip
+
+
+def _workers(question: SplitQuestion, process_bytes: int) -> tuple[PipelineWorker, ...]:
+    left_bytes = _left_bytes(question.memory_bytes, process_bytes)
+    return workers(question.num_workers, left_bytes, question.speeds)
 
 
 def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
@@ -210,19 +217,34 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
     return min(took_s[1:]) / size, round(sum(one.nbytes for one in state) / size)
 
 
-def _messages(num_workers: int, places: float) -> tuple[LinkCost, str, Callable[[int, int], float]]:
-    """What a message takes here, where that is from, and what an all-reduce takes.
+class _Messages(NamedTuple):
+    """What messages between workers take here.
+
+    Attributes:
+        link: of one between two.
+        source: where that is from, in words.
+        all_reduce_s, exchange_s: see `SplitCosts`.
+    """
+
+    link: LinkCost
+    source: str
+    all_reduce_s: Callable[[int, int], float]
+    exchange_s: Callable[[float, int], float]
+
+
+def _messages(num_workers: int, places: float) -> _Messages:
+    """As ``paceline bench collectives`` has measured them between so many processes, else a socket.
 
     Args:
         places: workers that compute at the same time; more of them take turns.
     """
-    known = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else None
-    cost: HostCost | None = known.cost if known is not None else None
+    known = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else UNMEASURED
+    cost = known.cost
     if cost is not None:
         (small, small_s), *_, (large, large_s) = cost.rounds["alone", Action.COPY]
         slope = max(0.0, large_s - small_s) / (large - small)
         link = LinkCost(latency_s=max(0.0, small_s - small * slope), s_per_byte=slope)
-        source = f"measured between {num_workers} processes here, {known.day}" if known else ""
+        source = f"measured between {num_workers} processes here, {known.day}"
     else:
         link = measure_loopback()
         source = "loopback, measured now; paceline bench collectives measures processes"
@@ -235,4 +257,9 @@ def _messages(num_workers: int, places: float) -> tuple[LinkCost, str, Callable[
             return at(cost.native_s, num_bytes)
         return choose(num_bytes, num, link, names=["ring"]).seconds * max(1.0, num / places)
 
-    return link, source, all_reduce_s
+    def exchange_s(num_bytes: float, num: int) -> float:
+        if cost is not None and num == num_workers:
+            return at(cost.rounds["all" if num > 2 else "ring", Action.COPY], num_bytes)
+        return (num - 1) * link.round_s(1, num_bytes) * max(1.0, num / places)
+
+    return _Messages(link, source, all_reduce_s, exchange_s)

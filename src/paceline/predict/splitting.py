@@ -10,8 +10,9 @@ from ..collectives.base import LinkCost
 from ..errors import ConfigError
 from ..partition.brute_force import MOST_NODES, try_all_cuts
 from ..partition.costs import LARGE_MODEL, SplitCosts
+from ..partition.cuts import best_cut, uneven
 from ..partition.placement import Placement, check_parts, even_cut, is_allowed, pipeline_step
-from ..partition.prices import best_cut, price_splits, uneven
+from ..partition.prices import price_splits
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
 from .split_costs import PreparedModel, prepare

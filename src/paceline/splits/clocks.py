@@ -59,8 +59,7 @@ class CountedClock:
             return
         matrix = torch.ones(_MATRIX, _MATRIX)
         self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
-        source, target = torch.ones(_COPIED_BYTES // 4), torch.empty(_COPIED_BYTES // 4)
-        self._s_per_byte = _least_s(lambda: target.copy_(source)) / (2 * _COPIED_BYTES)
+        self._s_per_byte = moved_s_per_byte()
 
     def both(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
         """Seconds forward and backward, of which the second is said to move twice the bytes."""
@@ -75,6 +74,12 @@ class CountedClock:
             first.get_total_flops() * self._s_per_flop + num_bytes * self._s_per_byte,
             second.get_total_flops() * self._s_per_flop + 2 * num_bytes * self._s_per_byte,
         )
+
+
+def moved_s_per_byte() -> float:
+    """Of a byte of memory that is read or written, by a copy with all of torch's threads."""
+    source, target = torch.ones(_COPIED_BYTES // 4), torch.empty(_COPIED_BYTES // 4)
+    return _least_s(lambda: target.copy_(source)) / (2 * _COPIED_BYTES)
 
 
 def _least_s(work: Callable[[], object]) -> float:

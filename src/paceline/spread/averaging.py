@@ -39,7 +39,7 @@ class SplitAveraging(DistributedAveraging):
     def __init__(
         self, spread: SpreadModel, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
     ) -> None:
-        self._spread = spread
+        self._spread, self._has_stepped = spread, False
         super().__init__(copy, barrier, hooks, Route(collective="native"))
         parameters = self._replica.layout.parameters
         self._tied = {
@@ -141,12 +141,18 @@ class SplitAveraging(DistributedAveraging):
                 run.clamp_(-clip.max_value, clip.max_value)
         self._hooks.advance_schedule(self._copy.version)
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
-        spread.stepped()
+        self._stepped()
         if spread.groups.twins is not None:
             self._reduce_buffers(own)
         elif spread.sums_buffers:
             self._reduce_buffers(weights[self._seat])
         self._copy.unedited.mark()
+
+    def _stepped(self) -> None:
+        if not self._has_stepped:  # the optimizer's state was made anew, and moved to the block
+            self._has_stepped = True
+            give_back_freed()
+        self._spread.stepped()
 
     def _check_shares(self, weights: Sequence[float], own: float) -> None:
         """Raise ConfigError where a loss was weighed otherwise than its push is."""

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..partition.graph import INPUT, WorkGraph
+from ..partition.cuts import fastest_cut
+from ..partition.graph import WorkGraph
 from ..partition.names import SplitName
-from ..partition.pipeline import Pipeline, workers
-from ..partition.placement import Placement, pipeline_step
-from ..partition.prices import best_cut
+from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
+from ..partition.placement import Placement
 from ..splits.clocks import TimedClock
 from ..splits.loopback import measure_loopback
 from ..splits.measuring import measure
@@ -31,8 +31,6 @@ from .borders import Inputs, find_borders, leaves_of, sent_bytes
 from .group import Ranks, tell_all
 from .pipeline import TensorShape
 
-_MICRO_BATCHES = (1, 2, 4)
-"""Of a worker's mini-batch, to choose from."""
 _CLOSE = 1e-4
 _UNEVEN = 1.15
 """So many times faster than another one a worker gets more to do."""
@@ -219,24 +217,16 @@ def _choose(
     """
     num_parts, link = name.parts, measure_loopback()
     cores = num_cores() / torch.get_num_threads() / name.copies
-    found: list[tuple[float, int, Placement, WorkGraph]] = []
-    for most, graph in _measured(traced, inputs, *sizes):
-        setting = Pipeline(
-            workers=workers(num_parts, speeds=speeds), link=link,
-            micro_batches=most * num_parts, schedule="gpipe",
-        )  # fmt: skip
-        cut = best_cut(graph, setting, cores).placement
-        seconds = pipeline_step(cut, setting, cores).seconds
-        seconds += most * (num_parts - 1) * _ends_s(graph, setting)
-        found.append((seconds, most, cut, graph))
-    seconds, most, cut, graph = min(found, key=lambda one: one[0])
+    graphs = ((most * num_parts, one) for most, one in _measured(traced, inputs, *sizes))
+    setting = Pipeline(workers=workers(num_parts, speeds=speeds), link=link, schedule="gpipe")
+    seconds, num, cut, graph = fastest_cut(graphs, setting, cores)
     part_of = cut.part_of()
     return {
         "part_of": [part_of[node] for node in range(len(graph))],
-        "most": most,
+        "most": num // num_parts,
         "balance": cut.balance,
         "order": [one.worker for one in cut.parts],
-        "note": _note(cut, graph, most * num_parts, seconds, str(name)) + _of_speeds(cut, speeds),
+        "note": _note(cut, graph, num, seconds, str(name)) + _of_speeds(cut, speeds),
     }
 
 
@@ -245,28 +235,20 @@ def _measured(
 ) -> Iterator[tuple[int, WorkGraph]]:
     """How many micro-batches a mini-batch can be, and what pieces take for each."""
     if traced.how == "torch.export":  # its sizes are fixed: traced anew
-        for most in _MICRO_BATCHES:
+        for most in MICRO_BATCHES_EACH:
             if mini_batch % most == 0:
                 given = inputs(mini_batch // most)
                 yield most, measure(trace(traced.module, given), given).graph
         return
-    least = max(1, largest // _MICRO_BATCHES[-1])
+    least = max(1, largest // MICRO_BATCHES_EACH[-1])
     large = measure(traced, inputs(largest)).graph
     small = large if least == largest else measure(traced, inputs(least)).graph
-    for most in _MICRO_BATCHES:
+    for most in MICRO_BATCHES_EACH:
         if least == largest:  # one sample
             yield most, large
             return
         if most <= mini_batch:
             yield most, small.at(_rows(mini_batch, most), least, large, largest)
-
-
-def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
-    """Of a micro-batch of another worker than the first or last: inputs, outputs and back."""
-    inputs = [one for one in graph.edges if one.source == INPUT]
-    outputs = [one for one in graph.edges if len(graph) in one.targets]
-    sizes = [*(one.num_bytes for one in (*inputs, *outputs)), *(o.gradient_bytes for o in outputs)]
-    return sum(setting.message_s(one) for one in sizes)
 
 
 def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:

@@ -184,9 +184,9 @@ class ShardedModel(SpreadModel):
     def _arrived(self, unit: ParameterUnit, _: Tensor) -> None:
         unit.num_arrived += 1
         if self._is_back and self._stage > 1 and unit.num_arrived == len(unit.trained):
-            self._event(_REDUCE, unit)
             if self._stage == 3 and unit.frees_early and unit.module is not None:
                 unit.free()
+            self._event(_REDUCE, unit)
 
     # -- passes -----------------------------------------------------------------------------------
 

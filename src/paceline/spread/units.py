@@ -11,6 +11,7 @@ same place before that (Y. Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.1: 
 resized). This module must not know when.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,12 +43,30 @@ class ParameterPiece:
     at: int
 
 
+class UnitRooms:
+    """Memory that units use in turn: as large as the largest has needed.
+
+    What is freed and made anew for each is another place each time, and the heap as large as all.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Room that is somebody else's once it is taken again."""
+        size = math.prod(shape) * dtype.itemsize
+        if name not in self._rooms or self._rooms[name].numel() < size:
+            self._rooms[name] = torch.empty(size, dtype=torch.uint8)
+        return self._rooms[name][:size].view(dtype).view(shape)
+
+
 class ParameterUnit:
     """One unit.
 
     Args:
         module: that computes with them; None: the whole model does.
         named: parameters of one type, contiguous.
+        rooms: that all units of this worker share.
     """
 
     def __init__(
@@ -56,8 +75,9 @@ class ParameterUnit:
         module: nn.Module | None,
         named: Sequence[tuple[str, nn.Parameter]],
         group: MemberGroup,
+        rooms: UnitRooms,
     ) -> None:
-        self.number, self.module, self._group = number, module, group
+        self.number, self.module, self._group, self._rooms = number, module, group, rooms
         self._parameters = [one for _, one in named]
         numel = sum(one.numel() for one in self._parameters)
         self._row = -(-numel // group.size)
@@ -96,7 +116,7 @@ class ParameterUnit:
     def gather(self) -> None:
         """All of it is here."""
         self._flat.untyped_storage().resize_(self._bytes)
-        mine = torch.zeros(self._row, dtype=self._flat.dtype)
+        mine = self._rooms.take("own", (self._row,), self._flat.dtype).zero_()
         for one in self.pieces:
             mine[one.at : one.at + one.held.numel()].copy_(one.held.detach())
         self._group.all_gather(mine, self._flat).wait()
@@ -124,24 +144,31 @@ class ParameterUnit:
     def reduce(self) -> None:
         """Each worker's piece gets the sum of all gradients; where nobody has one, none."""
         size, num = self._group.size, len(self._parameters)
-        rows = torch.zeros(size, self._row + num, dtype=self._flat.dtype)
-        grads = torch.zeros(self._row * size, dtype=self._flat.dtype)
-        for number, (one, (at, end)) in enumerate(zip(self._parameters, self._places, strict=True)):
+        shape, dtype = (size, self._row + num), self._flat.dtype
+        rows = self._rooms.take("rows", shape, dtype).zero_()
+        for number, (one, place) in enumerate(zip(self._parameters, self._places, strict=True)):
             with torch._C.DisableTorchFunctionSubclass():
                 gradient, one.grad = one.grad, None
             if gradient is not None:
-                grads[at:end].copy_(gradient.reshape(-1))
+                self._spread(gradient.reshape(-1), place[0], rows)
                 rows[:, self._row + number] = 1.0
-        rows[:, : self._row] = grads.view(size, self._row)
-        del grads
-        every = torch.empty_like(rows)
+            del gradient
+        every = self._rooms.take("every", shape, dtype)
         self._group.all_to_all(rows.view(-1), every.view(-1)).wait()
-        total = every.sum(0)
+        total = torch.sum(every, 0, out=self._rooms.take("own", shape[1:], dtype))
         numbers = {name: number for number, name in enumerate(self._names)}
         for piece in self.pieces:
             if float(total[self._row + numbers[piece.name]]):
-                _add(piece.held, total[piece.at : piece.at + piece.held.numel()])
+                _add(piece.held, total[piece.at : piece.at + piece.held.numel()].clone())
         self.num_arrived, self.is_reduced = 0, True
+
+    def _spread(self, values: Tensor, at: int, rows: Tensor) -> None:
+        """Elements that begin at ``at`` of the unit, each to the row of the worker that has it."""
+        for worker, row in enumerate(rows):
+            first = worker * self._row
+            start, stop = max(at, first), min(at + values.numel(), first + self._row)
+            if start < stop:
+                row[start - first : stop - first].copy_(values[start - at : stop - at])
 
 
 def _add(held: nn.Parameter, gradient: Tensor) -> None:
@@ -175,10 +202,11 @@ def find_units(model: nn.Module, outside: set[int], group: MemberGroup) -> list[
         (module, [one for one in module.parameters() if id(one) in alone]) for module in modules
     ]
     units: list[ParameterUnit] = []
+    rooms = UnitRooms()
     for owner, held in owners:
         for dtype in dict.fromkeys(one.dtype for one in held):
             named = [(names[id(one)], one) for one in held if one.dtype is dtype]
-            units.append(ParameterUnit(len(units), owner, named, group))
+            units.append(ParameterUnit(len(units), owner, named, group, rooms))
     return units
 
 

@@ -6,6 +6,7 @@
     limits             what this process may take
     processors         cores and accelerators that it may compute on
     ceilings           what this machine can do at most, as it was measured
+    pages              memory that is given back to the machine
     reasons            why the user's code failed, in one sentence with its line
     vitals             what another process does
 
