@@ -106,7 +106,8 @@ class _Step:
         self, subject: Subject, batch_size: int, device: torch.device, *, is_last: bool = False
     ) -> None:
         layout = torch.channels_last if is_last else torch.contiguous_format
-        self.model: nn.Module = subject.model.to(device=device, memory_format=layout).train()
+        self.model: nn.Module = subject.model.to(device).train()
+        self.model.to(memory_format=layout)  # type: ignore[call-overload]  # its stub lacks it
         self.device = device
         inputs = subject.inputs(batch_size)
         self.batch = tuple(
@@ -120,7 +121,7 @@ class _Step:
             outputs = torch.utils._pytree.tree_leaves(self.model(*there))
             loss = sum(one.float().sum() for one in outputs if isinstance(one, Tensor))
             if isinstance(loss, Tensor) and loss.requires_grad:
-                loss.backward()
+                torch.autograd.backward(loss)
         except RuntimeError as error:
             raise ConfigError(f"the model does not run: {reason(error)}") from error
         self.model.zero_grad(set_to_none=True)
@@ -195,11 +196,11 @@ def _compared(contenders: dict[str, Callable[[], float]]) -> list[CopyWay]:
 # -- by batch --------------------------------------------------------------------------------------
 
 
-class _Launches(TorchDispatchMode):
+class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
     """Counts operations, and the bytes that go in and out of them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.count = self.num_bytes = 0
 
     def __torch_dispatch__(
