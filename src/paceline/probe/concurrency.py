@@ -9,6 +9,7 @@
 
 Beside it what it takes to make one of each, and to hand a word over and get one back. From these
 follows what is right for which work; on one core nothing computes at once, whatever is written.
+Above 300 lines, since jobs, ways and table are one file.
 """
 
 import asyncio

@@ -10,7 +10,8 @@
 A layer runs alone, forward, on what the model gives it. Its operations are those of its products
 and convolutions; its bytes are its inputs, outputs and parameters, each once. It can take no less
 than the longer of both: operations / ceiling of arithmetic, bytes / ceiling of memory; its share is
-that over what it took. More than all of it: what it needs lay in a cache, which is faster.
+that over what it took. More than all of it: what it needs lay in a cache, which is faster. Above
+300 lines, since measurement, table and picture are one file.
 
 Source: S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performance Model
 for Multicore Architectures", Communications of the ACM 52(4), 2009.
@@ -39,7 +40,7 @@ _ENOUGH_S, _MOST_RUNS = 0.05, 9
 _NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
 }  # fmt: skip
-_HEIGHT = 320.0
+_TOP, _HEIGHT = 80.0, 320.0
 _MOST_NAMED = 12
 """Layers that a picture names: those that take longest."""
 
@@ -280,8 +281,7 @@ def draw_roofline(found: Roofline) -> str:
     high_x = math.ceil(math.log10(max([ridge, *(one.intensity for one in layers)]) * 2))
     low = math.floor(math.log10(min([found.op_per_s, *(one.per_s for one in layers)]) / 2))
     high = math.ceil(math.log10(max([found.op_per_s, *(one.per_s for one in layers)])))
-    top = 80.0
-    panel = chart.Panel(top=top, low=low, high=high, stop=high_x - low_x, height=_HEIGHT)
+    panel = chart.Panel(top=_TOP, low=low, high=high, stop=high_x - low_x, height=_HEIGHT)
 
     def place(intensity: float, per_s: float) -> tuple[float, float]:
         return panel.x(math.log10(intensity) - low_x), panel.y(math.log10(per_s))
@@ -294,8 +294,8 @@ def draw_roofline(found: Roofline) -> str:
     ]
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*one) for one in corners))
     title = f"{found.name}, batch {found.batch_size}: its layers below this machine's ceilings"
-    named = layers[:_MOST_NAMED]
-    parts = chart.head(title, top + _HEIGHT + 80 + 18 * -(-len(named) // 2))
+    num_lines = -(-len(layers[:_MOST_NAMED]) // 2)
+    parts = chart.head(title, _TOP + _HEIGHT + 80 + 18 * num_lines)
     parts.append(chart.text(chart.LEFT, 44, f"forward, {found.number_format} on {found.device}"))
     ticks = [float(tick) for tick in range(low, high + 1)]
     parts += chart.frame(panel, "operations a second", ticks, is_log10=True)
@@ -303,17 +303,26 @@ def draw_roofline(found: Roofline) -> str:
     parts.append(
         f'<polyline points="{drawn}" fill="none" stroke="{chart.INK}" stroke-width="2.5"/>'
     )
+    parts += _dots(layers, place)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _dots(
+    layers: Sequence[LayerRoof], place: Callable[[float, float], tuple[float, float]]
+) -> list[str]:
+    """Each layer, and the names of the first ones below."""
+    parts = list[str]()
     for number, one in enumerate(layers):
         x, y = place(one.intensity, one.per_s)
-        colour = chart.COLOURS[1]
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}" fill-opacity="0.7"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{chart.COLOURS[1]}" '
+            'fill-opacity="0.7"/>'
         )
-        if number < len(named):
-            parts.append(chart.text(x + 7, y - 5, str(number + 1), size=11))
+        if number < _MOST_NAMED:
             row, column = divmod(number, 2)
+            left, down = chart.LEFT + column * 310, _TOP + _HEIGHT + 68 + 18 * row
             what = f"{number + 1}  {one.name} ({one.kind})"
             words = f"{what}, {three_figures(one.took_s)}, {one.share:.0%}"
-            parts.append(chart.text(chart.LEFT + column * 310, top + _HEIGHT + 68 + 18 * row, words,
-                                    size=12))  # fmt: skip
-    return "\n".join([*parts, "</svg>"]) + "\n"
+            parts.append(chart.text(x + 7, y - 5, str(number + 1), size=11))
+            parts.append(chart.text(left, down, words, size=12))
+    return parts
