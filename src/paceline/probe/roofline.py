@@ -18,7 +18,7 @@ for Multicore Architectures", Communications of the ACM 52(4), 2009.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,10 +180,10 @@ def _calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[_Call]:
 
 
 def _note(calls: list[_Call], name: str) -> Callable[..., None]:
-    def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _called(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, object]) -> None:
         calls.append(_Call(module, name, _copied(inputs), _copied(named)))
 
-    return note
+    return _called
 
 
 def _copied(values: Any) -> Any:
