@@ -22,12 +22,15 @@ def images(layer: nn.Module) -> Subject:
 
 
 def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
-    way = CopyWay(
-        name="pinned", timing=Timing(name="pinned", samples_s=(1.0,)),
-        gain=Gain(speedup=1.25, call_s=0.25, is_faster=True),
-    )  # fmt: skip
+    gains = (Gain(speedup=1.0, call_s=0.0, is_faster=False), Gain(
+        speedup=1.25, call_s=0.25, is_faster=True,
+    ))  # fmt: skip
+    plain, pinned = (
+        CopyWay(name=name, timing=Timing(name=name, samples_s=(1.0,)), gain=gain)
+        for name, gain in zip(("plain", "pinned"), gains, strict=True)
+    )
     found = Copies(
-        name="net", device="cuda:0", batch_size=4, ways=(way,), batches=ROWS, is_counted=False,
+        name="net", device="cuda:0", batch_size=4, ways=(plain, pinned), batches=ROWS, is_counted=False,
         notes=("a note",),
     )  # fmt: skip
     assert found.crossing("T4") == 4
@@ -36,6 +39,7 @@ def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
     assert "T4: faster from batch 4 on" in text
     assert "slow: never faster at these batches" in text
     assert "x 1.25  faster" in text
+    assert "slower" not in text  # nothing is slower than itself
     assert "counted" not in text
 
 

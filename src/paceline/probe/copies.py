@@ -29,6 +29,7 @@ SHARE, LAUNCH_S = 0.7, 7e-6
 """Of a data sheet; seconds that a small operation takes on a device at least."""
 BATCHES = (1, 4, 16, 64, 256)
 _ROUNDS = 7
+_VERDICTS = {True: "faster", False: "slower", None: "not clear"}
 _MOST_S = 2.0
 """A step that takes longer ends the list of batches."""
 
@@ -257,7 +258,7 @@ def render_copies(found: Copies) -> list[str]:
     if found.ways:
         rows = [
             (one.name, three_figures(one.timing.median_s), f"x {one.gain.speedup:.2f}",
-             {True: "faster", False: "slower", None: "not clear"}[one.gain.is_faster])
+             _VERDICTS[one.gain.is_faster] if one is not found.ways[0] else "")
             for one in found.ways
         ]  # fmt: skip
         lines += ["", *table(("way", "a step", "beside the first", ""), rows)]
