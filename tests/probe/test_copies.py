@@ -30,8 +30,8 @@ def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
         for name, gain in zip(("plain", "pinned"), gains, strict=True)
     )
     found = Copies(
-        name="net", device="cuda:0", batch_size=4, ways=(plain, pinned), batches=ROWS, is_counted=False,
-        notes=("a note",),
+        name="net", device="cuda:0", batch_size=4, ways=(plain, pinned), batches=ROWS,
+        is_counted=False, notes=("a note",),
     )  # fmt: skip
     assert found.crossing("T4") == 4
     assert found.crossing("slow") is None
