@@ -1,7 +1,6 @@
 """A run that is watched: its trace is followed as it grows, and the end of either is the end."""
 
 import fcntl
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from paceline.plan import Plan
 from paceline.report.live import Progress, QuietObserver
 from paceline.report.watch import watch
 from paceline.run_dir import is_at_work
-from paceline.trace.following import FollowedTrace
 
 
 class Seen(QuietObserver):
@@ -83,14 +81,6 @@ def test_a_damaged_line_is_named(run_dir: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"samples":20', b'"samples":21', 1))
     with pytest.raises(ConfigError, match=r"damaged at .*trace.jsonl:\d+"):
         watch(run_dir, Seen(), lambda: None)
-
-
-def test_nothing_is_read_twice(run_dir: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl.part"
-    shutil.copy(run_dir / "trace.jsonl", path)
-    with FollowedTrace(path) as trace:
-        assert len(list(trace.new())) == len(path.read_bytes().splitlines())
-        assert list(trace.new()) == []
 
 
 def test_who_is_at_work_is_told_without_locking(held: Path, tmp_path: Path) -> None:

@@ -112,6 +112,66 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
 
 
 @bench.command
+def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False) -> None:
+    """One job as coroutines, threads and processes: waiting, in Python, in a library; their cost.
+
+    Example: paceline bench concurrency --jobs 16 --at-once 4
+
+    Parameters
+    ----------
+    jobs
+        Of each kind, about 50 ms each.
+    at_once
+        Threads, and processes [default: as many as cores].
+    """
+    from ..probe.concurrency import measure_concurrency, render_concurrency
+    from ..system.processors import num_cores
+
+    found = measure_concurrency(jobs, num_cores() if at_once is None else at_once, say)
+    show(json, found.to_json, lambda: render_concurrency(found))
+
+
+@bench.command
+def copies(
+    spec: str = "lenet",
+    /,
+    *,
+    input: list[str] | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    json: Json = False,
+) -> None:
+    """What pinned memory, non_blocking and channels last are worth on a model; CPU or device.
+
+    Example: paceline bench copies resnet18 --batch-size 32
+
+    Parameters
+    ----------
+    spec
+        A task, a run's folder, or package.module:function that returns a model.
+    input
+        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32.
+    batch_size
+        Samples [default: the task's, else 32].
+    device
+        cpu, cuda, cuda:1 ...
+    """
+    import torch
+
+    from ..bench.device import chosen_device
+    from ..exports.subject import parse_input
+    from ..predict.split_models import SplitQuestion, find_model
+    from ..probe.copies import measure_copies, render_copies
+
+    shapes = tuple(parse_input(one) for one in input or ())
+    subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
+    usual = subject.task.batch_size if subject.task else 32
+    batch = usual if batch_size is None else batch_size
+    found = measure_copies(subject, batch, torch.device(chosen_device(device)), say)
+    show(json, found.to_json, lambda: render_copies(found))
+
+
+@bench.command
 def overlap(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:

@@ -55,3 +55,50 @@ def probe_(
         picture.write_text(draw_probe(found))
     show(json, found.to_json, lambda: render_probe(found))
     say(f"kept in {keep(found)}")
+
+
+@probe.command
+def roofline(
+    spec: str,
+    /,
+    *,
+    input: list[str] | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    picture: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Each layer of a model below what this machine can do: its operations, bytes, time and share.
+
+    Example: paceline probe roofline lenet --picture roofline.svg
+
+    Parameters
+    ----------
+    spec
+        A task, a run's folder, or package.module:function that returns a model.
+    input
+        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32 or
+        1,128:int64.
+    batch_size
+        Samples [default: the task's, else 32].
+    device
+        cpu, cuda, cuda:1 ...
+    picture
+        An SVG file to draw it into.
+    """
+    import torch
+
+    from ..bench.device import chosen_device
+    from ..exports.subject import parse_input
+    from ..predict.split_models import SplitQuestion, find_model
+    from ..probe.roofline import draw_roofline, measure_roofline, render_roofline
+
+    writable(picture)
+    shapes = tuple(parse_input(one) for one in input or ())
+    subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
+    usual = subject.task.batch_size if subject.task else 32
+    batch = usual if batch_size is None else batch_size
+    found = measure_roofline(subject, batch, torch.device(chosen_device(device)))
+    if picture is not None:
+        picture.write_text(draw_roofline(found))
+    show(json, found.to_json, lambda: render_roofline(found))

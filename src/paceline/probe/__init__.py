@@ -14,5 +14,9 @@
         |
     tables, picture        how they are shown
 
+    roofline               each layer of a model below what the probe has found
+    concurrency            one job as coroutines, threads and processes
+    copies                 what moving a model's data well is worth; processor or device
+
 The rest of Paceline reads the file of ceilings, and never this folder.
 """

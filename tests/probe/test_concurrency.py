@@ -1,0 +1,55 @@
+"""One job in several ways: what waits gains by all, and numbers that cannot be are named."""
+
+import pytest
+
+from paceline.bench.samples import Timing
+from paceline.errors import ConfigError
+from paceline.probe import concurrency
+from paceline.probe.concurrency import (
+    WAYS,
+    Concurrency,
+    JobTimes,
+    measure_concurrency,
+    render_concurrency,
+)
+
+
+def times(kind: str, *seconds: float) -> JobTimes:
+    ways = {
+        name: Timing(name=name, samples_s=(one,)) for name, one in zip(WAYS, seconds, strict=True)
+    }
+    return JobTimes(kind=kind, ways=ways)
+
+
+def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
+    found = Concurrency(
+        jobs=8, at_once=4, cores=2, has_lock=True,
+        kinds=(
+            times("waiting", 8.0, 2.0, 2.0, 1.9), times("Python", 8.0, 8.0, 8.4, 4.1),
+            times("library", 8.0, 8.0, 4.1, 4.0), times("another", 8.0, 8.0, 8.0, 8.8),
+        ),
+        make_s=dict.fromkeys(WAYS[1:], 1e-5), talk_s=dict.fromkeys(WAYS[1:], 1e-6),
+    )  # fmt: skip
+    text = "\n".join(render_concurrency(found))
+    assert "waiting: coroutines (4.00 times" in text
+    assert "Python: processes (1.95 times" in text
+    assert "library: threads (1.95 times" in text
+    assert "another: one after the other" in text
+    assert "4 at once are more than 2 cores carry" in text
+    assert "one thread computes Python at a time" in text
+
+
+def test_every_kind_is_measured_by_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrency, "_AIM_S", 0.005)
+    monkeypatch.setattr(concurrency, "_ROUNDS", 1)
+    monkeypatch.setattr(concurrency, "_WORDS", 5)
+    found = measure_concurrency(2, 1, lambda line: None)
+    assert [one.kind for one in found.kinds] == ["waiting", "Python", "library"]
+    assert all(one.ways.keys() == {*WAYS} for one in found.kinds)
+    assert all(seconds > 0 for seconds in (*found.make_s.values(), *found.talk_s.values()))
+
+
+@pytest.mark.parametrize(("jobs", "at_once"), [(0, 1), (1, 0), (1001, 1), (1, 65)])
+def test_numbers_that_cannot_be_are_refused(jobs: int, at_once: int) -> None:
+    with pytest.raises(ConfigError, match=r"--jobs must be 1 to 1000 and --at-once 1 to 64"):
+        measure_concurrency(jobs, at_once, lambda line: None)

@@ -1,0 +1,64 @@
+"""What copies and layouts are worth, and where processor and device cross; counted or measured."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.bench.samples import Gain, Timing
+from paceline.errors import ConfigError
+from paceline.exports.subject import Subject
+from paceline.probe import copies
+from paceline.probe.copies import BatchRow, Copies, CopyWay, measure_copies, render_copies
+
+CPU = torch.device("cpu")
+ROWS = tuple(
+    BatchRow(batch_size=size, cpu_s=cpu_s, device_s={"T4": 1.0, "slow": 9.0})
+    for size, cpu_s in ((1, 0.5), (4, 2.0), (16, 8.0))
+)
+
+
+def images(layer: nn.Module) -> Subject:
+    return Subject(name="net", model=layer, inputs=lambda n: (torch.ones(n, 3, 6, 6),))
+
+
+def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
+    gains = (Gain(speedup=1.0, call_s=0.0, is_faster=False), Gain(
+        speedup=1.25, call_s=0.25, is_faster=True,
+    ))  # fmt: skip
+    plain, pinned = (
+        CopyWay(name=name, timing=Timing(name=name, samples_s=(1.0,)), gain=gain)
+        for name, gain in zip(("plain", "pinned"), gains, strict=True)
+    )
+    found = Copies(
+        name="net", device="cuda:0", batch_size=4, ways=(plain, pinned), batches=ROWS,
+        is_counted=False, notes=("a note",),
+    )  # fmt: skip
+    assert found.crossing("T4") == 4
+    assert found.crossing("slow") is None
+    text = "\n".join(render_copies(found))
+    assert "T4: faster from batch 4 on" in text
+    assert "slow: never faster at these batches" in text
+    assert "x 1.25  faster" in text
+    assert "slower" not in text  # nothing is slower than itself
+    assert "counted" not in text
+
+
+def test_without_a_device_its_side_is_counted_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "BATCHES", (1, 2))
+    monkeypatch.setattr(copies, "_ROUNDS", 2)
+    found = measure_copies(images(nn.Conv2d(3, 4, 3)), 2, CPU, lambda line: None)
+    assert [one.name for one in found.ways] == ["channels first", "channels last"]
+    assert [one.batch_size for one in found.batches] == [1, 2]
+    one, two = (row.device_s["T4"] for row in found.batches)
+    assert copies.LAUNCH_S < one < two
+    assert "not measured but counted: 70%" in "\n".join(render_copies(found))
+    assert "pinned memory and non_blocking are worth nothing" in found.notes[0]
+
+
+def test_what_cannot_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the model does not run: "):
+        measure_copies(images(nn.Linear(5, 2)), 2, CPU, lambda line: None)
+    with pytest.raises(ConfigError, match="--batch-size must be >= 1"):
+        measure_copies(images(nn.Conv2d(3, 4, 3)), 0, CPU, lambda line: None)

@@ -1,0 +1,56 @@
+"""A model below the ceilings: operations and bytes as counted by hand, rates as they were kept."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.exports.subject import Subject
+from paceline.machine.ceilings import write_machine
+from paceline.probe.roofline import draw_roofline, measure_roofline, render_roofline
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def subject(*layers: nn.Module) -> Subject:
+    return Subject(name="net", model=nn.Sequential(*layers), inputs=lambda n: (torch.ones(n, 6),))
+
+
+def test_operations_and_bytes_are_those_of_the_layers() -> None:
+    write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
+    shared = nn.Linear(6, 6, bias=False)
+    net = subject(nn.Unflatten(1, (2, 3)), nn.Flatten(), shared, nn.ReLU(inplace=True), shared)
+    found = measure_roofline(net, 4, CPU)
+    layers = {one.name: one for one in found.layers}
+    assert list(layers) == ["0", "1", "2", "3"]  # a module that is used twice is one layer
+    assert layers["0"].bound == layers["1"].bound == "nothing"
+    assert layers["2"].operations == 2 * (2 * 4 * 6 * 6)
+    assert layers["2"].num_bytes == 2 * 4 * (4 * 6 + 4 * 6 + 6 * 6)
+    assert layers["3"].num_bytes == 2 * 4 * (4 * 6)
+    assert layers["2"].bound == "memory"  # 288 operations in 3 ns, 336 bytes in 34 ns
+    assert layers["2"].share == pytest.approx(67.2e-9 / layers["2"].took_s, rel=0.01)
+    text = "\n".join(render_roofline(found))
+    assert "100 Gop/s, 10 GB/s, which meet at 10 operations a byte (paceline probe, 2" in text
+    root = ElementTree.fromstring(draw_roofline(found))
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 1
+
+
+def test_a_machine_that_was_not_probed_is_sent_to_the_probe() -> None:
+    with pytest.raises(ConfigError, match="run paceline probe first"):
+        measure_roofline(subject(nn.Linear(6, 6)), 4, CPU)
+
+
+def test_a_model_that_does_not_run_says_where() -> None:
+    write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
+    with pytest.raises(ConfigError, match="the model does not run: "):
+        measure_roofline(subject(nn.Linear(7, 6)), 4, CPU)
+    with pytest.raises(ConfigError, match="--batch-size must be >= 1"):
+        measure_roofline(subject(nn.Linear(6, 6)), 0, CPU)
