@@ -80,3 +80,18 @@ def test_it_is_the_same_script_that_is_never_run(tmp_path: Path) -> None:
     path.write_text(f"import torch\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
     examine(path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_that_leads_to_itself_is_not_followed_for_ever() -> None:
+    text = """
+import torch
+class Trainer:
+    def make(self, tool):
+        tool = tool.make(tool)
+        return tool
+    def train(self, tool, loss):
+        with torch.autocast("cuda"):
+            tool = tool.train(tool, loss)
+        loss.backward()
+"""
+    assert diagnose(text).findings is not None

@@ -68,8 +68,8 @@ def test_the_listing_says_what_is_right_too_and_why(number: int) -> None:
 
 
 def test_what_is_right_in_a_turn_is_said_and_what_is_not_is_not() -> None:
-    said = {one.what.partition(":")[0] for one in rights_of(scaled(clip="scaler.unscale_(optimizer)\n"
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"))}  # fmt: skip
+    clip = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    said = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
     assert {"unscale_ stands before clipping", "under autocast"} <= said
     assert "backward() stands outside autocast, as it should" in said
     sick = looped([*STEP[:3], STEP[3], STEP[1], STEP[4]])

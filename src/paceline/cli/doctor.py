@@ -42,7 +42,7 @@ class DoctorFlags:
     undo
         Put the script back as it was before --fix --apply.
     annotate
-        The script as a listing, with what is wrong and what is right under each line; never runs it.
+        The script as a listing, with what is wrong and what is right under each line; not run.
     notes
         Also what tensor cores would want.
     strict

@@ -79,8 +79,8 @@ def _loaders(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
             yield (
                 one,
                 (
-                    "drop_last=True: every batch has the same size, so nothing is compiled or tuned anew "
-                    "for the last one"
+                    "drop_last=True: every batch has the same size, and nothing is compiled or "
+                    "tuned anew for the last one"
                 ),
             )
         size = facts.batch_size(one)

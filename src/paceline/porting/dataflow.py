@@ -40,6 +40,8 @@ class Flow:
         }
         for one in script.bindings:
             self._bindings.setdefault((one.name, self._scope_of(one)), []).append(one)
+        self._asked: set[cst.Call] = set()
+        """Calls whose owner is being looked for."""
         self._targets = {
             (name.value, script.scope(node))
             for node in script.nodes
@@ -111,7 +113,11 @@ class Flow:
             return self.owner(self.script.scope(call)) is owner
         if (self.script.code(call.func.value), self.script.scope(call)) in self._targets:
             return True  # for layer in layers: layer.train(...)
+        if call in self._asked:
+            return False  # what leads to itself says nothing
+        self._asked.add(call)
         made = self.origins(call.func.value)
+        self._asked.discard(call)
         names = [self.script.meaning(one.func) for one in made if isinstance(one, cst.Call)]
         return owner.name.value in names
 

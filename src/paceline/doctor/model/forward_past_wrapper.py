@@ -1,7 +1,7 @@
 """``forward()`` of a wrapped model is called directly.
 
-The wrapper's own call is passed by: DistributedDataParallel does not prepare its reduction, hooks
-do not run.
+Hooks that are registered on the wrapper do not run: a profiler's, a framework's. The reduction of
+DistributedDataParallel is in its forward(), and goes on.
 
 Fix: call the model itself.
 Source: torch.nn.Module documentation: call the instance "since the former takes care of running the registered hooks".
@@ -33,7 +33,7 @@ def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
 
 
 RULE = ScriptRule.of(
-    __name__, __doc__, Severity.BUG, check,
+    __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP[:2], "loss = loss_fn(net.forward(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
     healthy=(looped([*STEP[:2], "loss = loss_fn(net(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
     mend=mend,

@@ -16,6 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .patches import NOWHERE, Patches, Place, user_place
 
+_TIMES = 8
+"""Batches without a step, beside as many as a step has taken: then it is no epoch of training."""
+
 
 class WatchedBatches:
     """An iterator over a loader, as the script sees one."""
@@ -69,6 +72,7 @@ class WatchedFeed:
         self._last: DataLoader[Any] | None = None
         self._batch: Any = None
         self.source: Iterator[Any] | None = None
+        self._num_fetched = self._most_fetched = 0
         self._places: dict[int, Place] = {}
 
     def install(self, patches: Patches) -> None:
@@ -93,7 +97,8 @@ class WatchedFeed:
         if self.waited is not None:
             self.waited(True)
         try:
-            is_ours = self.is_endless and asked.loader is self.loader
+            self._num_fetched += 1
+            is_ours = self.is_endless and asked.loader is self.loader and self._is_training()
             if is_ours and self.is_cached:
                 return self._batch
             if is_ours and self.source is not None:
@@ -104,8 +109,15 @@ class WatchedFeed:
             if self.waited is not None:
                 self.waited(False)
 
+    def _is_training(self) -> bool:
+        """Whether a step is still to be expected: else the same loader is gone over for a test."""
+        return self._num_fetched <= _TIMES * self._most_fetched + _TIMES
+
     def step_done(self) -> None:
         """The batches since the last step were for this one."""
+        if not self.is_endless:
+            self._most_fetched = max(self._most_fetched, self._num_fetched)
+        self._num_fetched = 0
         if self._last is not None and not self.is_endless:
             self.loader, self._last = self._last, None
 
@@ -136,5 +148,5 @@ def varied(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     if workers and not loader.prefetch_factor:
         changes["prefetch_factor"] = 2
     # a loader's own __setattr__ refuses some of them once it is made
-    vars(made).update({"_iterator": None, "persistent_workers": False, **changes})
+    vars(made).update({"_iterator": None, "persistent_workers": workers > 0, **changes})
     return made

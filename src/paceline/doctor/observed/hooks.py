@@ -28,7 +28,8 @@ from . import observation as parts
 from .clock import PartsClock
 from .patches import NOWHERE, Patches, Place, called_by_user, user_place
 
-_READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+_READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__",
+          "__format__", "__repr__")  # fmt: skip
 _COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "reduce",
                 "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_object",
                 "all_to_all", "send", "recv")  # fmt: skip

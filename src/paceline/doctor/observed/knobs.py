@@ -131,7 +131,7 @@ def _loaders(feed: WatchedFeed, share: Share, cpu: float, on_cpu: bool) -> Itera
         cores = len(os.sched_getaffinity(0))
         most = cores if cpu > _IDLE else cores * _WAITING_PER_CORE
         workers = max(1, min(most, math.ceil(bound / rest) + 1))
-        yield Loader(feed, bound, num_workers=workers)
+        yield Loader(feed, bound, num_workers=workers, persistent_workers=True)
     if not on_cpu and not loader.pin_memory:
         yield Loader(feed, share(parts.INPUT, parts.COPY), pin_memory=True)
 

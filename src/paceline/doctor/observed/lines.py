@@ -81,6 +81,8 @@ def _budget(seen: Observation) -> Iterator[str]:
             f"{seen.bandwidth_s / computing_s:.0%} moving memory, "
             f"{seen.overhead_s / computing_s:.0%} beginning operations, and Python"
         )
+    if seen.share(WAITS, PRINTS) > _TOLD:
+        yield from waiting_lines(seen)
     if seen.input_saved is not None and seen.input_saved > _TOLD:
         yield f"with batches that cost nothing it would take {seen.input_saved:.0%} less"
 

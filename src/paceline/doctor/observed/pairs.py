@@ -21,6 +21,8 @@ WORTH = 0.02
 LEAST_PAIRS, MOST_PAIRS = 3, 12
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 """Student's t, 97.5 %, of 1, 2 ... degrees of freedom."""
+_WIDEST = 10.0
+"""Of a logarithm: what is further off says nothing more."""
 
 
 class Saved(NamedTuple):
@@ -47,7 +49,7 @@ class Pairs:
         """What is saved, as a share of the step without the fix."""
         middle = statistics.fmean(self._logs)
         if len(self._logs) < 2:
-            return Saved(_share(middle), -math.inf, 1.0)
+            return Saved(_share(middle), _share(-_WIDEST), 1.0)
         half = (
             _T95[min(len(self._logs) - 1, len(_T95)) - 1]
             * statistics.stdev(self._logs) / math.sqrt(len(self._logs))
@@ -68,4 +70,4 @@ class Pairs:
 
 
 def _share(log: float) -> float:
-    return 1.0 - math.exp(-log)
+    return 1.0 - math.exp(-max(log, -_WIDEST))

@@ -15,6 +15,7 @@ from time import perf_counter, thread_time
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from .feed import WatchedFeed
 from .hooks import Hooks, synchronize
@@ -23,6 +24,7 @@ from .knobs import OptimizerFlags, Setting, is_hopeless, knobs_for
 from .observation import COMPUTING, REST, Observation, Price, PriceOutcome, Wait
 from .operations import Operations, profiled
 from .pairs import Pairs
+from .patches import Patches
 
 _WARM, _PLAIN, _OBSERVED, _PROFILED = 4, 8, 16, 2
 _SLOW_S = 1.0
@@ -142,6 +144,8 @@ class Session:
 
     def _priced(self, seen: Observation) -> Steps[None]:
         self._end_s = perf_counter() + self._price_s
+        # an epoch has no end now, and a schedule may have one
+        Patches().wrap(LRScheduler, "step", lambda step: lambda *args, **given: None)
         self.feed.is_endless, self._is_median = True, self.feed.loader is None
         cpu = self._fetch_cpu_s / self._fetch_s if self._fetch_s > 0 else 1.0
         knobs = knobs_for(

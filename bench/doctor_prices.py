@@ -1,0 +1,72 @@
+"""Whether what the doctor predicts of loader workers is what they bring.
+
+    python bench/doctor_prices.py [--write]
+
+A data set whose samples take a known time to decode (time.sleep), without workers: the predicted
+share of a step that workers save, beside that of the changed script, run on its own; and how much
+slower a step is while it is observed. Writes results/doctor-prices.md.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from paceline.doctor.observed.launching import ScriptRun, observe
+from table import machine, write_table
+
+SCRIPT = """\
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+class Slept(Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, i):
+        time.sleep({decode_s})
+        return torch.ones(64), i % 4
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(Slept(), batch_size=8, shuffle=True, num_workers={workers},
+                    persistent_workers={workers} > 0)
+for epoch in range(10_000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    where = machine()
+    rows = [measure(decode_s) for decode_s in (0.001, 0.004, 0.016)]
+    print(*map(" | ".join, rows), sep="\n")
+    if asked.write:
+        header = ("decode, a sample", "fix", "predicted", "95 %", "real", "slower while observed")
+        write_table("doctor-prices", "Predicted and real gains of loader workers", header, rows,
+                    where)  # fmt: skip
+
+
+def measure(decode_s: float) -> tuple[str, ...]:
+    """One row: predicted, and what the changed script takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.py"
+        path.write_text(SCRIPT.format(decode_s=decode_s, workers=0))
+        seen = observe(ScriptRun(script=path, price_s=60.0, only="num_workers"))
+        (price,) = seen.prices
+        path.write_text(SCRIPT.format(decode_s=decode_s, workers=dict(price.words)["num_workers"]))
+        real = observe(ScriptRun(script=path, price_s=0.0))
+    return (
+        f"{decode_s * 1e3:g} ms", price.name, f"{price.saved:.1%}",
+        f"{price.low:.1%} to {price.high:.1%}", f"{1 - real.observed_s / seen.step_s:.1%}",
+        f"{seen.slow_down:.2f}x",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
