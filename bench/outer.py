@@ -15,10 +15,13 @@ Writes results/outer.md.
 
 import argparse
 import math
+import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +33,7 @@ from paceline.predict.comparison import Contest, compare
 from paceline.predict.simulation import World
 from paceline.protocols import parse
 from paceline.report.compared import RunOutcome
+from paceline.system.processors import num_cores
 from paceline.workloads import load_task
 from table import machine, write_table
 
@@ -66,6 +70,9 @@ class Found(NamedTuple):
     def loss(self) -> float:
         return statistics.median(self.losses)
 
+    def __str__(self) -> str:
+        return f"{self.protocol}, mini-batches of {self.batch}, rate {self.rate:g}: {self.loss:.4f}"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -82,7 +89,7 @@ def main() -> None:
     )
     task = load_task(asked.task, WORKERS)
     update_bytes = sum(one.numel() * one.element_size() for one in task.model().parameters())
-    found = [best(asked, name, batch, rates) for name, batch, rates in contenders(asked.steps)]
+    found = race(asked)
     rows = [row(one, WORKERS * update_bytes, asked.epochs) for one in found]
     for cells in rows:
         print(" | ".join(cells), flush=True)
@@ -111,17 +118,30 @@ def contenders(steps: int) -> list[tuple[str, int, tuple[float, ...]]]:
     ]
 
 
-def best(asked: Question, protocol: str, batch: int, rates: Sequence[float]) -> Found:
-    """The protocol at the rate with the least loss."""
-    tried = [Found(protocol, batch, rate, run(asked, protocol, batch, rate)) for rate in rates]
+def race(asked: Question) -> list[Found]:
+    """Each at its best rate. Time is virtual, so a run may have a core of its own."""
+    entries = contenders(asked.steps)
+    runs = [(name, batch, rate) for name, batch, rates in entries for rate in rates]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_cores(), mp_context=spawn) as pool:
+        tried = []
+        for one in pool.map(run, repeat(asked), *zip(*runs, strict=True)):
+            tried.append(one)
+            print(f"{len(tried)} of {len(runs)}: {one}", flush=True)
+    return [best([one for one in tried if one[:2] == entry[:2]]) for entry in entries]
+
+
+def best(tried: Sequence[Found]) -> Found:
+    """The one with the least loss, of one protocol at several rates."""
     ended = [one for one in tried if math.isfinite(sum(one.losses)) and one.losses]
     if not ended:
-        raise SystemExit(f"{protocol} diverged at every rate")
+        raise SystemExit(f"{tried[0].protocol} diverged at every rate")
     return min(ended, key=lambda one: one.loss)
 
 
-def run(asked: Question, protocol: str, batch: int, rate: float) -> Sequence[RunOutcome]:
+def run(asked: Question, protocol: str, batch: int, rate: float) -> Found:
     """All seeds of one protocol at one rate."""
+    torch.set_num_threads(1)
     contest = Contest(
         task=asked.task, protocols=(protocol,), repeats=asked.repeats, is_simulated=True,
         world=World(delay=("10ms",)),
@@ -129,10 +149,9 @@ def run(asked: Question, protocol: str, batch: int, rate: float) -> Sequence[Run
             workers=WORKERS, mini_batch_size=batch, epochs=asked.epochs, lr=rate, nonfinite="skip"
         ),
     )  # fmt: skip
-    print(f"{protocol}, mini-batches of {batch}, rate {rate:g}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = compare(contest, Quiet(), Path(folder) / "runs")
-    return found.contenders[0].outcomes
+    return Found(protocol, batch, rate, found.contenders[0].outcomes)
 
 
 def said(rates: Sequence[float]) -> str:

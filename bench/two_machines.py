@@ -2,20 +2,12 @@
 
     bench/netns.sh [--steps 24] [--only ROW ...] [--write]
 
-    link      messages both ways at once: latency, seconds a byte
-    alone     the four lines on each machine, a run of one worker each: no exchange
-    bare      the same steps without Paceline, and when each gradient is there
-    by hand   backward, then the sum, then the step: nothing at the same time
-    DDP       the better of two sizes of bucket
-    rows      the four lines, under torchrun with these settings
-
 Predicted is computing alone, in the mean of the slower of the two, since both wait for it; and what
 the exchange adds: the closed formula of the schedule with what a message costs on this link, of the
-bytes of an update, over the local steps of one; of a compressor the price that its own run's plan
-has found. Where the gradients come in several buckets each begins when it is there and the one
-before is through; of what is merged some local steps later, what these do not hide. One rank a
-machine, a thread each. Writes results/two_machines.md. Above 300 lines, since what runs in a rank
-and what is said of it are read together.
+bytes of an update, over the local steps of one; of a compressor what its own run's plan has said,
+before its first step. Where the gradients come in several buckets each begins when it is there and
+the one before is through; of what is merged some local steps later, what these do not hide. One
+rank a machine, a thread each; what runs there is machine_steps.py. Writes results/two_machines.md.
 """
 
 import argparse
@@ -25,252 +17,31 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise, product
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import DataLoader
 
-from paceline import compression as compressors
+from machine_steps import BUCKETS_MB, HERE, LEAST_STEPS, RANKS, ROWS, Row
 from paceline.collectives import parse
 from paceline.collectives.base import LinkCost
 from paceline.collectives.transfers import Operation
 from paceline.engines.torchrun.buckets import make_buckets
-from paceline.exchange.compressed import CompressedGradient
 from paceline.store.fragments import Fragments
 from paceline.store.layout import lay_out
 from paceline.trace import FILE_NAME, read_trace
 from table import machine, write_table
-from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
+from worlds import make_model
 
-HERE = Path(__file__).resolve()
-MACHINES, RANKS, FIRST_ADDRESS, PORT = ("first", "second"), 2, "10.0.0.1", "29500"
-WARM_UP, LEAST_STEPS = 4, 8
+MACHINES, FIRST_ADDRESS, PORT = ("first", "second"), "10.0.0.1", "29500"
 WITHIN, OVERLAP_AT_MOST = 0.10, 0.60
 EVEN = 0.02
 """So near to the first nobody can tell which is faster, by prediction and by measurement."""
-SMALL, LARGE = 4, 1 << 20
-"""Messages of so many bytes say what a link costs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What is trained, and how.
-
-    Attributes:
-        batch: over both machines.
-        every: local steps of an update.
-        most_steps: where each takes seconds.
-    """
-
-    name: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    network: str = "mlp488k"
-    batch: int = 256
-    every: int = 1
-    most_steps: int = 1000
-
-    @property
-    def num_fragments(self) -> int:
-        return int(self.settings.get("fragments", "1"))
-
-    def whole(self, num_steps: int) -> int:
-        """About so many steps, in which each fragment is exchanged as often as any other."""
-        cycle = self.every * self.num_fragments
-        return -(-min(num_steps, self.most_steps) // cycle) * cycle
-
-
-SLOW_LOCAL = {"protocol": "local-sgd:8"}
-STREAMED = {"protocol": "local-sgd:32", "outer": "nesterov:0.7,0.9"}
-ROWS = (
-    Row(name="full-sync"),
-    Row(name="full-sync, ring", settings={"collective": "ring"}),
-    Row(name="full-sync, hub", settings={"collective": "hub"}),
-    *(
-        Row(name=f"full-sync, {name}", settings={"compress": name})
-        for name in ("bf16", "int8", "int4", "topk:1%", "powersgd:2")
-    ),
-    Row(name="local-sgd:8", settings=SLOW_LOCAL, every=8),
-    Row(name="DiLoCo:8", settings={**SLOW_LOCAL, "outer": "nesterov:0.7,0.9"}, every=8),
-    Row(name="DiLoCo:32", settings=STREAMED, every=32),
-    Row(name="DiLoCo:32, fragments 4", settings={**STREAMED, "fragments": "4"}, every=8),
-    Row(name="DiLoCo:32, fragments 4, overlap 7",
-        settings={**STREAMED, "fragments": "4", "overlap": "7"}, every=8),
-    Row(name="DiLoCo:32, fragments 4, overlap 7, int4",
-        settings={**STREAMED, "fragments": "4", "overlap": "7", "compress": "int4"}, every=8),
-    *(Row(name=f"full-sync, overlapped, {size}", network="deep", batch=size, most_steps=LEAST_STEPS)
-      for size in (8192, 16384)),
-)  # fmt: skip
-"""The first of a network and batch is what the others of it are worth it against."""
-
-
-# -- in a rank ------------------------------------------------------------------------------------
-
-
-class Steps:
-    """The clock of a loop: the first steps do not count.
-
-    Args:
-        every: steps of an update, in the middle of which no loop is left.
-    """
-
-    def __init__(self, num_steps: int, every: int, folder: str) -> None:
-        self._left, self._folder = num_steps + max(WARM_UP, every), folder
-        self._num_steps = num_steps
-        self._borders_s: list[float] = []
-        self.more: dict[str, Any] = {}
-
-    def border(self) -> bool:
-        """Between two steps; whether there is another one."""
-        if self._left == self._num_steps:
-            self._start_bytes = _sent_bytes()
-        if self._left <= self._num_steps:
-            self._borders_s.append(time.perf_counter())
-        if self._left == 0 and int(os.environ["RANK"]) == 0:
-            steps_s = [after - before for before, after in pairwise(self._borders_s)]
-            sent = (_sent_bytes() - self._start_bytes) / self._num_steps
-            self.tell({"steps_s": steps_s, "step_s": statistics.fmean(steps_s),
-                       "sent_bytes": sent, **self.more})  # fmt: skip
-        self._left -= 1
-        return self._left >= 0
-
-    def tell(self, found: Mapping[str, Any]) -> None:
-        """What the program outside gets."""
-        Path(self._folder, "found").write_text(json.dumps(found))
-
-
-def _sent_bytes() -> int:
-    """By this machine, with all headers."""
-    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
-
-
-def be_link(row: Row, steps: Steps) -> None:
-    """Both send to the other at once; the least of several, since what disturbs only adds."""
-    dist.init_process_group("gloo")
-    other = 1 - dist.get_rank()
-
-    def seconds(num_bytes: int) -> float:
-        there, here = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2))
-        start_s = time.perf_counter()
-        # Gloo tells of room for a message on the connection that messages go by: room comes first.
-        for work in (dist.irecv(here, other), dist.isend(there, other)):
-            assert work is not None
-            work.wait()
-        return time.perf_counter() - start_s
-
-    found = {
-        size: min(seconds(size) for _ in range(25 if size == SMALL else 7))
-        for size in (SMALL, LARGE, 2 * LARGE)
-    }
-    s_per_byte = (found[2 * LARGE] - found[LARGE]) / LARGE
-    if dist.get_rank() == 0:
-        steps.tell({"latency_s": found[SMALL], "s_per_byte": s_per_byte})
-
-
-def _loop(row: Row, steps: Steps, between: Callable[[nn.Module], None]) -> nn.Module:
-    """The bare loop on this rank's part."""
-    dist.init_process_group("gloo")
-    subject, rank = SUBJECTS[row.network], dist.get_rank()
-    model = make_model(row.network)
-    optimizer = subject.optimizer(model.parameters())
-    part = Part(subject.num_samples, row.batch, rank, RANKS)
-    arrived: list[tuple[int, float]] = []
-    for number, one in enumerate(model.parameters()):
-        one.register_post_accumulate_grad_hook(
-            lambda _, number=number: arrived.append((number, time.perf_counter()))
-        )
-    start_s = time.perf_counter()
-    for inputs, targets in endless(DataLoader(data_of(subject), batch_sampler=part,
-                                              collate_fn=as_it_is)):  # fmt: skip
-        if arrived:
-            steps.more["ready_s"] = {number: at_s - start_s for number, at_s in arrived}
-        if not steps.border():
-            return model
-        start_s = time.perf_counter()
-        arrived.clear()
-        optimizer.zero_grad()
-        subject.loss(model(inputs), targets).backward()
-        between(model)
-        optimizer.step()
-    raise AssertionError
-
-
-def be_bare(row: Row, steps: Steps) -> None:
-    """No exchange."""
-    _loop(row, steps, lambda model: None)
-
-
-def be_ddp(row: Row, steps: Steps, bucket_mb: int) -> None:
-    """DistributedDataParallel, as its users tune it."""
-    dist.init_process_group("gloo")
-    subject = SUBJECTS[row.network]
-    model = nn.parallel.DistributedDataParallel(
-        make_model(row.network), gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
-    )
-    optimizer = subject.optimizer(model.parameters())
-    part = Part(subject.num_samples, row.batch, dist.get_rank(), RANKS)
-    for inputs, targets in endless(DataLoader(data_of(subject), batch_sampler=part,
-                                              collate_fn=as_it_is)):  # fmt: skip
-        if not steps.border():
-            return
-        optimizer.zero_grad()
-        subject.loss(model(inputs), targets).backward()
-        optimizer.step()
-
-
-def be_by_hand(row: Row, steps: Steps) -> None:
-    """The sum after the backward pass, all gradients in one."""
-
-    def average(model: nn.Module) -> None:
-        gradients = [one.grad for one in model.parameters() if one.grad is not None]
-        together = torch.cat([one.reshape(-1) for one in gradients]).div_(RANKS)
-        dist.all_reduce(together)
-        parts = torch.split(together, [one.numel() for one in gradients])
-        for one, part in zip(gradients, parts, strict=True):
-            one.copy_(part.view(one.shape))
-
-    _loop(row, steps, average)
-
-
-def be_pace(row: Row, steps: Steps) -> None:
-    """The four lines."""
-    import paceline
-
-    pace, subject = paceline.connect(), SUBJECTS[row.network]
-    model = make_model(row.network)
-    optimizer = subject.optimizer(model.parameters())
-    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=as_it_is, drop_last=True)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    for _ in pace.epochs(1_000_000):
-        for inputs, targets in loader:
-            if not steps.border():
-                return
-            with pace.step():
-                optimizer.zero_grad()
-                subject.loss(model(inputs), targets).backward()
-                optimizer.step()
-
-
-def be_alone(row: Row, steps: Steps) -> None:
-    """The four lines in a run of one worker, with this machine's part of the batch."""
-    be_pace(replace(row, batch=row.batch // RANKS), steps)
-
-
-BUCKETS_MB = {"DDP": 25, "DDP, small buckets": 4}
-KINDS: Mapping[str, Callable[[Row, Steps], None]] = {
-    "link": be_link, "alone": be_alone, "bare": be_bare, "by hand": be_by_hand, "pace": be_pace,
-    **{name: partial(be_ddp, bucket_mb=size) for name, size in BUCKETS_MB.items()},
-}  # fmt: skip
-
-
-# -- from outside ---------------------------------------------------------------------------------
+PRICE = ("sent_link_s", "coding_s")
+"""In a trace's first line: what the plan says of the link's time, and of the compressor's own."""
 
 
 def measure(kind: str, row: Row, num_steps: int) -> list[dict[str, Any]]:
@@ -310,12 +81,11 @@ def _environment(row: Row, place: Path) -> dict[str, str]:
 
 
 def _price_in(place: Path) -> dict[str, Any]:
-    """What the plan of the run there has found that a compressor costs."""
+    """What the plan of the run there has said that a compressor costs."""
     trace = place / "run" / FILE_NAME
     header = next(iter(read_trace(trace))) if trace.is_file() else None
-    return {
-        name: value for name, value in getattr(header, "fields", {}).items() if name == "coding_s"
-    }
+    fields = getattr(header, "fields", {})
+    return {name: fields[name] for name in PRICE if name in fields}
 
 
 def slower_s(alone: Sequence[Mapping[str, Any]], every: int) -> float:
@@ -334,18 +104,14 @@ def exchange_s(
 
     Args:
         bare: of the loop by itself.
-        found: of the run; only its plan's price of coding is looked at.
+        found: of the run; only its plan's price is looked at.
     """
     named = list(make_model(row.network).named_parameters())
     parameters = lay_out(named, [], []).parameters
     hidden_s = int(row.settings.get("overlap", "0")) * bare["step_s"]
-    if (compression := compressors.parse(row.settings.get("compress", "none"))) is not None:
-        cpu = torch.device("cpu")
-        count = row.num_fragments
-        price = CompressedGradient(compression, parameters, 0, RANKS, cpu, count).price(link)
-        assert price.sent_s is not None
+    if "compress" in row.settings:
         # Of two operations, alike in size, each has half of the steps that may hide it.
-        return (max(0.0, price.sent_s - hidden_s) + found["coding_s"]) / row.every
+        return (max(0.0, found["sent_link_s"] - hidden_s) + found["coding_s"]) / row.every
     schedule = parse(row.settings.get("collective", "ring"), RANKS)  # gloo's own is a ring
 
     def seconds(num_bytes: int) -> float:
@@ -398,14 +164,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24, help="of a row, that count")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW")
     parser.add_argument("--write", action="store_true")
-    for name in ("--kind", "--folder", "--row"):
-        parser.add_argument(name, default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.kind:
-        torch.set_num_threads(1)
-        row = next(one for one in ROWS if one.name == options.row)
-        KINDS[options.kind](row, Steps(options.steps, row.every, options.folder))
-        return
     note = machine()
     torch.set_num_threads(1)
     rows = [one for one in ROWS if not options.only or one.name in options.only]

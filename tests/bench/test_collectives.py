@@ -16,6 +16,7 @@ from paceline.bench.collectives import (
     sizes_of,
 )
 from paceline.bench.samples import Timing
+from paceline.collectives import transfers
 from paceline.collectives.host import HostCost
 from paceline.collectives.transfers import Action, Operation
 from paceline.errors import ConfigError
@@ -36,11 +37,11 @@ COST = HostCost(
 
 
 def test_the_examples_are_true() -> None:
-    assert doctest.testmod(collectives).failed == 0
+    assert doctest.testmod(collectives).failed == doctest.testmod(transfers).failed == 0
 
 
 def row(name: str, num_bytes: int, seconds: float, predicted_s: float | None) -> MeasuredCollective:
-    share = collectives.moved_share(Operation.ALL_REDUCE, 8)
+    share = transfers.moved_share(Operation.ALL_REDUCE, 8)
     return MeasuredCollective(
         name=name,
         num_bytes=num_bytes,

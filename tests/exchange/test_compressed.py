@@ -400,7 +400,9 @@ class SlowToBegin(MemberGroup):
     def wait(self) -> None:
         time.sleep(EACH_S)
 
-    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Pending:
         return self
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:

@@ -38,7 +38,9 @@ class Alone:
 
         return Done(finish)
 
-    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Done:
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Done:
         return self._begin(lambda: tensor.mul_(2))
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Done:

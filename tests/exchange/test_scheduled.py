@@ -102,6 +102,12 @@ for group in (members, along("ring", members), along("tree", members, is_apart=T
         begun.wait()
     assert numbers[0].tolist() == [size - 1.0] * 3
     assert (int(numbers[1]), numbers[2].tolist()) == (size - 1, [True, True])
+    ordered = [torch.full((1 << 16,), float(rank)), torch.ones(3), torch.tensor([1.0 + rank])]
+    begun = [group.all_reduce(one, at_once=one is not ordered[0]) for one in ordered]
+    [one.wait() for one in begun]
+    assert [float(one[0].real) for one in ordered] == [
+        size * (size - 1) / 2, size, size * (size + 1) / 2
+    ], ordered
     turned = torch.tensor([1.0 + rank * 1j])
     group.all_reduce(turned).wait()
     assert turned.tolist() == [size + 1j * size * (size - 1) / 2]

@@ -1,28 +1,42 @@
-"""One rank of a measurement of collectives, in a process of its own: calls for the clock.
+"""The ranks of a measurement of collectives, each in a process of its own: calls for the clock.
 
-The question comes from collectives.py, which makes as many of these as there are ranks. Buffers are
-of zeros, which stay what they are however often they are added. This module must not know what the
-times are compared with.
+    Seats    from outside: all do the same, the slowest one's time counts, blocks take turns
+    CollectiveSeat x P    in a process: so many calls, one after the other
+
+Buffers are of zeros, which stay what they are however often they are added. This module must not
+know what the times are compared with.
 """
 
+import contextlib
 import datetime
-from collections.abc import Callable
-from typing import Any
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..collectives import parse
-from ..collectives.host import RoundOfKind
+from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
 from ..collectives.transfers import Action, Operation
 from ..exchange.scheduled import ScheduledCollective
-from .apart import Answer
+from ..plan import format_bytes
+from .apart import Answer, Apart
 from .clock import elapsed_s
+from .samples import Timing, take_turns
 
 NATIVE = "gloo"
 HAVE_NATIVE = (Operation.ALL_REDUCE, Operation.BROADCAST, Operation.REDUCE)
 _PATIENCE = datetime.timedelta(seconds=60)
+_BLOCK_S, _MOST_CALLS = 0.1, 300
+_MESSAGES_BYTES: Final = tuple(1 << power for power in (6, 10, 13, 16, 18, 20, 22, 24))
+"""Of a message: as many sizes as its time bends at, on loopback."""
+_NUM_TURNS = 3
+"""In which kinds of rounds are measured."""
 
 
 class CollectiveSeat:
@@ -81,3 +95,91 @@ class CollectiveSeat:
         if operation is Operation.BROADCAST:
             return lambda: dist.broadcast(buffer, src=0)
         return lambda: dist.reduce(buffer, dst=0)
+
+
+class Seats(contextlib.ExitStack):
+    """All ranks of a measurement.
+
+    Args:
+        size: how many.
+
+    Raises:
+        WorkerError: from any of its methods: a process died.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._each: list[Apart] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        meeting = Path(self.enter_context(tempfile.TemporaryDirectory())) / "meeting"
+        for rank in range(self._size):
+            seat = Apart(
+                f"{CollectiveSeat.__module__}:{CollectiveSeat.__name__}",
+                {"rank": rank, "num_ranks": self._size, "meeting": str(meeting)},
+                {"OMP_NUM_THREADS": "1"},
+            )
+            self._each.append(self.enter_context(seat))
+        return self
+
+    def leave(self) -> None:
+        """In order, before the end."""
+        self._all("close")
+
+    def adds_up(self, name: str) -> bool:
+        """Whether this collective's all-reduce does."""
+        return all(answer["is_right"] for answer in self._all("check", name=name))
+
+    def copy_bytes_per_s(self, num_bytes: int) -> float:
+        """What a process copies in a second, while the others do, too."""
+        each_s = [float(one["seconds"]) for one in self._all("copy", num_bytes=num_bytes)]
+        return num_bytes / statistics.median(each_s)
+
+    def times(
+        self, names: Sequence[str], operation: Operation, num_bytes: int, num_rounds: int
+    ) -> Mapping[str, Timing]:
+        """Of a call of each of these collectives."""
+        what = operation.value
+        return take_turns(
+            {
+                name: self._block("calls", name=name, operation=what, num_bytes=num_bytes)
+                for name in names
+            },
+            num_rounds,
+        )
+
+    def cost(self, largest_bytes: int, say: Callable[[str], None]) -> HostCost:
+        """What rounds take, with messages up to so many bytes."""
+        keys = [(kind, action) for kind in kinds_of(self._size) for action in Action]
+        curves: dict[tuple[str, Action], Curve] = dict.fromkeys(keys, ())
+        smaller = takewhile(lambda one: one < largest_bytes, _MESSAGES_BYTES[:-1])
+        for num_bytes in [*smaller, min(largest_bytes, _MESSAGES_BYTES[-1])]:
+            say(f"messages of {format_bytes(num_bytes)}")
+            blocks = {
+                " ".join((kind, how.value)): self._block(
+                    "rounds", kind=kind, action=how.value, num_bytes=num_bytes
+                )
+                for kind, how in keys
+            }
+            took = take_turns(blocks, _NUM_TURNS)
+            for kind, how in keys:
+                call_s = took[" ".join((kind, how.value))].median_s
+                round_s = call_s / RoundOfKind(self._size, kind, how).num_rounds
+                curves[kind, how] = (*curves[kind, how], (num_bytes, round_s))
+        return HostCost(num_ranks=self._size, rounds=curves)
+
+    def _block(self, what: str, **arguments: object) -> Callable[[], float]:
+        """Seconds of one call, measured over about a tenth of a second of them."""
+        once_s = self._slowest_s(what, count=1, **arguments)
+        count = max(1, min(_MOST_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
+        return lambda: self._slowest_s(what, count=count, **arguments)
+
+    def _slowest_s(self, what: str, **arguments: object) -> float:
+        return max(float(answer["seconds"]) for answer in self._all(what, **arguments))
+
+    def _all(self, what: str, **arguments: object) -> list[Answer]:
+        for seat in self._each:
+            seat.begin(what, **arguments)
+        return [seat.end() for seat in self._each]

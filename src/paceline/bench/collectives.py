@@ -7,38 +7,26 @@
 
 Bus bandwidth is the buffer over the time, times what the operation has to move for each byte of it:
 2 (P - 1) / P of an all-reduce, and so on, so that it can be compared with what a link carries
-whatever P is (as NVIDIA's nccl-tests define it). This module must not know how schedules are made.
-Question, measurement and table are one file, as of the others here, of more than 300 lines.
+whatever P is (as NVIDIA's nccl-tests define it). Ranks and their clock are collective_seat.py's.
+This module must not know how schedules are made.
 """
 
-import contextlib
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from pathlib import Path
-from typing import Final
 
 from ..collectives import parse
 from ..collectives.choose import candidates
 from ..collectives.crossings import Crossing, find_crossings
-from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
-from ..collectives.transfers import Action, Operation
+from ..collectives.host import HostCost
+from ..collectives.transfers import Action, Operation, moved_share
 from ..errors import ConfigError, WorkerError, unknown
 from ..plan import format_bytes
 from ..report.text import format_duration, table
 from ..system.processors import num_cores
-from .apart import Answer, Apart
-from .collective_seat import HAVE_NATIVE, NATIVE, CollectiveSeat
-from .samples import Measured, Timing, take_turns
-
-_BLOCK_S, _MOST_CALLS = 0.1, 300
-_MESSAGES_BYTES: Final = tuple(1 << power for power in (6, 10, 13, 16, 18, 20, 22, 24))
-"""Of a message: as many sizes as its time bends at, on loopback."""
-_NUM_TURNS = 3
-"""In which kinds of rounds are measured."""
+from .collective_seat import HAVE_NATIVE, NATIVE, Seats
+from .samples import Measured, Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +53,23 @@ class CollectivesQuestion:
             )
         if not self.sizes_bytes or min(self.sizes_bytes) < 4:
             raise ConfigError("--sizes needs sizes of 4 B and more, such as 1KiB,64KiB,4MiB")
+
+    @classmethod
+    def read(
+        cls, operation: str, *, workers: int, names: str | None, sizes: str, rounds: int
+    ) -> "CollectivesQuestion":
+        """As the command line has it; raises ConfigError where it cannot be asked."""
+        try:
+            what = Operation(operation)
+        except ValueError:
+            raise unknown("operation", operation, [one.value for one in Operation]) from None
+        return cls(
+            num_ranks=workers,
+            operation=what,
+            names=tuple(names.split(",")) if names else (),
+            sizes_bytes=sizes_of(sizes),
+            num_rounds=rounds,
+        )
 
     def fitting(self) -> list[str]:
         """The collectives that are measured, each as it is written."""
@@ -143,17 +148,18 @@ def measure_collectives(
         WorkerError: a process died, or a sum is not one.
     """
     names, operation = question.fitting(), question.operation
-    with _seats(question.num_ranks) as seats:
+    with Seats(question.num_ranks) as seats:
         for name in names if operation is Operation.ALL_REDUCE else ():
-            if not all(answer["is_right"] for answer in _all(seats, "check", name=name)):
+            if not seats.adds_up(name):
                 raise WorkerError(f"{name} does not add up: please report it")
-        cost, copy_bytes_per_s = _cost(seats, question, say)
+        largest = max(question.sizes_bytes)
+        cost, copy_bytes_per_s = seats.cost(largest, say), seats.copy_bytes_per_s(largest)
         rows: list[MeasuredCollective] = []
         with_native = [*names, NATIVE] if operation in HAVE_NATIVE else names
         for num_bytes in question.sizes_bytes:
             say(f"{operation.value} of {format_bytes(num_bytes)}")
             rows += _rows(seats, question, with_native, num_bytes, cost)
-        _all(seats, "close")
+        seats.leave()
     if operation is Operation.ALL_REDUCE:
         own = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
         cost = dataclasses.replace(cost, native_s=tuple(own.items()))
@@ -167,78 +173,15 @@ def measure_collectives(
     )
 
 
-@contextlib.contextmanager
-def _seats(num_ranks: int) -> Iterator[list[Apart]]:
-    with contextlib.ExitStack() as stack:
-        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "meeting"
-        yield [
-            stack.enter_context(
-                Apart(
-                    f"{CollectiveSeat.__module__}:{CollectiveSeat.__name__}",
-                    {"rank": rank, "num_ranks": num_ranks, "meeting": str(meeting)},
-                    {"OMP_NUM_THREADS": "1"},
-                )
-            )
-            for rank in range(num_ranks)
-        ]
-
-
-def _all(seats: Sequence[Apart], what: str, **arguments: object) -> list[Answer]:
-    for seat in seats:
-        seat.begin(what, **arguments)
-    return [seat.end() for seat in seats]
-
-
-def _slowest_s(seats: Sequence[Apart], what: str, **arguments: object) -> float:
-    return max(float(answer["seconds"]) for answer in _all(seats, what, **arguments))
-
-
-def _cost(
-    seats: Sequence[Apart], question: CollectivesQuestion, say: Callable[[str], None]
-) -> tuple[HostCost, float]:
-    """What rounds take, and what a process copies in a second."""
-    size, largest = question.num_ranks, max(question.sizes_bytes)
-
-    def block(kind: str, action: str, num_bytes: int) -> Callable[[], float]:
-        return _block(seats, "rounds", kind=kind, action=action, num_bytes=num_bytes)
-
-    smaller = takewhile(lambda one: one < largest, _MESSAGES_BYTES[:-1])
-    keys = [(kind, action) for kind in kinds_of(size) for action in Action]
-    curves: dict[tuple[str, Action], Curve] = dict.fromkeys(keys, ())
-    for num_bytes in [*smaller, min(largest, _MESSAGES_BYTES[-1])]:
-        say(f"messages of {format_bytes(num_bytes)}")
-        blocks = {
-            " ".join((kind, how.value)): block(kind, how.value, num_bytes) for kind, how in keys
-        }
-        took = take_turns(blocks, _NUM_TURNS)
-        for kind, how in keys:
-            call_s = took[" ".join((kind, how.value))].median_s
-            round_s = call_s / RoundOfKind(size, kind, how).num_rounds
-            curves[kind, how] = (*curves[kind, how], (num_bytes, round_s))
-    copy_s = statistics.median(one["seconds"] for one in _all(seats, "copy", num_bytes=largest))
-    return HostCost(num_ranks=size, rounds=curves), largest / copy_s
-
-
-def _block(seats: Sequence[Apart], what: str, **arguments: object) -> Callable[[], float]:
-    """Seconds of one call, measured over about a tenth of a second of them."""
-    once_s = _slowest_s(seats, what, count=1, **arguments)
-    count = max(1, min(_MOST_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
-    return lambda: _slowest_s(seats, what, count=count, **arguments)
-
-
 def _rows(
-    seats: Sequence[Apart],
+    seats: Seats,
     question: CollectivesQuestion,
     names: Sequence[str],
     num_bytes: int,
     cost: HostCost,
 ) -> Iterator[MeasuredCollective]:
     what, size = question.operation, question.num_ranks
-    blocks = {
-        name: _block(seats, "calls", name=name, operation=what.value, num_bytes=num_bytes)
-        for name in names
-    }
-    for name, timing in take_turns(blocks, question.num_rounds).items():
+    for name, timing in seats.times(names, what, num_bytes, question.num_rounds).items():
         is_ours = name != NATIVE
         yield MeasuredCollective(
             name=name,
@@ -247,18 +190,6 @@ def _rows(
             bus_bytes_per_s=num_bytes * moved_share(what, size) / timing.median_s,
             predicted_s=cost.seconds(parse(name, size), what, num_bytes) if is_ours else None,
         )
-
-
-def moved_share(operation: Operation, num_ranks: int) -> float:
-    """What a link must carry at least, for each byte of the buffer.
-
-    Example:
-        >>> moved_share(Operation.ALL_REDUCE, 4), moved_share(Operation.BROADCAST, 4)
-        (1.5, 1.0)
-    """
-    if operation in (Operation.BROADCAST, Operation.REDUCE):
-        return 1.0
-    return (2 if operation is Operation.ALL_REDUCE else 1) * (num_ranks - 1) / num_ranks
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
@@ -284,25 +215,10 @@ def sizes_of(text: str) -> tuple[int, ...]:
 _UNITS = {"KiB": 10, "MiB": 20}
 
 
-def operation_of(text: str) -> Operation:
-    """Raises ConfigError for a name that is none."""
-    try:
-        return Operation(text)
-    except ValueError:
-        raise unknown("operation", text, [one.value for one in Operation]) from None
-
-
 def render_collectives(found: MeasuredCollectives) -> list[str]:
     """The table, what messages cost, and where one takes over from another."""
-    header = (
-        "",
-        "size",
-        "measured",
-        "least to most",
-        "bus GB/s",
-        "predicted",
-        "predicted/measured",
-    )
+    header = ("", "size", "measured", "least to most", "bus GB/s", "predicted",
+              "predicted/measured")  # fmt: skip
     rows = [
         (
             row.name,
@@ -333,10 +249,9 @@ def render_collectives(found: MeasuredCollectives) -> list[str]:
 
 def _messages(cost: HostCost) -> Iterator[str]:
     """What the smallest and the largest message take."""
-    curves = {kind: cost.rounds[kind, Action.COPY] for kind in ("alone", "ring")}
-    for end in (0, -1):
-        size, alone_s = curves["alone"][end]
-        ring_s = format_duration(curves["ring"][end][1])
+    alone, ring = (cost.rounds[kind, Action.COPY] for kind in ("alone", "ring"))
+    for (size, alone_s), (_, each_s) in ((alone[0], ring[0]), (alone[-1], ring[-1])):
+        ring_s = format_duration(each_s)
         yield (
             f"a message of {format_bytes(size)}: {format_duration(alone_s)} alone, {ring_s} where "
             "each rank sends one"

@@ -268,30 +268,15 @@ def collectives(
     rounds
         In which they take turns.
     """
-    from ..bench.collectives import (
-        CollectivesQuestion,
-        measure_collectives,
-        operation_of,
-        render_collectives,
-        sizes_of,
-    )
-    from ..collectives.transfers import Operation
-    from ..errors import FileError
-    from ..run.collective import keep_measured
+    from ..bench.collectives import CollectivesQuestion, measure_collectives, render_collectives
+    from ..run.collective import tell_kept
 
-    question = CollectivesQuestion(
-        num_ranks=workers,
-        operation=operation_of(operation),
-        names=tuple(names.split(",")) if names else (),
-        sizes_bytes=sizes_of(sizes),
-        num_rounds=rounds,
+    question = CollectivesQuestion.read(
+        operation, workers=workers, names=names, sizes=sizes, rounds=rounds
     )
     found = measure_collectives(question, say)
-    if question.operation is Operation.ALL_REDUCE:
-        try:
-            say(f"kept in {keep_measured(found.cost)}")
-        except FileError as error:
-            say(f"not kept: {error}")
+    if found.cost.native_s:  # of an all-reduce, which runs make
+        say(tell_kept(found.cost))
     show(json, found.to_json, lambda: render_collectives(found))
 
 

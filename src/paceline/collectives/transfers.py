@@ -68,6 +68,18 @@ class Operation(Enum):
         return self in ROOTED
 
 
+def moved_share(operation: Operation, num_ranks: int) -> float:
+    """What a link must carry at least, for each byte of the buffer.
+
+    Example:
+        >>> moved_share(Operation.ALL_REDUCE, 4), moved_share(Operation.BROADCAST, 4)
+        (1.5, 1.0)
+    """
+    if operation in (Operation.BROADCAST, Operation.REDUCE):
+        return 1.0
+    return (2 if operation is Operation.ALL_REDUCE else 1) * (num_ranks - 1) / num_ranks
+
+
 ROOTED = (Operation.BROADCAST, Operation.REDUCE, Operation.SCATTER, Operation.GATHER)
 
 

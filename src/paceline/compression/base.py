@@ -39,9 +39,14 @@ from torch import Tensor
 
 
 class AllReduce(NamedTuple):
-    """Becomes the sum over all members."""
+    """Becomes the sum over all members.
+
+    Attributes:
+        at_once: whether nothing is computed until it has.
+    """
 
     tensor: Tensor
+    at_once: bool = False
 
     def sent_bytes(self, num_members: int) -> float:
         """What a member sends, where each adds up its part for all (ring, fully-connected)."""

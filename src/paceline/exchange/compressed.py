@@ -314,7 +314,7 @@ class GroupLink:
     def begin(self, operation: Operation) -> tuple[Pending, Tensor]:
         group, tensor = self._group, operation.tensor
         if isinstance(operation, AllReduce):
-            return group.all_reduce(tensor), tensor
+            return group.all_reduce(tensor, at_once=operation.at_once), tensor
         if isinstance(operation, AllToAll):
             out = torch.empty_like(tensor)
             return group.all_to_all(tensor.view(-1), out.view(-1)), out

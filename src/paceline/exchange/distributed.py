@@ -247,7 +247,7 @@ class DistributedAveraging(Averaging):
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
         with self._told_of_deaths():
-            self._group.all_reduce(tensor, is_maximum=weight is None).wait()
+            self._group.all_reduce(tensor, is_maximum=weight is None, at_once=True).wait()
 
     @contextmanager
     def _told_of_deaths(self) -> Iterator[None]:

@@ -46,11 +46,14 @@ class MemberGroup(abc.ABC):
     size: int
 
     @abc.abstractmethod
-    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Pending:
         """In place: the sum of all members' tensors, or their maximum.
 
         Args:
             tensor: contiguous, of any shape and type of numbers, the same in all.
+            at_once: whether all wait for it now, and compute nothing meanwhile.
         """
 
     @abc.abstractmethod
@@ -95,7 +98,9 @@ class TorchGroup(MemberGroup):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._group: Any = group or dist.group.WORLD
 
-    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Pending:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
         return self._told(self._of(tensor).allreduce([plain(tensor)], options))

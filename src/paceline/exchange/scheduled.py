@@ -151,7 +151,7 @@ class _Sum:
 
     def __init__(self, tensor: Tensor, *, is_maximum: bool) -> None:
         self._tensor, self._is_maximum = tensor, is_maximum
-        self._is_over = threading.Event()
+        self.is_over = threading.Event()
         self._error: BaseException | None = None
 
     def make(self, sums: ScheduledCollective) -> None:
@@ -159,10 +159,10 @@ class _Sum:
             sums.all_reduce(self._tensor, is_maximum=self._is_maximum)
         except BaseException as error:  # whoever waits for it has to know
             self._error = error
-        self._is_over.set()
+        self.is_over.set()
 
     def wait(self) -> None:
-        self._is_over.wait()
+        self.is_over.wait()
         if self._error is not None:
             raise self._error
 
@@ -172,6 +172,9 @@ class ScheduledGroup(MemberGroup):
 
         caller   all_reduce A, all_reduce B ............ wait A ... wait B
         thread        [A, round by round      ][B             ]
+
+    A sum that is waited for at once is made by the caller: to hand it over and to hear of its end
+    takes two changes of threads, more than the rounds of a small one.
 
     Args:
         below: what carries the messages.
@@ -187,15 +190,22 @@ class ScheduledGroup(MemberGroup):
         self._sums, self._below = ScheduledCollective(collective, below), below
         self._is_apart, self._asked = is_apart, queue.SimpleQueue[_Sum]()
         self._thread: threading.Thread | None = None
+        self._newest: _Sum | None = None
+        """Of those that were handed to the thread."""
 
-    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
-        asked = _Sum(plain(tensor), is_maximum=is_maximum)
-        if not self._is_apart or tensor.device.type != "cpu":
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Pending:
+        asked, before = _Sum(plain(tensor), is_maximum=is_maximum), self._newest
+        if at_once or not self._is_apart or tensor.device.type != "cpu":
+            if before is not None:
+                before.is_over.wait()
             asked.make(self._sums)
             return asked
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="paceline-sums", daemon=True)
             self._thread.start()
+        self._newest = asked
         self._asked.put(asked)
         return asked
 

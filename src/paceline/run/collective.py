@@ -22,7 +22,7 @@ from ..collectives.host import HostCost
 from ..collectives.transfers import Operation
 from ..config import RunSettings
 from ..engines.base import Traits
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, FileError, unknown
 from ..exchange import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ..plan import format_bytes
 from ..protocols.base import SyncProtocol
@@ -128,6 +128,14 @@ def keep_measured(cost: HostCost) -> Path:
     known = section if isinstance(section, dict) else {}
     own = {"cores": num_cores(), "day": time.strftime("%Y-%m-%d"), "cost": cost.write()}
     return write_ceilings(SECTION, {**known, str(cost.num_ranks): own})
+
+
+def tell_kept(cost: HostCost) -> str:
+    """The same, in a sentence, whether it could be or not."""
+    try:
+        return f"kept in {keep_measured(cost)}"
+    except FileError as error:
+        return f"not kept: {error}"
 
 
 def collective_of(

@@ -181,8 +181,8 @@ class RankAveraging(DistributedAveraging):
         """The sum of a bucket that nothing compresses; looked at while the next ones come."""
         if not has_part:
             part.zero_()
-        is_last = len(self._under_way) == self._num_alone
-        yield AllReduce(self._along.whole if self._along is not None and is_last else part)
+        lines = self._along if len(self._under_way) == self._num_alone else None
+        yield AllReduce(part) if lines is None else AllReduce(lines.whole, at_once=True)
         self._sums.append(part.sum())
 
     def _bring_lines(self, mine: Tensor, every: Tensor) -> bool:
