@@ -58,7 +58,7 @@ def order_of(**options: Any) -> EpochOrder:
         ),
         ({"sampler": Listed(range(8), 9)}, r"Listed.* 9 samples \(__len__\) and gave 8"),
         (
-            {"sampler": RandomSampler(range(8), replacement=True, num_samples=10**12)},
+            {"sampler": RandomSampler(range(8), True, 10**12, torch.Generator())},
             "RandomSampler has 1,000,000,000,000 samples an epoch: at most",
         ),
     ],
@@ -130,3 +130,19 @@ def test_the_digest_tells_orders_and_batches_apart() -> None:
     one = digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
     assert one == digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
     assert one != digest(batch_sampler=Listed([[0], [1, 2, 3]], 2))
+
+
+def test_a_sampler_with_replacement_is_drawn_as_far_as_it_is_asked() -> None:
+    long = DataLoader(range(50), 4, sampler=RandomSampler(range(50), True, int(1e10)))
+    short = DataLoader(range(50), 4, sampler=RandomSampler(range(50), True, 640))
+    orders = [EpochOrder(one, 3) for one in (long, short, long)]
+    assert orders[0].count() == (int(1e10), int(2.5e9))
+    state = torch.get_rng_state()
+    for one in orders:
+        one.draw(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(orders[0].indices[:640]) == list(orders[1].indices)
+    assert list(orders[0].indices[100_000:100_004]) == list(orders[2].indices[100_000:100_004])
+    assert orders[0].fingerprint() == orders[2].fingerprint()
+    orders[2].draw(2)
+    assert orders[0].fingerprint() != orders[2].fingerprint()

@@ -116,6 +116,27 @@ REFUSED = {
         ((LOOP, "batches = iter([1])\n" + DRAWS.replace("get_batch()", "next(batches)")),),
         "line 10 takes batches from an iterator that each worker would have for itself",
     ),
+    "a cycle that keeps its batches": (
+        (
+            (
+                LOOP,
+                "from itertools import cycle\nsome = cycle(loader)\n"
+                + DRAWS.replace("get_batch()", "next(some)"),
+            ),
+        ),
+        "line 11 takes batches from itertools.cycle, which keeps those of its first pass",
+    ),
+    "a cycle beside a draw": (
+        (
+            (
+                LOOP,
+                "def cycle(data):\n    while True:\n        yield from data\nsome = cycle(loader)\n"
+                + DRAWS.replace("x, y = get_batch()", "z = torch.randn(3)\n    x, y = next(some)"),
+            ),
+        ),
+        "line 14 takes a batch of a loader without end, and it could not be seen that nothing else "
+        "changes (line 13 may draw random numbers before it); write for batch in pace.updates(n",
+    ),
     "an iterator that was made elsewhere": (
         (
             (

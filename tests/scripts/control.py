@@ -117,6 +117,22 @@ def counted_by_updates(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def by_number(record: Record) -> None:
+    """for start in numbers, which pace.prepare(model, optimizer, range(0, 60, 4)) gave."""
+    pace = paceline.connect()
+    model, data = network(), tensors()
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
+    model, optimizer, numbers = pace.prepare(model, optimizer, range(0, 60, 4))
+    for _ in pace.epochs(3):
+        for start in numbers:
+            inputs, targets = (one[start : start + 4] for one in data)
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                optimizer.step()
+    record.state(model, optimizer)
+
+
 def broken_off(record: Record) -> None:
     """break after five batches of each epoch."""
     pace, model, optimizer, loader = started()
@@ -507,6 +523,7 @@ SCRIPTS = (
     Script(epochs_from_one),
     Script(cycled_to_a_number, counts_itself=True),
     Script(counted_by_updates, counts_itself=True, uses_all=False),
+    Script(by_number, is_exact=False, num_samples=15),
     Script(broken_off, uses_all=False),
     Script(broken_off_in_the_block, uses_all=False),
     Script(islice, uses_all=False),

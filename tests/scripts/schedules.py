@@ -312,6 +312,26 @@ def rate_by_hand_each_step(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def rate_by_hand_together(record: Record) -> None:
+    """The same with prepare(..., together=True), which says so before the first step."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.5)
+    loader = DataLoader(points(), batch_size=8)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader, together=True)
+    number = 0
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.4 / (1 + 0.1 * number)
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                optimizer.step()
+            number += 1
+    record.state(model, optimizer)
+
+
 def scheduler_checkpoint(record: Record) -> None:
     """The prepared scheduler's own state, saved and loaded by a new one."""
     pace = paceline.connect()
@@ -356,5 +376,6 @@ SCRIPTS = (
     Script(every_other_step, refused=loose(RHYTHM)),
     Script(rate_by_hand_each_epoch),
     Script(rate_by_hand_each_step, refused=loose(CONFLICT, is_sure=False)),
+    Script(rate_by_hand_together, refused=loose(r"together=True\) under")),
     Script(scheduler_checkpoint),
 )

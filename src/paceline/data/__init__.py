@@ -5,6 +5,7 @@
     arrays      a name -> training and test samples, by number and by the batch
     loader      the user's DataLoader lease by lease
     order       an epoch's order: all its positions, drawn once
+    positions   listed, or drawn as far as they are asked for
     numbers     of a loop without a loader: the numbers of its draws, as the batches of one
     streamed    a stream's mini-batches by number; stream_source: the user's, as they come
     stream      read once, a bounded way ahead, and kept; serving: for all members of a machine

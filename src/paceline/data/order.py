@@ -12,9 +12,9 @@ leases, or what a sample is.
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice, pairwise
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -22,13 +22,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from ..errors import ConfigError
 from ..replica.seeding import kept_random_state, mix, seed_all
 from .numbers import Numbers
+from .positions import CHUNK, MOST_POSITIONS, DrawnLater, Positions, is_drawn_later, refuse_many
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
-_MOST_POSITIONS = 1 << 28
-"""Of an epoch: 2 GiB in every worker."""
-_CHUNK = 1 << 16  # positions that are looked at in one go
-_TOLD = 1 << 10
-"""Of positions that are drawn later: those by which two orders are compared."""
 _MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
 """Positions from a sampler without a length: so many, or so many times the data set."""
 
@@ -86,8 +82,8 @@ class EpochOrder:
             ends = self.draw(0)
             self._num_positions = None if self.has_own_batches else len(self.indices)
             return len(self.indices), len(ends) if ends is not None else self._num_batches()
-        if not _is_drawn_later(self._loader.sampler):
-            _refuse_many(f"the sampler {type(self._loader.sampler).__name__} has", num_positions)
+        if not is_drawn_later(self._loader.sampler):
+            refuse_many(f"the sampler {type(self._loader.sampler).__name__} has", num_positions)
         self._num_positions = None if type(self._loader.sampler) is Numbers else num_positions
         return num_positions, self._num_batches()
 
@@ -215,7 +211,7 @@ def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
     """
     order = EpochOrder(loader, seed)
     ends = order.draw(epoch)
-    _refuse_many(f"the sampler {type(loader.sampler).__name__} has", len(order.indices))
+    refuse_many(f"the sampler {type(loader.sampler).__name__} has", len(order.indices))
     indices = list(order.indices)
     return indices if ends is None else [indices[a:b] for a, b in pairwise([0, *ends])]
 
@@ -258,21 +254,21 @@ def list_positions(
         return range(len(source))
     if type(source) is Numbers:
         return source.numbers
-    if _is_drawn_later(source):
+    if is_drawn_later(source):
         return DrawnLater(source)
-    said, listed, num_given, drawn = length_of(source), _Positions(), 0, iter(source)
+    said, listed, num_given, drawn = length_of(source), Positions(), 0, iter(source)
     most = max(_MOST_UNSAID, _MOST_ROUNDS * (length_of(dataset) or 0)) if said is None else said
-    while chunk := list(islice(drawn, min(_CHUNK, most + 1 - num_given))):
+    while chunk := list(islice(drawn, min(CHUNK, most + 1 - num_given))):
         num_given += len(chunk)
         for batch in [chunk] if ends is None else chunk:
             listed.add(batch if isinstance(batch, list) else list(batch))
             if ends is not None:
                 ends.append(len(listed.values))
-        if num_given > most or len(listed.values) > _MOST_POSITIONS:
+        if num_given > most or len(listed.values) > MOST_POSITIONS:
             break
     kind, what = ("sampler", "samples") if ends is None else ("batch sampler", "batches")
     name = f"the {kind} {type(source).__name__}"
-    _refuse_many(f"{name} gave", len(listed.values))
+    refuse_many(f"{name} gave", len(listed.values))
     if said is None and num_given > most:
         raise ConfigError(
             f"{name} has no __len__ and gave more than {most:,} {what} for "
@@ -284,70 +280,3 @@ def list_positions(
             f"{'more' if num_given > said else f'{num_given:,}'}; let both say the same"
         )
     return listed.values
-
-
-def _refuse_many(who: str, num_positions: int) -> None:
-    """Raise ConfigError for an epoch that is too long to be listed."""
-    if num_positions > _MOST_POSITIONS:
-        raise ConfigError(
-            f"{who} {num_positions:,} samples an epoch: at most {_MOST_POSITIONS:,} can be shared "
-            "out; make epochs shorter (num_samples=...) and more of them"
-        )
-
-
-def _is_drawn_later(source: Any) -> bool:
-    """Whether this is torch's sampler with replacement, of more positions than can be listed.
-
-    Its generator is its own, made when it begins, so that nobody else's draws come between.
-    """
-    is_own = type(source) is RandomSampler and source.replacement and source.generator is None
-    return is_own and len(source) > _MOST_POSITIONS
-
-
-class DrawnLater(Sequence[int]):
-    """The positions of a sampler, drawn as far as they are asked for, 8 bytes each."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._length = len(sampler)
-        self._drawn = iter(sampler)
-        self._known: array[int] = array("q")
-        self._reach(1)  # so that it takes its seed now
-
-    def _reach(self, stop: int) -> None:
-        """Know the positions up to here."""
-        _refuse_many("this run has drawn", stop)
-        while len(self._known) < min(stop, self._length):
-            self._known.extend(islice(self._drawn, _CHUNK))
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[int]: ...
-    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
-        stop = place.stop if isinstance(place, slice) else place + 1
-        self._reach(self._length if stop is None or stop < 1 else stop)
-        return self._known[place]
-
-    def __repr__(self) -> str:
-        """What tells it from others, as far as anybody does."""
-        self._reach(_TOLD)
-        return f"{self._length} from {list(self._known[:_TOLD])}"
-
-
-class _Positions:
-    """Positions as they come: 8 bytes each, unless one is of another kind than ``int``."""
-
-    def __init__(self) -> None:
-        self.values: array[int] | list[Any] = array("q")
-
-    def add(self, some: list[Any]) -> None:
-        if isinstance(self.values, array):
-            with suppress(OverflowError):  # beyond 8 bytes: an index of the user's own kind
-                if set(map(type, some)) <= {int}:
-                    self.values.fromlist(some)
-                    return
-            self.values = list(self.values)
-        self.values += some

@@ -5,8 +5,10 @@
     reading            what its text means, and what all its workers would write at once
     tree, dataflow     its tree, which keeps comments and layout; what flows where in it
     loops, parts       the loop that trains, and what `prepare` is given for it
-    iterators          a loop that takes its batches by next()
+    iterators, endless a loop that takes its batches by next(), and one of a loader without end
+    indexed            a loop by an index inside the loop of an epoch
     counting           how many updates a loop without a loader makes
+    together           what needs workers that step together
     refusals           what no lines can carry
     rewrite            the same script for Paceline, pass by pass
     around_step        clipping, and weights that are changed by hand, around a step

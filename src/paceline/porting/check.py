@@ -121,16 +121,7 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
     script = SourceTree(text)
     flow = Flow(script)
     training = Stepping(flow)
-    for node in flow.reached([training.loop.node.body]):
-        for call in (one for one in script.within(node) if isinstance(one, cst.Call)):
-            made = [call, *(flow.origins(call.func) if call.func is not node else ())]
-            words = [by_name(one) for one in made if isinstance(one, cst.Call)]
-            if any("reduction" in one and "sum" in script.code(one["reduction"]) for one in words):
-                yield (
-                    f"{name}:{script.line(call)} sums the loss over a batch, and workers average "
-                    "their sums: with K of them an update is 1/K of one worker's; write the mean, "
-                    "or K times the learning rate"
-                )
+    yield from _notes_of_sums(training, name)
     yield from _notes_of_together(training, name)
     if training.loop.numbers is not None:
         yield (
@@ -148,14 +139,40 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
         yield from _notes_of_numbers(training, name)
         yield from _notes_of_breaks(script, training, name)
     steps = [call for call, _ in training.steps]
-    if training.loop.taken is not None and endless(flow, training.loop, steps) is None:
-        yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
+    if training.loop.taken is not None:
+        if endless(flow, training.loop, steps) is None:
+            yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
+        else:
+            yield from _notes_of_breaks(script, training, name)
     yield from _notes_of_further_loaders(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
             f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "
             "leave it out"
         )
+
+
+def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
+    """Where a loss is a sum over a batch."""
+    script, flow = training.flow.script, training.flow
+    for node in flow.reached([training.loop.node.body]):
+        for call in (one for one in script.within(node) if isinstance(one, cst.Call)):
+            made = [call, *(flow.origins(call.func) if call.func is not node else ())]
+            words = [by_name(one) for one in made if isinstance(one, cst.Call)]
+            if any("reduction" in one and "sum" in script.code(one["reduction"]) for one in words):
+                yield (
+                    f"{name}:{script.line(call)} sums the loss over a batch, and workers average "
+                    "their sums: with K of them an update is 1/K of one worker's; write the mean, "
+                    "or K times the learning rate"
+                )
+    for call in script.every_call:
+        if "ignore_index" in by_name(call):
+            yield (
+                f"{name}:{script.line(call)} averages over the targets that ignore_index leaves, "
+                "and several workers weigh their means by samples: where samples have different "
+                "numbers of them write with pace.step() as step: and step.weight = float((y != "
+                "index).sum())"
+            )
 
 
 def _notes_of_together(training: Stepping, name: str) -> Iterator[str]:

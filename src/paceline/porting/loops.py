@@ -3,7 +3,8 @@
     optimizer.step() -> the loops around it -> the one over a loader, or the only one
     optimizer -> the models whose parameters it was made for; its schedulers
 
-This module must not know what is done with what it finds.
+Above 300 lines, since which loop it is depends on whose steps, and on what they go over. This
+module must not know what is done with what it finds.
 """
 
 import re

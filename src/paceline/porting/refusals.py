@@ -19,6 +19,7 @@ _OWN_WORKERS = re.compile(
     r"ScheduleGPipe)$"
 )
 _GENERATORS = re.compile(r"(default_rng|RandomState|random\.Random|torch\.Generator)$")
+_CYCLE = "itertools.cycle"
 _PLACE = re.compile(r"""['"](cuda|xpu|mps):?(\d*)['"]""")
 
 
@@ -155,6 +156,10 @@ def _is_fresh(flow: Flow, call: cst.Call) -> bool:
     function = flow.function_of(given[0]) if len(given) == 1 else None
     if function is None or flow.script.meaning(call.func) != "next":
         return False
+    assert isinstance(given[0], cst.Call)
+    handed = [one for arg in given[0].args for one in flow.origins(arg.value)]
+    if any(isinstance(one, cst.Call) and flow.function_of(one) is None for one in handed):
+        return False  # an iterator for one, which would stand elsewhere in each worker
     held = list(flow.script.within(function))
     yields = any(isinstance(one, cst.Yield) for one in held)
     return yields and not any(isinstance(one, cst.Global | cst.Nonlocal) for one in held)
@@ -164,6 +169,14 @@ def _refuse_next(script: SourceTree, call: cst.Call, loop_line: int) -> None:
     is_method = isinstance(call.func, cst.Attribute) and "next" in call.func.attr.value
     if not is_method and script.meaning(call.func) != "next":
         return
+    given = [script.code(one) for one in positional(call)]
+    made = [value for value, name in script.assigned if name in given]
+    if any(isinstance(one, cst.Call) and script.meaning(one.func) == _CYCLE for one in made):
+        raise CannotDerive(
+            f"line {script.line(call)} takes batches from itertools.cycle, which keeps those of "
+            "its first pass and gives the same again, in each worker those that it was given; "
+            "write for batch in pace.updates(n, loader), which begins a new pass each time"
+        )
     raise CannotDerive(
         f"line {script.line(call)} takes batches from an iterator that each worker would have for "
         f"itself; write the loop of line {loop_line} over the loader: for batch in loader inside "

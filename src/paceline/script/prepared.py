@@ -634,9 +634,9 @@ def refuse_sticky(loader: DataLoader[Any] | None, context: Context) -> None:
         )
 
 
-def refuse_apart(context: Context) -> None:
+def refuse_apart(context: Context, *, is_asked: bool) -> None:
     """Raise ConfigError where workers do not step together: prepare(together=True)."""
-    if context.workers > 1 and not context.is_spmd:
+    if is_asked and context.workers > 1 and not context.is_spmd:
         raise ConfigError(
             f"prepare(together=True) under {context.protocol}: whoever is free takes what comes "
             "next, and this script counts on workers that step together (a rate by hand for each "

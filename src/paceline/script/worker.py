@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 from ..checkpoints.best import BestModels
 from ..checkpoints.state import model_file
 from ..context import Context
-from ..data.numbers import through
+from ..data.numbers import OfRange, through
 from ..errors import ConfigError, PacelineError, WorkerError
 from ..exchange.base import Exchange, Stopped
 from ..exchange.solo import SoloExchange
@@ -160,16 +160,23 @@ def _refuse_inside_a_worker(exchange: Exchange) -> None:
         )
 
 
-def _check_choices(batch: str | None, fast: str) -> None:
-    """Raise ConfigError where ``prepare`` was given another word than it knows."""
+def _checked(batch: str | None, fast: str) -> str:
+    """``fast``; ConfigError where ``prepare`` was given another word than it knows."""
     if batch not in ("global", "per-worker", None):
         raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
     if fast not in ("auto", "none"):
         raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
+    return fast
 
 
-def _batch_of_range(batch: str | None) -> str:
-    """A number is one worker's; ConfigError: it was to be shared."""
+def _batch_of(objects: tuple[Any, ...], batch: str | None) -> str:
+    """What a batch is; of a range's numbers each is one worker's.
+
+    Raises:
+        ConfigError: they were to be shared.
+    """
+    if not any(isinstance(getattr(one, "dataset", None), OfRange) for one in objects):
+        return batch or "global"
     if batch == "global":
         raise ConfigError(
             "a range in prepare(batch='global'): a number of it is one worker's mini-batch, and "
@@ -418,22 +425,17 @@ class Pace:
         Raises:
             ConfigError: something cannot be carried; it is named.
         """
-        fast = self._context.fast if fast is None else fast
-        _check_choices(batch, fast)
-        if together:
-            refuse_apart(self._context)
+        fast = _checked(batch, self._context.fast if fast is None else fast)
+        refuse_apart(self._context, is_asked=together)
         _refuse_inside_a_worker(self._exchange)
         num_batches = self._batches_of_update(accumulate, is_sticky=sticky)
         objects = self._of_this_trial(objects, split)
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
-        if any(isinstance(one, range) for one in objects):
-            batch = _batch_of_range(batch)
-            objects = tuple(through(one) if isinstance(one, range) else one for one in objects)
         if self._in_trial:
             models = [one for one in objects if not isinstance(one, DataLoader)]
             self._originals.append(Originals(models))
-        exchange, self._batch = self._exchange, batch or "global"
+        exchange, self._batch = self._exchange, _batch_of(objects, batch)
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._batch, self._keeper,
             (fast, forward), num_batches, is_sticky=sticky, closures=closures, split=split,
@@ -460,7 +462,8 @@ class Pace:
         return num_batches
 
     def _of_this_trial(self, objects: tuple[Any, ...], split: str | None) -> tuple[Any, ...]:
-        """The same; a loader that an earlier trial gave back counts as the plain one that it was.
+        """The same; a loader that an earlier trial gave back counts as the plain one that it was,
+        and a range as a loader of its numbers.
 
         Raises:
             ConfigError: there are trials, and this stands in none; it splits a model in one.
@@ -476,9 +479,10 @@ class Pace:
                 "script trains in trials, or without any; put what it trains then into a trial, too"
             )
         loaders = PreparedLoader | SecondLoader
-        return tuple(
+        plain = [
             one.plain if isinstance(one, loaders) and one.is_released else one for one in objects
-        )
+        ]
+        return tuple(through(one) if isinstance(one, range) else one for one in plain)
 
     def _attach(self, prepared: Prepared, loader: PreparedLoader) -> None:
         """Join the others, or say what was found."""

@@ -7,8 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def cycle(loader):
     while True:
-        for data in loader:
-            yield data
+        yield from loader
 
 
 torch.manual_seed(5)
