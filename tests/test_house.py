@@ -52,12 +52,16 @@ DRIVEN = {
 """Folders whose modules are reached through one door, and how."""
 
 ELSEWHERE: dict[str, str] = {
+    "data.positions": "where a sampler's batches end: tests/data draw them through EpochOrder",
     "exchange.inbox": "what a member hears, driven through StoreExchange in tests/exchange",
     "exchange.model_copy": "what leaves a member, driven through StoreExchange in tests/exchange",
     "exchange.unedited": "edited weights, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
     "launch.trials": "runs within a run: tests/launch/test_trials.py makes them by the command",
+    "porting.endless": "a kind of loop: scripts of tests/porting/plain, through porting.check",
+    "porting.indexed": "a kind of loop: scripts of tests/porting/plain, through porting.check",
+    "porting.together": "what loops count on: scripts of tests/porting/plain, the same way",
     "store.sums": "a part of the store: tests/store add and undo through SharedStore",
     "trace.reader": "tests/trace read through paceline.trace",
 }
