@@ -44,7 +44,7 @@ class _Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():  # tokens are numbers of rows
             x = x.to(self.dtype)
-        return self.model(x).to(torch.float32)  # type: ignore[no-any-return]  # a module is Any
+        return self.model(x).to(torch.float32)  # type: ignore[no-any-return]
 
 
 class _Int8Linear(nn.Module):
