@@ -115,17 +115,18 @@ def _rejected(seen: Observation) -> Iterator[str]:
     if not others:
         return
     tried = [one for one in seen.prices if one.pairs]
-    noise = [one for one in tried if one.outcome is PriceOutcome.NOTHING]
-    unknown = [one for one in tried if one.outcome is PriceOutcome.UNKNOWN]
+    nothing = [one for one in tried if one.outcome is PriceOutcome.NOTHING]
+    counts = {
+        "inside the noise or under 2 %": sum(one.high >= 0 for one in nothing),
+        "slower": sum(one.high < 0 for one in nothing),
+        "not to be told from noise": sum(one.outcome is PriceOutcome.UNKNOWN for one in tried),
+    }
+    told = [f"{number} {what}" for what, number in counts.items() if number]
     yield ""
-    told = f", {len(unknown)} not to be told from noise" if unknown else ""
-    yield f"{len(tried)} tried, {len(noise)} inside the noise or under 2 %{told}; not suggested:"
+    yield f"{', '.join([f'{len(tried)} tried', *told])}; not suggested:"
     for one in others:
-        reason = one.reason or (
-            f"{_interval(one)}"
-            if one.outcome is PriceOutcome.NOTHING
-            else f"cannot be told: {_interval(one)}"
-        )
+        is_told = one.outcome is PriceOutcome.NOTHING
+        reason = one.reason or (_interval(one) if is_told else f"cannot be told: {_interval(one)}")
         yield from textwrap.wrap(
             f"{one.name}: {reason}", _WIDTH, initial_indent="  ", subsequent_indent="      "
         )
