@@ -4,13 +4,16 @@ Under full-sync the parameters are those of a run without the fault, to 1e-6 in 
 """
 
 import functools
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.errors import WorkerError
+from paceline.engines.local.engine import LocalEngine
+from paceline.errors import Interrupted, WorkerError
 from paceline.trace.records import Resumed
 from reference import differ, plain_loop
 from runs import Run, assert_each_sample_once, run_script, train
@@ -101,6 +104,23 @@ def test_the_death_of_who_forks_is_survived_too(
     said = capsys.readouterr().err
     assert "no worker is left" in said
     assert "begins again from update 12" in said
+
+
+def test_who_is_asked_to_end_while_a_life_is_closed_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All are dead, and what is left of them is being cleared away: nobody hears TERM but this."""
+    close = LocalEngine.close
+
+    def close_and_hear(self: LocalEngine) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(self)
+
+    monkeypatch.setattr(LocalEngine, "close", close_and_hear)
+    with pytest.raises(Interrupted) as ended:
+        lost_once(tmp_path, workers=1, fault=EVERYBODY[:1], checkpoint_every="3 updates")
+    assert ended.value.signal == signal.SIGTERM
+    assert "begins again" not in capsys.readouterr().err
 
 
 def test_who_never_gets_further_is_given_up(

@@ -267,6 +267,7 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
     seats: dict[int, tuple[int, int]] = {}
     controller: Controller | None = None
     trials: TrialRuns | None = None
+    lost: AllLost | None = None
     asked: list[int] = []
 
     def stop_softly(number: int) -> bool:
@@ -302,10 +303,10 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
             if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
                 raise
-            return error, controller.version, controller.happened
-    if asked:
+            lost = error, controller.version, controller.happened
+    if asked:  # maybe while a life was closed that others would have followed
         raise SignalInterrupt(asked[0])
-    return None
+    return lost
 
 
 def _ends_of_asked(engine: Engine) -> tuple[type[BaseException], ...]:
