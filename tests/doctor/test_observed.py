@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from paceline.doctor.observed.lines import render_observation
 from paceline.doctor.observed.observation import INPUT, PriceOutcome, Regime
 from paceline.doctor.observed.patches import Patches
 from paceline.errors import ConfigError
+from paceline.system.signals import SignalInterrupt
 
 HEAD = """\
 import sys, time
@@ -54,7 +56,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script's process is forked from one that has torch."""
 
     def begin(command: list[str], **given: Any) -> Forked:
-        del given["stdin"]
+        del given["stdin"], given["preexec_fn"]
         return Forked(command[1:], **given)
 
     monkeypatch.setattr(launching, "Popen", begin)
@@ -152,6 +154,19 @@ def test_what_a_script_begins_is_ended_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processes that it begins"):
         observe(ScriptRun(script=script(tmp_path, text)))
     assert select.select([held], [], [], 20.0)[0], "who holds the other end is still there"
+    assert os.read(held, 1) == b""
+    os.close(held)
+
+
+def test_who_ends_the_doctor_ends_the_script_too(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    text = f"import os, time, torch\nos.open({str(pipe)!r}, os.O_WRONLY)\n"
+    text += f"os.kill({os.getpid()}, {signal.SIGTERM:d})\ntime.sleep(100)\n"
+    with pytest.raises(SignalInterrupt):
+        observe(ScriptRun(script=script(tmp_path, text)))
+    assert select.select([held], [], [], 20.0)[0], "the script is still there"
     assert os.read(held, 1) == b""
     os.close(held)
 

@@ -22,6 +22,7 @@ from subprocess import Popen
 from typing import Any
 
 from ...errors import ConfigError
+from ...system.signals import die_with_parent, ended_by_signals
 from .observation import Observation
 from .record import StepRecord
 
@@ -80,7 +81,7 @@ def _run(asked: ScriptRun, words: dict[str, Any]) -> tuple[dict[str, Any], bool,
     """What the process found, whether its time was over, and why it would have found nothing."""
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
         file, output = Path(folder) / "found.json", Path(folder) / "output"
-        with output.open("wb") as log:
+        with output.open("wb") as log, ended_by_signals(lambda number: False):
             process = _begin(asked, {**words, "file": str(file)}, log)
             try:
                 is_over = _await(process, asked, file)
@@ -97,7 +98,7 @@ def _begin(asked: ScriptRun, words: dict[str, Any], log: Any) -> "Popen[bytes]":
     ]  # fmt: skip
     return Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
 
 
