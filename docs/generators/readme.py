@@ -43,42 +43,28 @@ def worth() -> str:
     faults, minutes = re.findall(r"\d+", (RESULTS / "goodput.md").read_text())[:2]
     killed = rows_of("checkpoints")[0]
     likely = rows_of("likely")[-1]
-    said = [
-        (
-            "two workers, full-sync, beside DDP over gloo at the best of its settings",
-            f"{min(times)} to {max(times)} times as fast, {len(times)} models",
-            "limit",
-        ),
-        (
-            "the four lines with one worker, beside the bare loop",
-            f"{four} of its time a step (the bare loop again: {again})",
-            "overhead",
-        ),
-        (
-            "one of four workers five times as slow",
-            f"k-sync:3 takes {slow['k-sync:3']} times as long, full-sync {slow['full-sync']}",
-            "stragglers",
-        ),
-        (
-            f"{faults} kills and stops in {minutes} minutes, eight workers",
-            f"under k-sync:6 {kept['k-sync:6']} of the updates remain, under full-sync "
-            f"{kept['full-sync']}; each sample once",
-            "goodput",
-        ),
-        (
-            f"{killed['runs killed']} runs killed while they save, and resumed",
-            f"{killed['went on to their end']} went on, {killed['samples lost']} samples lost, "
-            f"{killed['other weights']} came to other weights",
-            "checkpoints",
-        ),
-        (
-            "the time of a run, foretold as a range from a short profile",
-            f"held in {likely['runs within what was likely']} runs, "
-            f"{likely['its width, of the predicted']} wide",
-            "likely",
-        ),
+    said = {
+        "limit": ("two workers, full-sync, beside DDP over gloo at the best of its settings",
+                  f"{min(times)} to {max(times)} times as fast, {len(times)} models"),
+        "overhead": ("the four lines with one worker, beside the bare loop",
+                     f"{four} of its time a step (the bare loop again: {again})"),
+        "stragglers": ("one of four workers five times as slow",
+                       f"k-sync:3 takes {slow['k-sync:3']} times as long, "
+                       f"full-sync {slow['full-sync']}"),
+        "goodput": (f"{faults} kills and stops in {minutes} minutes, eight workers",
+                    f"under k-sync:6 {kept['k-sync:6']} of the updates remain, under full-sync "
+                    f"{kept['full-sync']}; each sample once"),
+        "checkpoints": (f"{killed['runs killed']} runs killed while they save, and resumed",
+                        f"{killed['went on to their end']} went on, {killed['samples lost']} "
+                        f"samples lost, {killed['other weights']} came to other weights"),
+        "likely": ("the time of a run, foretold as a range from a short profile",
+                   f"held in {likely['runs within what was likely']} runs, "
+                   f"{likely['its width, of the predicted']} wide"),
+    }  # fmt: skip
+    rows = [
+        f"| {what} | {figure} | [{name}](results/{name}.md) |"
+        for name, (what, figure) in said.items()
     ]
-    rows = [f"| {what} | {figure} | [{name}](results/{name}.md) |" for what, figure, name in said]
     return "\n".join(["| what | measured | page |", "|---|---|---|", *rows, ""])
 
 
