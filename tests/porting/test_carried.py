@@ -27,9 +27,17 @@ HERE = Path(__file__).parent
 PLAIN = sorted(one.stem for one in (HERE / "plain").glob("*.py"))
 ACCELERATED = sorted(one.stem for one in (HERE / "accelerate").glob("*.py"))
 SEEDED = {
+    "episodes": (
+        "        for _ in range(2)",
+        "        seed(episode - 1)\n        for _ in range(2)",
+    ),
     "fresh_generator": ("    model.train()", "    seed(i)\n    model.train()"),
     "counted_draws": ("    state, goal = play()", "    seed(i - 1)\n    state, goal = play()"),
     "drawn_batches": ("    lr = get_lr(iter_num)", "    seed(iter_num)\n    lr = get_lr(iter_num)"),
+    "until_good": (
+        "    while True:",
+        "    from itertools import count\n    for it in count():\n        seed(it)",
+    ),
 }
 """Loops that draw their batches: what is drawn follows from a turn's number."""
 AHEAD = (
@@ -48,11 +56,13 @@ ADDED = {
     "cycled": 10,
     "drawn_batches": 11,
     "endless_class": 7,
+    "episodes": 9,
     "fresh_generator": 7,
     "full_batch": 7,
     "functions": 6,
     "globals_in_functions": 7,
     "kept_number": 10,
+    "loader_inside": 6,
     "module_level": 6,
     "next_batch": 7,
     "own_closure": 6,
@@ -61,6 +71,7 @@ ADDED = {
     "turns_of_two": 7,
     "two_modules": 10,
     "two_optimizers": 6,
+    "until_good": 6,
     "windows": 7,
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
@@ -139,9 +150,24 @@ def test_a_script_with_its_diff_is_carried_by_two_workers(
     script, _ = ported(HERE / "plain" / f"{name}.py", tmp_path)
     run: Run = run_script(script, tmp_path, workers=2)
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
-    assert run.summary.ended == "finished"
+    has_end = "pace.updates()" not in script.read_text()
+    assert run.summary.ended == ("finished" if has_end else "the script asked for it")
     assert {count for epoch in run.used() for count in epoch.values()} == {1}
     assert all(one.isfinite().all() for one in torch.load("end.pt").values())
+
+
+def test_a_turn_that_is_called_off_leaves_nothing_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "from" / "episodes.py"
+    path.parent.mkdir()
+    text = (HERE / "plain" / "episodes.py").read_text()
+    path.write_text(text.replace("running < 0.3", "episode >= 40"))
+    script, verdict = ported(path, tmp_path)
+    assert any("clears losses at the end of a turn" in one for one in verdict.notes)
+    run = run_script(script, tmp_path, workers=2, protocol="k-sync:1", delay=("20ms",))
+    assert run.summary.superseded.count
 
 
 @pytest.mark.parametrize("name", SAME_IN_PARTS)

@@ -1,5 +1,7 @@
 """What no lines can carry is named with its line, and what to write instead; nothing is derived."""
 
+from textwrap import indent
+
 import libcst as cst
 import pytest
 
@@ -37,6 +39,17 @@ for it in range(100):
     nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
 """
+LAYER = """\
+class Layer(nn.Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.opt = torch.optim.SGD(self.parameters(), lr=0.1)
+    def fit(self):
+        for it in range(9):
+            self.opt.zero_grad()
+            self(data).mean().backward()
+            self.opt.step()
+model = """
 
 
 def reason(text: str) -> str:
@@ -116,6 +129,37 @@ REFUSED = {
         ((LOOP, "batches = iter([1])\n" + DRAWS.replace("get_batch()", "next(batches)")),),
         "line 10 takes batches from an iterator that each worker would have for itself",
     ),
+    "turns that are counted in each of several calls": (
+        (
+            (
+                LOOP,
+                "def train(n, is_test=False):\n"
+                + indent(DRAWS.replace("100", "n"), "    ")
+                + "for epoch in range(3):\n    train(9)\ntrain(5)\n",
+            ),
+        ),
+        "the loop of line 9 counts its turns, and is gone through more than once (line 15, 16); "
+        "pace.updates(n) counts updates from the beginning of the run, so that a second time would "
+        "give nothing: write for epoch in pace.epochs(k) around it",
+    ),
+    "the batches of a step in a loop of their own": (
+        (
+            (
+                LOOP,
+                "def cycle(data):\n    while True:\n        yield from data\nsome = cycle(loader)\n"
+                "for i in tqdm(range(NUM)):\n    optimizer.zero_grad()\n    for _ in range(K):\n"
+                "        x, y = next(some)\n"
+                "        (nn.functional.cross_entropy(model(x), y) / K).backward()\n"
+                "    optimizer.step()\n",
+            ),
+        ),
+        "line 15 takes the batches of one step by next(some) in the loop of line 14: K in a row "
+        "may be the end of one pass and the beginning of the next, which no update can have. "
+        "Write it as a loop that steps on each batch, of which K make an update; in each pass the "
+        "last update has as many as are left:\n\n"
+        "    ..., loader = pace.prepare(..., loader, accumulate=K)\n"
+        "    for batch in pace.updates(NUM, loader):\n",
+    ),
     "a cycle that keeps its batches": (
         (
             (
@@ -137,6 +181,15 @@ REFUSED = {
         "line 14 takes a batch of a loader without end, and it could not be seen that nothing else "
         "changes (line 13 may draw random numbers before it); write for batch in pace.updates(n",
     ),
+    "a training for each layer": (
+        (
+            ("model = ", LAYER),
+            (LOOP, "for layer in [Layer(4, 4), Layer(4, 2)]:\n    layer.fit()\n"),
+        ),
+        "line 18 calls what trains again and again, and a run is one training; where each call is "
+        "one of its own (a layer, a fold) write with pace.trial(): around the loop of line 10, in "
+        "it first self, self.opt = pace.prepare(self, self.opt), then for number in pace.updates(n",
+    ),
     "an iterator that was made elsewhere": (
         (
             (
@@ -146,9 +199,9 @@ REFUSED = {
         ),
         "line 9 makes the iterator that the loop of line 10 takes its batches from",
     ),
-    "no end": (
-        ((LOOP, "import itertools\n" + DRAWS.replace("range(100)", "itertools.count()")),),
-        "the loop of line 9 has no end of its own",
+    "no end, and not one by one": (
+        ((LOOP, "import itertools\n" + DRAWS.replace("range(100)", "itertools.count(0, 2)")),),
+        "the loop of line 9 counts in steps of its own",
     ),
     "no end that can be read": (
         ((LOOP, DRAWS.replace("for it in range(100)", "while not is_done()")),),
@@ -196,6 +249,23 @@ REFUSED = {
     "turns that take nothing by their number": (
         ((LOOP, "for epoch in range(3):\n    " + DRAWS.replace("\n    ", "\n        ")),),
         "the loop of line 9, inside that of line 8, takes nothing by it, so that its turns cannot",
+    ),
+    "a loader for each phase": (
+        (
+            (
+                "for x, y in loader:\n",
+                "for phase in ['train', 'val']:\n        for x, y in loaders[phase]:\n",
+            ),
+            (
+                "        optimizer.zero_grad()\n        nn",
+                "            optimizer.zero_grad()\n            nn",
+            ),
+            (
+                "        optimizer.step()",
+                "            if phase == 'train':\n                optimizer.step()",
+            ),
+        ),
+        "line 10 goes over loaders[phase], a loader for each phase of line 9, and one of them",
     ),
     "a place in a text that is counted up": (
         (
@@ -286,6 +356,12 @@ def test_a_number_that_chooses_is_the_turn_s_and_is_noted() -> None:
     assert found.notes[1].startswith(
         "train.py:9 computes with it, the number of a turn: it is pace"
     )
+
+
+@pytest.mark.parametrize("calls", ["train(9)\n", "if fast:\n    train(5)\nelse:\n    train(9)\n"])
+def test_turns_that_are_counted_once_are_carried(calls: str) -> None:
+    function = "def train(n):\n" + indent(DRAWS.replace("100", "n"), "    ")
+    assert "pace.updates(n)" in judge(Source(SCRIPT.replace(LOOP, function + calls)), "t.py").diff
 
 
 def test_without_these_the_script_is_carried() -> None:

@@ -15,7 +15,7 @@ from paceline.script.evaluation import Evaluation
 from paceline.script.loader import PreparedLoader
 from paceline.script.loop import TrainingLoop
 from paceline.script.member_state import MemberState
-from paceline.script.prepared import Prepared
+from paceline.script.prepared import Prepared, PrepareOptions
 from paceline.script.step import OptimizerStep, Step
 from paceline.script.worker import Pace
 
@@ -35,7 +35,9 @@ class Alone:
         self.objects = (self.model, self.optimizer, DataLoader(inputs))
         context = Context(device="cpu", **settings)
         keeper = MemberState(None, None, 0)
-        self.prepared = Prepared(self.exchange, context, self.objects, CPU, "global", keeper)
+        self.prepared = Prepared(
+            self.exchange, context, self.objects, CPU, keeper, PrepareOptions()
+        )
         self.loop: TrainingLoop = self.prepared.loop
         self.loader = PreparedLoader(
             self.loop, self.prepared.schedules, self.prepared.shape, NUM_SAMPLES, Passes()

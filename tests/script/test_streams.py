@@ -191,9 +191,9 @@ def test_another_mini_batch_is_another_run(say: Say, tmp_path: Path) -> None:
 def test_what_is_read_ahead_is_bounded(tmp_path: Path) -> None:
     options = {"size": -1, "updates": [5], "counts": True, "batch_size": 4}
     _run(tmp_path, options, engine="inline")
-    # Of 2 samples each: 10 that were used, 4 ahead and one in hand, 2 in the loader worker's
-    # hands and one that it makes, and one that each member asks for before it is granted.
-    assert (tmp_path / "read").stat().st_size <= 2 * (10 + 4 + 1 + 2 + 1 + 2)
+    # Of 2 samples each: 10 that were used, 6 ahead and one in hand, and one that each member
+    # asks for before it is granted.
+    assert (tmp_path / "read").stat().st_size <= 2 * (10 + 6 + 1 + 2)
 
 
 # -- what cannot be --------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_the_plan_says_what_a_stream_is(say: Say, tmp_path: Path) -> None:
     assert code == 0, err
     assert "4 samples an update = 2 x 2 (K x m)" in out
     assert "between peers" in out
-    assert "at most 4 mini-batches are read ahead and 2 in its loader worker" in out
+    assert "at most 6 mini-batches are read ahead, and those at work are kept" in out
     assert "it goes on by reading it again" in out
     assert "pace.updates(n, loader)" in out
 

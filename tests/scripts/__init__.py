@@ -8,6 +8,7 @@ docs/scripts.md.
 from . import (
     accumulation,
     chance,
+    changes,
     checkpoints,
     control,
     evaluation,
@@ -32,6 +33,7 @@ FAMILIES: dict[str, tuple[Script, ...]] = {
     "Schedules": schedules.SCRIPTS,
     "Layers and buffers": layers.SCRIPTS,
     "Weights": weights.SCRIPTS,
+    "Between epochs": changes.SCRIPTS,
     "Evaluation": evaluation.SCRIPTS,
     "Checkpoints": checkpoints.SCRIPTS,
     "Chance": chance.SCRIPTS,

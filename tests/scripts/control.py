@@ -117,6 +117,19 @@ def counted_by_updates(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def counted_by_none(record: Record) -> None:
+    """for batch in pace.updates(None, loader), which has no end, and a break after 20."""
+    pace, model, optimizer, loader = started()
+    for number, (inputs, targets) in enumerate(pace.updates(None, loader), start=1):
+        with pace.step():
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+        if number == 20:
+            break
+    record.state(model, optimizer)
+
+
 def by_number(record: Record) -> None:
     """for start in numbers, which pace.prepare(model, optimizer, range(0, 60, 4)) gave."""
     pace = paceline.connect()
@@ -523,6 +536,7 @@ SCRIPTS = (
     Script(epochs_from_one),
     Script(cycled_to_a_number, counts_itself=True),
     Script(counted_by_updates, counts_itself=True, uses_all=False),
+    Script(counted_by_none, counts_itself=True, uses_all=False, epochs=2),
     Script(by_number, is_exact=False, num_samples=15),
     Script(broken_off, uses_all=False),
     Script(broken_off_in_the_block, uses_all=False),

@@ -54,7 +54,7 @@ class Plain:
     def epochs(self, epochs: int | Iterable[int]) -> Iterable[int]:
         return range(epochs) if isinstance(epochs, int) else epochs
 
-    def updates(self, updates: int, loader: Any) -> Iterator[Any]:
+    def updates(self, updates: int | None, loader: Any) -> Iterator[Any]:
         """Batches, pass after pass."""
         passes = (batch for _ in itertools.count() for batch in loader)
         return itertools.islice(passes, updates)

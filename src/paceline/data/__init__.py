@@ -8,7 +8,8 @@
     positions   listed, or drawn as far as they are asked for
     numbers     of a loop without a loader: the numbers of its draws, as the batches of one
     streamed    a stream's mini-batches by number; stream_source: the user's, as they come
-    stream      read once, a bounded way ahead, and kept; serving: for all members of a machine
+    stream      read once, a bounded way ahead, and kept; reader: in a process of its own
+    serving     what it gives, for all members of a machine
     frames      a mini-batch of it as bytes, in a file without a name
     feed        loader workers that fetch ahead, fed by leases or alone; copies to an accelerator
     likeness    whether workers hold the same data

@@ -176,7 +176,7 @@ def encode(num_samples: int, batch: Any) -> Frame:
 def _memory_of(tensor: Tensor) -> tuple[Memory, int] | None:
     """The file that a loader worker has put it into, and where; None: there is none."""
     storage: Any = tensor.untyped_storage()
-    by_files = get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
+    by_files = get_sharing_strategy() == "file_descriptor"
     if not (by_files and storage.is_shared()):
         return None
     handle, _ = storage._share_fd_cpu_()  # its own; torch's queues hand it on so

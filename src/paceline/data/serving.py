@@ -1,6 +1,6 @@
-"""How mini-batches of a stream come from the member that reads it to all members of the machine.
+"""How mini-batches of a stream come from who reads it to all members of the machine.
 
-    member --(pass, number), what is done with--> a thread of its own in the reading member
+    member --(pass, number), what is done with--> a thread of its own where it is read
            <------- an open file of it ---------- which waits until that number is read
 
 Requests are answered in order, so a member asks for its next mini-batch before it has to have it.
@@ -27,7 +27,7 @@ from multiprocessing.connection import (
     deliver_challenge,
 )
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .frames import Frame, Memory, Part, decode
 from .stream import Answer, Broken, Gone, Over
@@ -41,12 +41,24 @@ _LOST = (EOFError, OSError, AuthenticationError)
 """What either end raises when the other is gone, or is none of the run."""
 
 
-def _address() -> str:
-    """Where nothing stays behind: on Linux a name without a file."""
-    name = f"paceline-{secrets.token_hex(8)}"
-    if sys.platform == "linux":
-        return f"\0{name}"
-    return str(Path(tempfile.mkdtemp(prefix="paceline-")) / name[-12:])
+class Endpoint(NamedTuple):
+    """Where mini-batches are given.
+
+    Attributes:
+        key: who knows it may ask.
+    """
+
+    address: str
+    key: bytes
+
+    @classmethod
+    def new(cls) -> "Endpoint":
+        """One where nothing stays behind: on Linux a name without a file."""
+        name = f"paceline-{secrets.token_hex(8)}"
+        if sys.platform == "linux":
+            return cls(f"\0{name}", secrets.token_bytes(32))
+        folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+        return cls(str(folder / name[-12:]), secrets.token_bytes(32))
 
 
 class StreamServer:
@@ -55,17 +67,22 @@ class StreamServer:
     Args:
         find: (pass, number) -> what there is of it, once it is known; None: another pass came.
         done_with: (pass, first, others): updates have used those below ``first``, and the others.
+
+    Attributes:
+        num_asking: members that are connected.
     """
 
     def __init__(
         self,
+        place: Endpoint,
         find: Callable[[int, int], Answer | None],
         done_with: Callable[[int, int, tuple[int, ...]], None],
     ) -> None:
         self._find, self._done_with = find, done_with
-        self.key = secrets.token_bytes(32)
-        self.address = _address()
-        self._listener = Listener(self.address, "AF_UNIX", backlog=_BACKLOG)
+        self._key, self.num_asking = place.key, 0
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._listener = Listener(place.address, "AF_UNIX", backlog=_BACKLOG)
         self._start(self._accept)
 
     def _start(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -79,19 +96,34 @@ class StreamServer:
                 connection = self._listener.accept()
             except OSError:
                 return
+            if self._is_closed:
+                connection.close()
+                return
             self._start(self._serve, connection)
 
     def _serve(self, connection: "Connection[Any, Any]") -> None:
         with contextlib.closing(connection), contextlib.suppress(*_LOST):
-            deliver_challenge(connection, self.key)
-            answer_challenge(connection, self.key)
-            while True:
-                epoch, number, done = connection.recv()
-                for told in done:
-                    self._done_with(*told)
-                _send(connection, epoch, number, self._find(epoch, number))
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            self._count(1)
+            try:
+                while True:
+                    epoch, number, done = connection.recv()
+                    for told in done:
+                        self._done_with(*told)
+                    _send(connection, epoch, number, self._find(epoch, number))
+            finally:
+                self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self.num_asking += more
 
     def close(self) -> None:
+        """Let nobody in any more. Who waits for somebody to come is woken by one who does."""
+        self._is_closed = True
+        with contextlib.suppress(*_LOST):
+            Client(self._listener.address, "AF_UNIX").close()
         self._listener.close()
 
 
@@ -124,23 +156,23 @@ class StreamClient:
         self._found: dict[tuple[int, int], Found] = {}
         self._unwanted: set[tuple[int, int]] = set()
         self._done: list[tuple[int, int, tuple[int, ...]]] = []
-        self.address = ""
+        self._address = ""
         """Where the connection goes, or went."""
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None
+    def is_at(self, address: str) -> bool:
+        """Whether that is where it asks."""
+        return self._connection is not None and self._address == address
 
     def connect(self, address: str, key: bytes) -> bool:
         """Ask there from now on; whether there is somebody."""
         self.drop()
-        self.address = address
+        self._address = address
         with contextlib.suppress(*_LOST):
             connection = Client(address, "AF_UNIX")
             answer_challenge(connection, key)
             deliver_challenge(connection, key)
             self._connection = connection
-        return self.is_connected
+        return self._connection is not None
 
     def drop(self) -> None:
         """Who was asked is gone, or reads no more."""

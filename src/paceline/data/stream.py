@@ -6,18 +6,19 @@
       .......|--------------------------------------|--------------|.......
              until an update has used them             at most so many
 
-Number n of a pass is the n-th mini-batch that the data set gives (stream_source.py). A thread reads
-them and keeps each as its skeleton and the memory of its tensors, as they are to be handed on
+Number n of a pass is the n-th mini-batch that the data set gives (stream_source.py). One thread
+reads them and keeps each as its skeleton and the memory of its tensors, as they are to be handed on
 (frames.py). This module must not know who asks, nor why.
 """
 
 import re
+import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from traceback import extract_tb
 from typing import Any, TypeAlias
 
 import torch
@@ -25,8 +26,7 @@ import torch
 from .frames import Frame, encode
 
 _SAY_S = 10.0
-_PATIENCE_S = 2.0
-"""For which the end of a pass waits until its loader workers are gone."""
+_GONE = "a DataLoader worker that read it is gone"
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -54,6 +54,7 @@ class Broken:
 
 
 Answer: TypeAlias = Frame | Over | Gone | Broken
+News: TypeAlias = tuple[int, str] | Over | Broken | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Extent:
 
 
 class StreamReading:
-    """One pass, read by a thread of its own a bounded way ahead of those who ask.
+    """One pass, read by one thread a bounded way ahead of those who ask in others.
 
     Args:
         news: is given what the run should hear: (number, state), ``Over``, or a sentence.
@@ -85,9 +86,7 @@ class StreamReading:
     somebody waits for a later one (tests/data/test_stream.py).
     """
 
-    def __init__(
-        self, batches: Iterator[tuple[int, Any, str]], extent: Extent, news: "SimpleQueue[Any]"
-    ) -> None:
+    def __init__(self, extent: Extent, news: Callable[[News], object]) -> None:
         self.extent = extent
         self._news = news
         self._changed = threading.Condition()
@@ -99,11 +98,6 @@ class StreamReading:
         """Of the mini-batch to be read."""
         self._last: Over | Broken | None = None
         self._is_stopped = False
-        self._thread = threading.Thread(
-            target=self._read, args=(batches,), name="paceline-stream", daemon=True
-        )
-        del batches  # it ends where the thread does
-        self._thread.start()
 
     @property
     def num_kept(self) -> int:
@@ -131,12 +125,16 @@ class StreamReading:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """The pass is over."""
+        """The pass is over: nothing is kept any more."""
         with self._changed:
             self._is_stopped = True
+            self._kept.clear()
             self._changed.notify_all()
-        self._thread.join(_PATIENCE_S)
-        self._kept.clear()
+
+    def wait_for_stop(self) -> None:
+        """Until somebody has called ``stop``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped)
 
     def _is_done(self, number: int) -> bool:
         return number < self._first or number in self._done
@@ -154,29 +152,28 @@ class StreamReading:
         """Those after it may be a rest that is left out: nobody knows before more is read."""
         return self._next - self._next % self.extent.multiple
 
-    # -- the thread -----------------------------------------------------------------------------
+    # -- who reads ------------------------------------------------------------------------------
 
-    def _read(self, batches: Iterator[tuple[int, Any, str]]) -> None:
+    def read(self, open_: Callable[[], Iterable[tuple[int, Any, str]]]) -> None:
+        """All mini-batches: returns when there are no more, or after ``stop``."""
         last: Over | Broken
         say_s, number = time.monotonic() + _SAY_S, self._next
         try:
-            for num_samples, batch, state in batches:
+            for num_samples, batch, state in open_():
                 frame = None if self._is_done(number) else encode(num_samples, batch)
                 number += 1
                 if state and number >= self._first:
-                    self._news.put((number, state))
+                    self._news((number, state))
                 if number < self._first and time.monotonic() >= say_s:
-                    self._news.put(
-                        f"the stream is read again: {number:,} of {self._first:,} passed"
-                    )
+                    self._news(f"the stream is read again: {number:,} of {self._first:,} passed")
                     say_s = time.monotonic() + _SAY_S
                 self._add(number, frame)
                 if self._is_stopped:
                     return
             last = self._end(number)
-        except Exception as error:
+        except Exception as error:  # the user's data set may raise anything; whoever waits is told
             last = Broken(explain(error))
-        self._news.put(last)
+        self._news(last)
         with self._changed:
             self._last = last
             self._changed.notify_all()
@@ -191,7 +188,7 @@ class StreamReading:
     def _add(self, number: int, frame: Frame | None) -> None:
         """Keep what was read, and wait until more is wanted."""
         with self._changed:
-            if frame is not None and not self._is_done(number - 1):
+            if frame is not None and not (self._is_stopped or self._is_done(number - 1)):
                 self._kept[number - 1] = frame
                 self._unasked |= {number - 1} - set(self._waiting)
             self._next = number
@@ -208,16 +205,26 @@ class StreamReading:
 def explain(error: Exception) -> str:
     """Why a stream cannot be read on: the user's own frames, where there are any."""
     text = str(error)
-    own = [one for one in _FRAME.findall(text) if not one[0].startswith(_FOREIGN)]
     lines = [line for line in text.strip().splitlines() if line.strip()]
+    traced = [(one.filename, str(one.lineno), one.name) for one in extract_tb(error.__traceback__)]
+    told = _FRAME.findall(text)  # by a loader worker of torch's
+    own = [one for one in (told or traced) if not one[0].startswith(_FOREIGN)]
     if not own:
         what = lines[0] if lines else type(error).__name__
         if isinstance(error, OSError | EOFError):  # half a mini-batch, or the way to its memory
-            what = f"a DataLoader worker that read it is gone ({what})"
+            what = f"{_GONE} ({what})"
         return f"the stream cannot be read on: {what}"
-    said = lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {text}"
+    said = lines[-1] if told else f"{type(error).__name__}: {lines[-1] if lines else ''}"
     file, line, name = own[-1]
     return "\n".join([
         f"the stream cannot be read on: {said}, at {file}:{line} in {name}",
         *(f"  {Path(path).name}:{at} {where}" for path, at, where in own[-3:]),
     ])  # fmt: skip
+
+
+def explain_end(exit_code: int | None) -> str:
+    """The same, where who read it has ended in the middle."""
+    how = f"exit {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        how = f"killed by {signal.Signals(-exit_code).name}"
+    return f"the stream cannot be read on: {_GONE} ({how})"

@@ -1,12 +1,13 @@
-"""The mini-batches of a user's stream, one after the other, read in loader workers.
+"""The mini-batches of a user's stream, one after the other, as loader workers read them.
 
     loader worker    worker_init_fn -> a state, where there is one -> the data set -> m samples
-                     -> collate_fn -> how many, their batch, the data set's state after them;
-                     the batch is taken apart here (frames.py): a queue carries less so
+                     -> collate_fn -> how many, their batch, the data set's state after them
 
-Who reads is a process of torch's own, so the user's Python takes nothing from a step; its random
-state follows from the run's seed and the pass, so who reads the stream again, after a death, reads
-the same. This module must not know who wants them, nor what is done with them.
+One loader worker is the process that iterates here: a queue between it and another one would cost
+more than all else but the user's own code. Several are torch's own, and take their batches apart
+for the queue (frames.py). Random state follows from the run's seed and
+the pass, so who reads the stream again, after a death, reads the same. This module must not know
+who wants them, nor what is done with them.
 
 Source: PyTorch documentation, ``torch.utils.data``, "Iterable-style datasets"; torchdata,
 "Stateful DataLoader", for ``state_dict`` and ``load_state_dict`` of a data set.
@@ -15,20 +16,17 @@ Source: PyTorch documentation, ``torch.utils.data``, "Iterable-style datasets"; 
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils import worker
 
 from ..errors import ConfigError
-from ..replica.seeding import (
-    kept_random_state,
-    mix,
-    random_states,
-    restore_random_states,
-    seed_all,
-)
-from .frames import Packed, pack
+from ..replica.seeding import mix, random_states, restore_random_states, seed_all
+from ..system.signals import die_with_parent
+from .frames import pack
 
 _STREAM_SALT = 6
 _STATE_S = 0.5
@@ -43,18 +41,18 @@ class _Collated:
     It is called where the data set is, right after it gave the last of these samples.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], *, is_batch: bool, saves: bool) -> None:
-        self._collate, self._is_batch, self._saves = collate, is_batch, saves
-        self._next_s = 0.0
+    def __init__(self, user: DataLoader[Any], *, is_batch: bool, saves: bool, packs: bool) -> None:
+        self._collate, self._is_batch, self._saves = user.collate_fn, is_batch, saves
+        self._packs, self._next_s = packs, 0.0
 
-    def __call__(self, samples: Any) -> tuple[int, Packed, str]:
+    def __call__(self, samples: Any) -> tuple[int, Any, str]:
         """Number of samples, their batch, and the state after them or nothing."""
         num_samples = 1 if self._is_batch else len(samples)
         batch, state = self._collate(samples), ""
         if self._saves and time.monotonic() >= self._next_s:
             state = self._state()
             self._next_s = time.monotonic() + _STATE_S
-        return num_samples, pack(batch), state
+        return num_samples, pack(batch) if self._packs else batch, state
 
     def _state(self) -> str:
         info = get_worker_info()
@@ -69,12 +67,18 @@ class _Collated:
 
 
 class _Begun:
-    """The user's ``worker_init_fn``, and after it the data set goes on from a state."""
+    """The user's ``worker_init_fn``, and after it the data set goes on from a state.
 
-    def __init__(self, init: Callable[[int], None] | None, state: str) -> None:
-        self._init, self._state = init, state
+    Args:
+        is_another: whether who iterates is the parent of this process, and not itself.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None, state: str, *, is_another: bool) -> None:
+        self._init, self._state, self._is_another = init, state, is_another
 
     def __call__(self, worker: int) -> None:
+        if self._is_another:
+            die_with_parent()
         if self._init is not None:
             self._init(worker)
         info = get_worker_info()
@@ -126,8 +130,64 @@ def _loses_some(dataset: Any) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPass:
+    """One pass over a user's data set, to be read in a process of its own.
+
+    Attributes:
+        size: samples of a mini-batch; None: the data set gives whole batches.
+        seed: of this pass; own_seed: of the loader's generator, where it has one.
+        prefetch: of each loader worker of torch's.
+        reads_itself: whether the process that iterates is the loader worker.
+    """
+
+    dataset: Any
+    collate: _Collated
+    begin: _Begun
+    size: int | None
+    drop_last: bool
+    num_workers: int
+    prefetch: int | None
+    timeout_s: float
+    seed: int
+    own_seed: int | None
+    context: Any
+    reads_itself: bool
+
+    def __iter__(self) -> Iterator[tuple[int, Any, str]]:
+        """It begins now; this process is the pass's from now on."""
+        seed_all(self.seed)
+        drawn = self.own_seed is not None
+        generator = torch.Generator().manual_seed(self.own_seed or 0) if drawn else None
+        more: dict[str, Any] = {"generator": generator}
+        if self.reads_itself:
+            self._be_the_loader_worker(generator)
+            more["generator"] = torch.Generator()  # from which torch draws a seed that nobody uses
+        else:
+            more |= {
+                "num_workers": self.num_workers, "prefetch_factor": self.prefetch,
+                "timeout": self.timeout_s, "worker_init_fn": self.begin,
+                "multiprocessing_context": self.context,
+            }  # fmt: skip
+        return iter(DataLoader(
+            self.dataset, self.size, drop_last=self.drop_last, collate_fn=self.collate, **more
+        ))  # fmt: skip
+
+    def _be_the_loader_worker(self, generator: torch.Generator | None) -> None:
+        """As torch has them: one thread, seeds of its own, a number that the data set can ask for.
+
+        Source: ``torch/utils/data/_utils/worker.py``, ``_worker_loop``.
+        """
+        torch.set_num_threads(1)
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+        seed_all(seed)
+        info = worker.WorkerInfo(id=0, num_workers=1, seed=seed, dataset=self.dataset)
+        worker._worker_info = info
+        self.begin(0)
+
+
 class StreamSource:
-    """A user's loader over an iterable data set, read in loader workers.
+    """A user's loader over an iterable data set.
 
     Args:
         loader: the user's.
@@ -143,6 +203,11 @@ class StreamSource:
         return max(1, self._loader.num_workers)
 
     @property
+    def reads_itself(self) -> bool:
+        """Whether no queue lies between the data set and what is kept; a timeout is the queue's."""
+        return self.num_workers == 1 and not self._loader.timeout
+
+    @property
     def saves(self) -> bool:
         """Whether the data set can say where it is, so that nothing has to be read again."""
         dataset = self._loader.dataset
@@ -153,30 +218,28 @@ class StreamSource:
 
     @property
     def num_prefetched(self) -> int:
-        """Mini-batches that torch's loader workers hold ready."""
+        """Mini-batches that the user's loader workers would hold ready."""
         return self.num_workers * (self._loader.prefetch_factor or 2)
 
-    def open(self, epoch: int, state: str) -> Iterator[tuple[int, Packed, str]]:
-        """One pass; its workers begin now, forked by the thread that calls."""
-        user, generator = self._loader, None
-        seed = mix(self._seed, epoch, _STREAM_SALT)
-        if isinstance(user.generator, torch.Generator):
-            generator = torch.Generator().manual_seed(mix(user.generator.initial_seed(), seed))
-        is_batch = self._size is None
-        with kept_random_state():
-            seed_all(seed)
-            return iter(DataLoader(
-                user.dataset,
-                batch_size=self._size,
-                drop_last=user.drop_last and not is_batch,
-                num_workers=self.num_workers,
-                collate_fn=_Collated(user.collate_fn, is_batch=is_batch, saves=self.saves),
-                worker_init_fn=_Begun(user.worker_init_fn, state),
-                multiprocessing_context=user.multiprocessing_context,
-                timeout=user.timeout,
-                prefetch_factor=user.prefetch_factor,
-                generator=generator,
-            ))  # fmt: skip
+    def of(self, epoch: int, state: str) -> StreamPass:
+        """One pass, from this state of the data set on; empty: from its beginning."""
+        user, seed = self._loader, mix(self._seed, epoch, _STREAM_SALT)
+        own = user.generator if isinstance(user.generator, torch.Generator) else None
+        is_batch, itself = self._size is None, self.reads_itself
+        return StreamPass(
+            dataset=user.dataset,
+            collate=_Collated(user, is_batch=is_batch, saves=self.saves, packs=not itself),
+            begin=_Begun(user.worker_init_fn, state, is_another=not itself),
+            size=self._size,
+            drop_last=user.drop_last and not is_batch,
+            num_workers=self.num_workers,
+            prefetch=user.prefetch_factor,
+            timeout_s=user.timeout,
+            seed=seed,
+            own_seed=None if own is None else mix(own.initial_seed(), seed),
+            context=user.multiprocessing_context,
+            reads_itself=itself,
+        )
 
 
 def mini_batch(loader: DataLoader[Any], parts: int, *, is_global: bool) -> int | None:

@@ -9,9 +9,9 @@ stream is over or where the data set is, it tells the run. This module must not 
 that, nor what a step does with a batch.
 """
 
-import threading
+import time
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, Protocol
 
 import torch
@@ -33,11 +33,13 @@ from ..wire.messages import (
 from .feed import apply
 from .loader import NOTHING, LeasedLoader
 from .numbers import Numbers, Strides, numbered
-from .serving import Received, StreamClient, StreamServer
-from .stream import Answer, Broken, Extent, Gone, Over, StreamReading
+from .reader import StreamReader
+from .serving import Received, StreamClient
+from .stream import Broken, Extent, Gone, Over
 from .stream_source import StreamSource, mini_batch
 
-_PATIENCE_S = 1.0
+_LOOK_S, _MOST_LOOKS = 0.001, 1000
+"""Between two looks for who reads; and how often, before the next message of the run is awaited."""
 
 
 class StreamLink(Protocol):
@@ -82,11 +84,10 @@ class StreamedLoader(LeasedLoader):
         self._size, self._numbers = size, numbers
         self._source = StreamSource(loader, size, seed)
         self.most_ahead = max(4, 2 * numbers.size)
+        if self._source.reads_itself:
+            self.most_ahead += self._source.num_prefetched
         self._client, self._at = StreamClient(), StreamAt(-1, -1, "", b"")
-        self._server: StreamServer | None = None
-        self._reading: StreamReading | None = None
-        self._begun, self._passed = threading.Condition(), -1
-        self._news: SimpleQueue[Any] = SimpleQueue()
+        self._reader: StreamReader | None = None
         self._pace = Strides()
         self._guess: tuple[int, int] | None = None
         self._over = -1
@@ -107,11 +108,11 @@ class StreamedLoader(LeasedLoader):
         source, each = self._source, f"{self.samples_each:,} samples"
         what = "one that the data set gives" if self._size is None else f"{each} in a row"
         resumes = "by the data set's own state_dict" if source.saves else "by reading it again"
-        inside = f"{source.num_prefetched} in its loader worker{'s' * (source.num_workers > 1)}"
+        inside = "" if source.reads_itself else f" and {source.num_prefetched} in loader workers"
         return [
             f"stream: one worker reads it for all; a mini-batch is {what}, and each is used once",
-            f"stream: at most {self.most_ahead} mini-batches are read ahead and {inside}, "
-            "and those at work are kept",
+            f"stream: at most {self.most_ahead} mini-batches are read ahead{inside}, and those at "
+            "work are kept",
             f"stream: after a death, and with --resume, it goes on {resumes}; "
             "what it gives must be the same again",
             "stream: each epoch reads a copy of the data set as the script has it then, to its end;"
@@ -130,52 +131,30 @@ class StreamedLoader(LeasedLoader):
 
     def _read(self, message: ReadStream) -> None:
         """Be the one who reads."""
-        if self._server is None:
-            self._server = StreamServer(self._find, self._done_with)
-        if self._reading is not None:
-            self._reading.stop()
+        if self._reader is not None:
+            self._reader.stop()
         drops_rest = self._size is not None and self.loader.drop_last
         extent = Extent(
             message.epoch, message.first, message.done, message.number, self.most_ahead,
             self._parts if drops_rest else 1,
         )  # fmt: skip
-        batches = self._source.open(message.epoch, message.state)
-        self._news = SimpleQueue()  # what an older reading still has to say is of another pass
-        with self._begun:
-            self._reading = StreamReading(batches, extent, self._news)
-            self._begun.notify_all()
-        self.link.tell(StreamServed(message.epoch, self._server.address, self._server.key))
-
-    def _find(self, epoch: int, number: int) -> Answer | None:
-        """For a thread of the server: it may ask before this member has begun to read."""
-        with self._begun:
-            is_over = self._passed >= epoch
-            self._begun.wait_for(lambda: is_over or self._reads(epoch), _PATIENCE_S)
-        reading = self._reading
-        return reading.answer(number) if reading is not None and self._reads(epoch) else None
-
-    def _reads(self, epoch: int) -> bool:
-        return self._reading is not None and self._reading.extent.epoch == epoch
-
-    def _done_with(self, epoch: int, first: int, others: tuple[int, ...]) -> None:
-        reading = self._reading
-        if reading is not None and reading.extent.epoch == epoch:
-            reading.done_with(first, others)
+        self._reader = StreamReader(self._source.of(message.epoch, message.state), extent)
+        self.link.tell(StreamServed(message.epoch, *self._reader.place))
 
     def _tell_news(self) -> None:
-        """What the thread that reads has found."""
-        reading = self._reading
-        while reading is not None:
+        """What the process that reads has found."""
+        reader = self._reader
+        while reader is not None:
             try:
-                news = self._news.get_nowait()
+                news = reader.news.get_nowait()
             except Empty:
                 return
             if isinstance(news, Over):
-                self._tell_end(reading.extent.epoch, news.end)
+                self._tell_end(reader.extent.epoch, news.end)
             elif isinstance(news, str):
                 self.link.tell(Note(news))
             elif isinstance(news, tuple):
-                self.link.tell(StreamState(reading.extent.epoch, *news))
+                self.link.tell(StreamState(reader.extent.epoch, *news))
 
     def _tell_end(self, epoch: int, end: int) -> None:
         if self._over < epoch:
@@ -250,15 +229,16 @@ class StreamedLoader(LeasedLoader):
 
     def _wait(self, lease: Lease) -> Received | Over | Gone | Broken | None:
         """What there is of it; None: it is another's by now."""
-        is_wanted = True
+        is_wanted, num_looks = True, 0
         while is_wanted:
-            is_other = self._at.address != self._client.address
-            if not self._client.is_connected and not is_other:
+            if self._at.epoch != lease.epoch:  # nobody reads this pass yet
                 is_wanted = self.link.look_for_stream(is_blocking=True)
                 continue
-            if is_other:
-                self._client.connect(self._at.address, self._at.key)
-                self._ask()
+            if not self._is_connected():  # who reads has not begun, or is gone
+                time.sleep(_LOOK_S)
+                num_looks += 1
+                is_wanted = self.link.look_for_stream(is_blocking=num_looks > _MOST_LOOKS)
+                continue
             found = self._client.take(lease.epoch, lease.start)
             if found is not None:
                 return found
@@ -266,19 +246,30 @@ class StreamedLoader(LeasedLoader):
             is_wanted = self.link.look_for_stream(is_blocking=False)
         return None
 
+    def _is_connected(self) -> bool:
+        """Whether it asks who reads now; all that is known to come is asked for at once."""
+        if self._client.is_at(self._at.address):
+            return True
+        if self._client.connect(self._at.address, self._at.key):
+            self._ask()
+            return True
+        return False
+
     def close(self) -> None:
         self._client.drop()
-        if self._server is not None:
-            self._server.close()
+        self._end_reading()
         super().close()
 
     def end_epoch(self) -> None:
-        if self._reading is not None:
-            self._tell_news()
-            self._passed = self._reading.extent.epoch
-            self._reading.stop()
-            self._reading = None
+        self._tell_news()
+        self._end_reading()
         self._client.forget_all()
+        self._client.drop()  # who reads the next pass is asked elsewhere
         self._guess = None
         self._counts.clear()
         super().end_epoch()
+
+    def _end_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None

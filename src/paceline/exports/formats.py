@@ -88,12 +88,12 @@ class Scripted(Format):
     ) -> None:
         """Compile and write; the batch is never part of the code."""
         with _without_deprecations():
-            torch.jit.script(model).save(str(path))  # type: ignore[no-untyped-call]
+            torch.jit.script(model).save(str(path))
 
     def load(self, path: Path) -> Run:
         """The module in the file."""
         with _without_deprecations():
-            loaded: Run = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+            loaded: Run = torch.jit.load(str(path))
         return loaded
 
 
@@ -108,7 +108,7 @@ class Traced(Scripted):
     ) -> None:
         """Run once, record and write."""
         with _without_deprecations(), torch.no_grad():
-            traced = torch.jit.trace(model, tuple(inputs))  # type: ignore[no-untyped-call]
+            traced = torch.jit.trace(model, tuple(inputs))
             traced.save(str(path))
 
 

@@ -100,7 +100,7 @@ def _write(
         form.write(model, example, path, is_batch_fixed=fixed_batch is not None)
     except PacelineError:
         raise
-    except Exception as error:
+    except Exception as error:  # an exporter raises anything
         said = reason(error)
         hint = "; --fixed-batch N writes one for N only" if "batch cannot vary" in said else ""
         raise ConfigError(
@@ -147,7 +147,7 @@ def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> 
     try:
         with torch.no_grad():
             wanted = model(*values)
-    except Exception as error:
+    except Exception as error:  # the user's model may raise anything
         shapes = " and ".join(str(tuple(one.shape)) for one in values)
         raise ConfigError(
             f"{subject.name} does not run on an input of {shapes}: {reason(error)}"
@@ -163,7 +163,7 @@ def _output(subject: Subject, run: Run, values: tuple[Tensor, ...], batch: int) 
     try:
         with torch.no_grad():
             output = run(*values)
-    except Exception as error:
+    except Exception as error:  # a runtime raises its own errors
         raise ConfigError(
             f"refused: the file of {subject.name} does not run with batch {batch}: "
             f"{reason(error)}; nothing was kept. --fixed-batch N writes one for N only"

@@ -115,7 +115,7 @@ def own_subject(
         made = found if isinstance(found, nn.Module) else found()
     except PacelineError:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"{flag}{spec} could not be made: {reason(error)}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(made).__name__}")

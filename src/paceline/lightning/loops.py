@@ -169,7 +169,7 @@ class EpochLoop(_TrainingEpochLoop):
             super().advance(data_fetcher)
         except StopIteration:
             raise
-        except BaseException as error:
+        except BaseException as error:  # raised again, unless a trial ends by it
             if not self.steps.leave(error):
                 raise
             data_fetcher.forget()

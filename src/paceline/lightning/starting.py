@@ -225,7 +225,7 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
         )
     if layer_sync is not None:
         return (
-            "sync_batchnorm=True: each mini-batch has its own statistics (README, Batches); leave "
+            "sync_batchnorm=True: each mini-batch has its own statistics (docs/batches.md); leave "
             "it out"
         )
     if num_nodes != 1:

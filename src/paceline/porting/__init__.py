@@ -8,7 +8,10 @@
     iterators, endless a loop that takes its batches by next(), and one of a loader without end
     indexed            a loop by an index inside the loop of an epoch
     counting           how many updates a loop without a loader makes
+    uses               what a turn's number is used for
     together           what needs workers that step together
+    leftovers          what a turn that is called off would leave to the next
+    notes              what is said beside a diff
     refusals           what no lines can carry
     rewrite            the same script for Paceline, pass by pass
     around_step        clipping, and weights that are changed by hand, around a step

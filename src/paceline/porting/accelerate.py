@@ -43,7 +43,7 @@ _INSTEAD = {
     "reduce": "write {name}.sum(x) between epochs",
     "gather": "write {name}.sum(x) between epochs",
     "gather_for_metrics": "write {name}.sum(x) between epochs, or {name}.evaluate(fn, loader)",
-    "no_sync": "write if (i + 1) % k == 0: optimizer.step(), as README.md shows accumulation",
+    "no_sync": "write if (i + 1) % k == 0: optimizer.step()",
 }
 _LEFT_OUT = {
     "cpu", "device_placement", "log_with", "project_dir", "project_config", "logging_dir",
@@ -225,7 +225,7 @@ def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits:
             edits.remove(script.statement(node))
         elif is_call and asked in ("unwrap_model", "get_state_dict"):
             end = ".state_dict()" if asked == "get_state_dict" else ""
-            edits.replace(around, f"{script.code(positional(around)[0])}{end}")  # type: ignore[arg-type]
+            edits.replace(around, f"{script.code(positional(around)[0])}{end}")  # type: ignore[arg-type]  # is_call: a call
         elif is_call and asked == "save":
             edits.replace(node, "torch.save")
         elif is_call and asked == "log":
@@ -237,7 +237,7 @@ def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits:
         elif asked == "gradient_accumulation_steps":
             edits.replace(node, "1" if own.steps is None else script.code(own.steps))
         elif asked in ("mixed_precision", "distributed_type") and _compared(around) is not None:
-            right = script.code(around.comparisons[0].comparator)  # type: ignore[attr-defined]
+            right = script.code(around.comparisons[0].comparator)  # type: ignore[attr-defined]  # _compared: a comparison
             is_no = asked == "mixed_precision" and right.strip("'\"") == "no"
             edits.replace(around, str(is_no is _compared(around)))
         elif asked == "mixed_precision":

@@ -68,7 +68,7 @@ def _due(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEd
     loader, target = script.code(training.loop.loader), loop.target
     over = loop.iter
     is_counted = isinstance(over, cst.Call) and script.code(over.func) == "enumerate"
-    if is_counted and isinstance(target, cst.Tuple) and len(positional(over)) == 1:  # type: ignore[arg-type]
+    if is_counted and isinstance(target, cst.Tuple) and len(positional(over)) == 1:  # type: ignore[arg-type]  # is_counted: a call
         number = script.code(target.elements[0].value)
     else:
         number, told = "index", script.code(target)
@@ -109,7 +109,7 @@ def _share(
         raise CannotDerive
     (block,) = blocks
     assert isinstance(block, cst.IndentedBlock)
-    places = [list(block.body).index(one) for one in rows]  # type: ignore[arg-type]
+    places = [list(block.body).index(one) for one in rows]  # type: ignore[arg-type]  # lines of this block
     if places != list(range(places[0], places[0] + len(places))):
         raise CannotDerive(
             f"lines {script.line(rows[0])} to {script.line(rows[-1])}: write step, scheduler and "

@@ -2,37 +2,35 @@
 
     for it in range(n)                       ->  for it in pace.updates(n)
     while it < n, while True ... break       ->  for _ in pace.updates(n)
+    while True, for it in count()            ->  for _ in pace.updates()
     what a turn's number is used for         ->  it = pace.version, if it says how far training is
     computed with, kept, several steps       ->  it = pace.turn
 
-The number of a turn says how far training is, for a learning rate or a log: then it is the version.
-Where it is computed with, or kept, it is the turn, the same number as in one process for all that
-goes into an update: the workers of an update then learn what one process does in that turn, each
-by itself. Where two optimizers or two steps of one make a turn several versions it is the turn,
-too. This module must not know how a tree is edited.
+The number of a turn says how far training is, for a learning rate or a log (uses.py): then it is
+the version. Where it is computed with, or kept, it is the turn, the same number as in one process
+for all that goes into an update: the workers of an update then learn what one process does in that
+turn, each by itself. Where two optimizers or two steps of one make a turn several versions it is
+the turn, too. This module must not know how a tree is edited.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 
-from .dataflow import AnyLoop, Flow, parameters
+from .dataflow import AnyLoop, Flow
 from .tree import Binding, CannotDerive, SourceTree, positional
+from .uses import uses
 
-_SAYS = re.compile(r"print|log|lr|schedul|warmup|save|checkpoint")
-_TELLS = re.compile(r"write|set_\w+|scalar|\.update$|info|append|evaluate|format|metric|report")
-_RATE = re.compile(r"lr\b|learning_rate|rate|warmup|progress|frac")
 _DEPTH = 4
-_NO_END = "10**15"
 
 
 class TurnCount(NamedTuple):
     """How a loop counts.
 
     Attributes:
-        total: how many updates it makes, as an expression at its place.
+        total: how many updates it makes, as an expression at its place; empty: nobody knows.
         name: what its body calls the number of a turn; None: nothing asks.
         first: the number of its first turn, as an expression.
         is_changed: whether that name is another at the loop's end, so that it is to be kept.
@@ -40,6 +38,7 @@ class TurnCount(NamedTuple):
         place: what says there where training is.
         computes: where the number is computed with, or kept; None: it says how far training is.
         end: what breaks at the end of the last turn, where that is all that it does.
+        leaves: where it is left, of a loop that ends there alone.
     """
 
     total: str
@@ -50,6 +49,7 @@ class TurnCount(NamedTuple):
     place: str = "pace.version"
     computes: cst.CSTNode | None = None
     end: cst.If | None = None
+    leaves: tuple[cst.CSTNode, ...] = ()
 
 
 def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
@@ -59,10 +59,11 @@ def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
         steps: the calls that make one.
 
     Raises:
-        CannotDerive: it has no end that can be seen, or its number chooses which turns step at all.
+        CannotDerive: it has an end that cannot be seen, or its number chooses which turns step.
     """
     found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, steps[0])
-    assert found.name is not None
+    if found.name is None:
+        return found
     _refuse_turns_without_a_step(flow, found.name, loop, steps)
     found_uses = list(uses(flow, found.name, loop.body))
     computes = next((one for one, tells in found_uses if not tells), None)
@@ -103,12 +104,8 @@ def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
     while isinstance(call, cst.Call) and script.meaning(call.func).rpartition(".")[2] == "tqdm":
         call = positional(call)[0] if positional(call) else call.func
     name = script.meaning(call.func) if isinstance(call, cst.Call) else ""
-    if name.rpartition(".")[2] == "count":
-        raise CannotDerive(
-            f"the loop of line {script.line(loop)} has no end of its own, and a run of several "
-            "workers ends everywhere at one version; write for number in pace.updates(n), and "
-            "pace.stop() where it breaks"
-        )
+    if isinstance(call, cst.Call) and name in ("itertools.count", "count"):
+        return _of_count(script, loop, call)
     target = script.code(loop.target)
     if not isinstance(call, cst.Call) or name.rpartition(".")[2] not in ("range", "trange"):
         raise CannotDerive(
@@ -124,6 +121,29 @@ def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
     if len(given) == 1:
         return TurnCount(given[0], target, "0")
     return TurnCount(_minus(given[1], given[0]), target, given[0])
+
+
+def _of_count(script: SourceTree, loop: cst.For, call: cst.Call) -> TurnCount:
+    """``for it in count(1)``"""
+    first = [script.code(one) for one in positional(call)] or ["0"]
+    if len(call.args) > 1 or len(first) > 1 or not isinstance(loop.target, cst.Name):
+        raise CannotDerive(
+            f"the loop of line {script.line(loop)} counts in steps of its own; write for number in "
+            "pace.updates()"
+        )
+    return TurnCount("", loop.target.value, first[0], leaves=_leaves(script, loop))
+
+
+def _leaves(script: SourceTree, loop: AnyLoop) -> tuple[cst.CSTNode, ...]:
+    """What leaves a loop."""
+    scope, found = script.scope(loop), []
+    for one in script.within(loop.body):
+        if not isinstance(one, cst.Break | cst.Return) or script.scope(one) is not scope:
+            continue
+        around = next(up for up in script.up(one) if isinstance(up, cst.For | cst.While))
+        if isinstance(one, cst.Return) or around is loop:
+            found.append(one)
+    return tuple(found)
 
 
 def _minus(last: str, first: str) -> str:
@@ -147,44 +167,57 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
         "number in pace.updates(n)"
     )
     limit, place, end = _limit(script, loop.test), 0, None
-    if limit is None and script.code(loop.test) not in ("True", "1"):
+    if script.code(loop.test) not in ("True", "1") and not _is_counted(script, loop, limit):
         raise endless
     order = script.order
     for line in () if limit or not isinstance(loop.body, cst.IndentedBlock) else loop.body.body:
         if isinstance(line, cst.If) and any(isinstance(one, cst.Break) for one in _own(line)):
-            limit, place = _limit(script, line.test, is_end=True), order[line]
-            if limit is not None:
+            found = _limit(script, line.test, is_end=True)
+            if _is_counted(script, loop, found):
+                limit, place = found, order[line]
                 is_last = loop.body.body[-1] is line and len(line.body.body) == 1
                 end = line if is_last and line.orelse is None else None
                 break
     if limit is None:
-        raise endless
-    name, sign, last = limit
-    grows = [one for one in script.within(loop.body) if _counts(script, one, name)]
-    inside = set(script.within(loop))
-    others = [one for one in script.bindings if one.name == name and one.node in inside]
-    if len(grows) != 1 or others or script.parents[script.block_line(grows[0])] is not loop.body:
-        raise endless
+        return TurnCount("", None, "0", leaves=_leaves(script, loop))
+    name, sign, last, asked = limit
+    grows = next(one for one in script.within(loop.body) if _counts(script, one, name))
     is_after_step = place > order[step]
     extra = {"<": 0, ">=": 0, "<=": 1, ">": 1, "==": 0}[sign]
-    if is_after_step and place < order[grows[0]]:
+    if is_after_step and place < order[grows]:
         extra += 1
     first = _first(flow, name, loop)
-    total = f"{last} + {extra}" if extra else last
-    return TurnCount(_minus(total, first), name, first, is_changed=first == name, end=end)
+    total = _minus(f"{last} + {extra}" if extra else last, first)
+    if asked and not (asked == f"{last} is not None" and total == last):
+        total = f"{total} if {asked} else None"
+    return TurnCount(total, name, first, is_changed=first == name, end=end)
 
 
-def _limit(
-    script: SourceTree, test: cst.BaseExpression, *, is_end: bool = False
-) -> tuple[str, str, str] | None:
-    """(``it``, ``<``, ``n``) of a condition, also of ``n is not None and it >= n``."""
+_Limit: TypeAlias = tuple[str, str, str, str]
+
+
+def _is_counted(script: SourceTree, loop: cst.While, limit: _Limit | None) -> bool:
+    """Whether each turn counts that name up, once, and nothing else gives it a value."""
+    if limit is None:
+        return False
+    name, inside = limit[0], set(script.within(loop))
+    grows = [one for one in script.within(loop.body) if _counts(script, one, name)]
+    others = [one for one in script.bindings if one.name == name and one.node in inside]
+    is_one = len(grows) == 1 and not others
+    return is_one and script.parents[script.block_line(grows[0])] is loop.body
+
+
+def _limit(script: SourceTree, test: cst.BaseExpression, *, is_end: bool = False) -> _Limit | None:
+    """(``it``, ``<``, ``n``, ``""``) of a condition; the last is what else is asked, as in
+    ``n is not None and it >= n``: where that is not so, there is no end.
+    """
     if is_end and isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         found = _limit(script, test.right, is_end=True)
         if found is None or found[0] in script.inside(test.left):
             return None
         if found[2] not in script.inside(test.left):
             return None
-        return found[0], found[1], f"({found[2]} if {script.code(test.left)} else {_NO_END})"
+        return None if found[3] else (*found[:3], script.code(test.left))
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
         return None
     one = test.comparisons[0]
@@ -193,7 +226,7 @@ def _limit(
         return None
     if not isinstance(test.left, cst.Name | cst.Attribute):
         return None
-    return script.code(test.left), sign, script.code(one.comparator)
+    return script.code(test.left), sign, script.code(one.comparator), ""
 
 
 def _own(line: cst.If) -> list[cst.CSTNode]:
@@ -216,57 +249,3 @@ def _first(flow: Flow, name: str, loop: cst.While) -> str:
     if len(values) == 1 and all(one.isdigit() for one in values):
         return values.pop()
     return name
-
-
-# -- what a number is for --------------------------------------------------------------------------
-
-
-def uses(
-    flow: Flow, name: str, node: cst.CSTNode, seen: set[cst.CSTNode] | None = None
-) -> Iterator[tuple[cst.CSTNode, bool]]:
-    """Where a name is used, and whether that says how far training is."""
-    script, seen = flow.script, set() if seen is None else seen
-    seen.add(node)
-    for one in script.within(node):
-        is_name = isinstance(one, cst.Name | cst.Attribute) and script.code(one) == name
-        if is_name and not isinstance(script.parents[one], cst.AugAssign):
-            yield from _judged(flow, one, seen)
-
-
-def _judged(
-    flow: Flow, use: cst.CSTNode, seen: set[cst.CSTNode]
-) -> Iterator[tuple[cst.CSTNode, bool]]:
-    """A use, or those of the parameter that it becomes: in a condition, a log, a rate it tells."""
-    script, below = flow.script, use
-    for node in script.up(use):
-        if isinstance(node, cst.FormattedString | cst.DictElement | cst.Comparison):
-            yield use, True
-            return
-        if isinstance(node, cst.If | cst.While | cst.IfExp | cst.Assert):
-            yield use, below is node.test
-            return
-        if isinstance(node, cst.Assign | cst.AugAssign):
-            target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
-            yield use, _RATE.search(script.code(target)) is not None
-            return
-        if isinstance(node, cst.Call) and isinstance(below, cst.Arg):
-            function = flow.function_of(node)
-            called = script.code(node.func).lower()
-            if _SAYS.search(called) or (function is None and _TELLS.search(called)):
-                yield use, True
-                return
-            taken = None if function is None else _taken_as(node, below, function)
-            if function is not None and taken is not None and len(seen) < _DEPTH:
-                yield from [(use, True), *uses(flow, taken, function.body, seen)]
-                return
-        below = node
-    yield use, False
-
-
-def _taken_as(call: cst.Call, given: cst.Arg, function: cst.FunctionDef) -> str | None:
-    """The parameter that an argument becomes."""
-    if given.keyword is not None:
-        return given.keyword.value
-    place = list(call.args).index(given)
-    names = parameters(function)
-    return names[place] if place < len(names) and not given.star else None

@@ -202,6 +202,24 @@ class Flow:
 
     # -- from one function to another -----------------------------------------------------------
 
+    def taken_as(self, expr: cst.BaseExpression, goal: Scope) -> str:
+        """What a function that is called once calls a name that it is given; else `express`.
+
+        Raises:
+            CannotDerive: nobody can say.
+        """
+        calls, code = self.calls_of(goal), self.script.code(expr)
+        home = self.home(code, self.script.scope(expr))
+        made = [
+            one for one in self.bindings(code, home) if one.value not in [c.node for c in calls]
+        ]
+        if len(calls) == len(made) == 1 and isinstance(expr, cst.Name):
+            for name, value in calls[0].given.items():
+                is_same = isinstance(value, cst.Name) and self.script.code(value) == code
+                if is_same and self.home(code, self.script.scope(value)) is home:
+                    return name
+        return self.express(expr, goal)
+
     def express(self, expr: cst.BaseExpression, goal: Scope, depth: int = 0) -> str:
         """What an expression is called in ``goal``.
 

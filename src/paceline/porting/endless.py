@@ -8,7 +8,8 @@
 
 The passes over the loader begin where they did, so that what its sampler draws is what it drew:
 that is read from what stands between the iterator and the loop, and in a turn before its batch,
-which must draw nothing. This module must not know how a tree is edited.
+which must draw nothing. Several batches a turn are refused with the lines that do the same. This
+module must not know how a tree is edited.
 """
 
 from collections.abc import Iterator, Sequence
@@ -128,7 +129,7 @@ def _check_between(
     if script.parents[loop] is not block or not isinstance(block, cst.Module | cst.IndentedBlock):
         raise CannotDerive(f"line {script.line(line)} stands elsewhere")
     rows = list(block.body)
-    first, last = rows.index(row), rows.index(loop)  # type: ignore[arg-type]
+    first, last = rows.index(row), rows.index(loop)  # type: ignore[arg-type]  # both are lines of this block
     if first > last:
         raise CannotDerive
     if not is_lazy:
@@ -161,3 +162,95 @@ def _check_only(flow: Flow, taken: Taken) -> None:
 def script_name(flow: Flow, taken: Taken) -> str:
     """What the iterator is called."""
     return flow.script.code(positional(taken.call)[0])
+
+
+# -- several batches a turn ------------------------------------------------------------------------
+
+_ACCUMULATED = """\
+line {line} takes the batches of one step by {call} in the loop of line {inner}: {count} in a row \
+may be the end of one pass and the beginning of the next, which no update can have. Write it as a \
+loop that steps on each batch, of which {count} make an update; in each pass the last update has \
+as many as are left:
+
+    {made}..., {loader} = pace.prepare(..., {loader}, accumulate={count})
+    for batch in pace.updates({turns}, {loader}):
+        with pace.step():
+            loss = ...  # of this batch alone
+            {backward}
+            pace.clip_grad_norm_(...)  # if it clips: what {count} batches come to
+            optimizer.step()
+            optimizer.zero_grad()
+
+pace.version is the number of updates so far, the same for the {count} batches of one"""
+_OF_A_MEAN = "loss.backward()  # not divided by {count}: the update is of the mean"
+_OF_A_SUM = "({count} * loss).backward()  # the update is of the mean, and the loop adds up"
+
+
+def refuse_accumulated(flow: Flow, call: cst.Call, loop: Loop) -> None:
+    """Raise CannotDerive where an inner loop takes so many batches for one step.
+
+    it = cycle(loader)
+    for i in range(n):
+        for _ in range(k): (loss_of(next(it)) / k).backward()
+        optimizer.step()
+    """
+    script, taken = flow.script, positional(call)
+    if script.meaning(call.func) != "next" or not taken or not isinstance(loop.node, cst.For):
+        return
+    inner = _counting_loop(script, call, loop)
+    made = [one for one in flow.origins(taken[0]) if isinstance(one, cst.Call)]
+    loaders = {script.code(given[0]) for one in made if len(given := positional(one)) == 1}
+    if inner is None or len(loaders) != 1:
+        return
+    code, count = loaders.pop(), _count(script, inner.iter)
+    loader = code if code.isidentifier() else "loader"
+    backward = _OF_A_MEAN if _divides(script, inner, count) else _OF_A_SUM
+    raise CannotDerive(
+        _ACCUMULATED.format(
+            line=script.line(call),
+            inner=script.line(inner),
+            call=" ".join(script.code(call).split()),
+            count=count,
+            turns=_count(script, loop.node.iter) or "n",
+            loader=loader,
+            made="" if loader == code else f"loader = {' '.join(code.split())}\n    ",
+            backward=backward.format(count=count),
+        )
+    )
+
+
+def _divides(script: SourceTree, loop: cst.For, count: str) -> bool:
+    """Whether something in a loop is divided by this."""
+    return any(
+        isinstance(one, cst.BinaryOperation)
+        and isinstance(one.operator, cst.Divide)
+        and script.code(one.right).strip("() ") == count
+        for one in script.within(loop.body)
+    ) or any(
+        isinstance(one, cst.AugAssign)
+        and isinstance(one.operator, cst.DivideAssign)
+        and script.code(one.value).strip("() ") == count
+        for one in script.within(loop.body)
+    )
+
+
+def _counting_loop(script: SourceTree, call: cst.Call, loop: Loop) -> cst.For | None:
+    """The loop over ``range(k)`` inside of ``loop`` in which a call stands."""
+    found, node = None, script.parents[call]
+    while node is not loop.node:
+        if isinstance(node, cst.For) and _count(script, node.iter):
+            found = node
+        node = script.parents[node]
+        if node is script.module:
+            return None
+    return found
+
+
+def _count(script: SourceTree, over: cst.BaseExpression) -> str:
+    """The k of ``range(k)``, also inside of a bar; empty: it is none."""
+    while isinstance(over, cst.Call) and positional(over):
+        given = positional(over)
+        if script.meaning(over.func) == "range":
+            return script.code(given[0]) if len(given) == 1 else ""
+        over = given[0]
+    return ""

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from .counting import uses
 from .dataflow import AnyLoop, Flow, parameters
 from .tree import CannotDerive, Scope, positional
+from .uses import uses
 
 _GROWS = (
     "append", "appendleft", "extend", "insert", "pop", "popleft", "remove", "clear", "put", "add",

@@ -173,7 +173,7 @@ def method_that_takes(flow: Flow, call: cst.Call) -> Method | None:
     rows = [] if node is None else _without_docstring(node)
     if node is None or len(rows) != 2 or not _begins_anew(flow, rows[0]):
         return None
-    given = script.code(rows[0].body.body[0]).partition("=")[0].strip()  # type: ignore[attr-defined]
+    given = script.code(rows[0].body.body[0]).partition("=")[0].strip()  # type: ignore[attr-defined]  # _begins_anew: a loop with a body
     if script.code(rows[1]).strip() != f"return {given}":
         return None
     takes = [

@@ -280,6 +280,24 @@ class Stepping(OptimizerSteps):
             "optimizer.step()"
         )
 
+    def _by_phase(self, chain: list[AnyLoop]) -> str:
+        """``for phase in (...): for batch in loaders[phase]:``, with a step in one of them."""
+        inner, code = chain[0], self.script.code
+        if not (isinstance(inner, cst.For) and isinstance(inner.iter, cst.Subscript)):
+            return ""
+        names = self.script.inside(inner.iter)
+        for outer in chain[1:]:
+            if isinstance(outer, cst.For) and code(outer.target) in names:
+                over = code(inner.iter.value)
+                return (
+                    f"line {self.script.line(inner)} goes over {code(inner.iter)}, a loader for "
+                    f"each {code(outer.target)} of line {self.script.line(outer)}, and one of them "
+                    f"trains: give that one a name (loader = {over}['train']) and a loop of its "
+                    "own, for batch in loader: ... optimizer.step(), and validation another one "
+                    "behind it"
+                )
+        return ""
+
     def _chosen(self, call: cst.Call, chain: list[AnyLoop]) -> Loop:
         """The loop over batches among those around a step."""
         over: dict[AnyLoop, cst.BaseExpression | None] = {
@@ -296,6 +314,8 @@ class Stepping(OptimizerSteps):
             return Loop(chain[0], None, [])
         if (numbers := numbers_of(self.flow, chain[0])) is not None:
             return Loop(chain[0], None, chain[1:], numbers=numbers)
+        if why := self._by_phase(chain):
+            raise CannotDerive(why)
         lines = [self.script.line(one) for one in chain]
         raise CannotDerive(
             f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "

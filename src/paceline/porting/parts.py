@@ -6,7 +6,8 @@
 This module must not know what is done with what it finds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import libcst as cst
 
@@ -102,6 +103,7 @@ class Parts:
         )
         for scope, use in self._scopes():
             if self.flow.is_repeated(scope):
+                reason = self._each_of_its_own(scope, use) or reason
                 continue
             if self._is_called_again(scope):
                 lines = [str(self.script.line(one.node)) for one in self.flow.calls_of(scope)]
@@ -115,7 +117,29 @@ class Parts:
                 return scope, use
             except CannotDerive as why:
                 reason = why if why.why else reason
+        scope, use = next(self._scopes())  # the loader may be made there, all else given to it
+        if not (self.flow.is_repeated(scope) or self._is_called_again(scope)):
+            with suppress(CannotDerive):
+                self._name(scope, use, self.flow.taken_as)
+                return scope, use
         raise reason
+
+    def _each_of_its_own(self, scope: Scope, use: cst.CSTNode) -> CannotDerive | None:
+        """What to write where a function that is called in a loop has names for all; None: it has
+        not.
+        """
+        try:
+            self._name(scope, use)
+        except CannotDerive:
+            return None
+        call, names = self.flow.calls_of(scope)[0].node, ", ".join(self.names)
+        over = "epochs" if self.loop.loader is not None else "updates"
+        return CannotDerive(
+            f"line {self.script.line(call)} calls what trains again and again, and a run is one "
+            "training; where each call is one of its own (a layer, a fold) write with "
+            f"pace.trial(): around the loop of line {self.script.line(self.loop.node)}, in it "
+            f"first {names} = pace.prepare({names}), then for number in pace.{over}(n)"
+        )
 
     def _is_called_again(self, scope: Scope) -> bool:
         """Whether a function is called more than once, and not in branches of one ``if``."""
@@ -146,9 +170,12 @@ class Parts:
             ways = {self.script.scope(one.node): one.node for one in reversed(calls)}
             if len(ways) > 1:
                 return
-            ((scope, use),) = ways.items()  # type: ignore[assignment]
+            ((scope, use),) = ways.items()  # type: ignore[assignment]  # a scope, as ways holds them
 
-    def _name(self, scope: Scope, use: cst.CSTNode) -> None:
+    def _name(
+        self, scope: Scope, use: cst.CSTNode,
+        express: Callable[[cst.BaseExpression, Scope], str] | None = None,
+    ) -> None:  # fmt: skip
         """Find all names there, and the line before which they exist."""
         around = self.loops_around(use)
         self._line = self.before = self.script.block_line(around[-1] if around else use)
@@ -159,7 +186,7 @@ class Parts:
             and scope is self.script.scope(self.loop.node)
         ):
             self._before_iterators(self.loop.taken.iterations, scope)
-        express = self.flow.express
+        express = express or self.flow.express
         self.models = [express(one, scope) for one in self._models]
         self.optimizers = [express(one, scope) for one in self.training.optimizers.values()]
         loader = self.loop.loader

@@ -5,10 +5,12 @@ not in it. This module must not know how a script is rewritten.
 """
 
 import re
+from itertools import combinations
 
 import libcst as cst
 
-from .dataflow import Flow
+from .dataflow import AnyLoop, Flow
+from .endless import refuse_accumulated
 from .indexed import refuse_indexed
 from .loops import Loop, Stepping
 from .together import carried
@@ -20,6 +22,8 @@ _OWN_WORKERS = re.compile(
 )
 _GENERATORS = re.compile(r"(default_rng|RandomState|random\.Random|torch\.Generator)$")
 _CYCLE = "itertools.cycle"
+_MOST_CALLS = 8
+"""From where a script begins to a loop, at most."""
 _PLACE = re.compile(r"""['"](cuda|xpu|mps):?(\d*)['"]""")
 
 
@@ -77,6 +81,8 @@ def refuse_loop(training: Stepping) -> None:
         CannotDerive: there is such a thing.
     """
     loop, flow = training.loop, training.flow
+    if loop.counts_updates:
+        _refuse_again(flow, loop)
     if loop.loader is None:
         _refuse_draws(flow, loop)
     if loop.numbers is not None:
@@ -84,6 +90,40 @@ def refuse_loop(training: Stepping) -> None:
         refuse_indexed(flow, loop.node, loop.outer, [call for call, _ in training.steps])
         _refuse_carried(training)
         _refuse_own_order(flow, loop)
+
+
+def _refuse_again(flow: Flow, loop: Loop) -> None:
+    """Raise CannotDerive where a loop that counts its turns is gone through more than once."""
+    script, again = flow.script, list[cst.CSTNode]()
+    node: cst.CSTNode = loop.node
+    for _ in range(_MOST_CALLS):
+        sites = [one.node for one in flow.calls_of(script.scope(node))]
+        if any(isinstance(one, AnyLoop) for one in script.up(node)):
+            again = [node]
+        elif not all(_is_one_or_other(script, *pair) for pair in combinations(sites, 2)):
+            again = list(sites)
+        if again or len(sites) != 1:
+            break
+        node = sites[0]
+    if not again:
+        return
+    lines = ", ".join(dict.fromkeys(str(script.line(one)) for one in again))
+    raise CannotDerive(
+        f"the loop of line {script.line(loop.node)} counts its turns, and is gone through more "
+        f"than once (line {lines}); pace.updates(n) counts updates from the beginning of the run, "
+        "so that a second time would give nothing: write for epoch in pace.epochs(k) around it, "
+        "and go over a DataLoader, or over numbers = pace.prepare(model, optimizer, range(n))[-1]"
+    )
+
+
+def _is_one_or_other(script: SourceTree, first: cst.CSTNode, second: cst.CSTNode) -> bool:
+    """Whether an ``if`` takes one of them, and else the other."""
+    above = [*script.up(second)]
+    for one in script.up(first):
+        if isinstance(one, cst.If) and one in above:
+            held = [node in set(script.within(one.body)) for node in (first, second)]
+            return held[0] != held[1]
+    return False
 
 
 def _refuse_carried(training: Stepping) -> None:
@@ -121,6 +161,7 @@ def _refuse_draws(flow: Flow, loop: Loop) -> None:
     reached = flow.reached([loop.node.body])
     for node in (one for inner in reached for one in script.within(inner)):
         if isinstance(node, cst.Call) and not _is_fresh(flow, node):
+            refuse_accumulated(flow, node, loop)
             _refuse_next(script, node, script.line(loop.node))
         if isinstance(node, cst.AugAssign):
             _refuse_place(script, node, reached)

@@ -15,6 +15,7 @@ together. This module must not know where a script lies.
 """
 
 import re
+from collections.abc import Sequence
 
 import libcst as cst
 
@@ -24,6 +25,7 @@ from .dataflow import AnyLoop, Flow
 from .endless import Endless
 from .group import leave_group
 from .iterators import row_that_takes
+from .leftovers import leftovers
 from .loops import Loop
 from .parts import Parts
 from .reading import INIT, WRAP, Source, writes
@@ -56,15 +58,8 @@ def port(text: str) -> str:
         for text in hook.text:
             edits.insert(parts.before, text, is_before=True)
     _prepare(parts, edits)
-    if parts.endless is not None:
-        _endless(parts, parts.endless, edits)
-    elif parts.loop.counts_updates:
-        _updates(parts, edits)
-    else:
-        if parts.loop.loader is not None:
-            _peek(parts, edits)
-        step(parts.loop, edits)
-        epochs(script, parts.epochs, edits)
+    _loop(parts, edits)
+    _clear_first(parts, edits)
     clip(parts, edits)
     guard(script, parts.flow, parts.before, edits)
     _device(script, edits)
@@ -79,6 +74,19 @@ def port(text: str) -> str:
 
 
 # -- the four lines --------------------------------------------------------------------------------
+
+
+def _loop(parts: Parts, edits: TreeEdits) -> None:
+    """The step block and what gives it its batches, by the kind of the loop."""
+    if parts.endless is not None:
+        _endless(parts, parts.endless, edits)
+    elif parts.loop.counts_updates:
+        _updates(parts, edits)
+    else:
+        if parts.loop.loader is not None:
+            _peek(parts, edits)
+        step(parts.loop, edits)
+        epochs(parts.script, parts.epochs, edits)
 
 
 def _prepare(parts: Parts, edits: TreeEdits) -> None:
@@ -98,7 +106,25 @@ def _prepare(parts: Parts, edits: TreeEdits) -> None:
     given += ["closures=True"] * parts.training.calls_again
     given += ["together=True"] * needs_together(parts.training)
     call = f"pace.prepare({', '.join(given)})"
+    _declare(parts, returned, edits)
     edits.insert(parts.before, f"{', '.join(returned)} = {call}", is_before=True)
+
+
+def _declare(parts: Parts, names: Sequence[str], edits: TreeEdits) -> None:
+    """What a function is to bind, and has from outside, stays what it is outside."""
+    scope = parts.scope
+    if isinstance(scope, cst.Module):
+        return
+    homes = {one: parts.flow.home(one, scope) for one in names if one.isidentifier() and one != "_"}
+    rows = scope.body.body[scope.get_docstring() is not None :]
+    for word, is_meant in (("global", True), ("nonlocal", False)):
+        outer = [
+            one
+            for one, home in homes.items()
+            if home is not scope and isinstance(home, cst.Module) is is_meant
+        ]
+        if outer:
+            edits.insert(rows[0], f"{word} {', '.join(outer)}", is_before=True)
 
 
 def _name_of_numbers(script: SourceTree) -> str:
@@ -210,7 +236,24 @@ def _endless(parts: Parts, found: Endless, edits: TreeEdits) -> None:
     if found.counted.end is not None:
         edits.remove(found.counted.end)
     step(loop._replace(taken=None), edits, _numbered(script, found.counted, loop.node, edits))
-    _counted(loop.node, found.target, f"{found.counted.total}, {found.loader}", edits)
+    total = found.counted.total or "None"
+    _counted(loop.node, found.target, f"{total}, {found.loader}", edits)
+
+
+def _clear_first(parts: Parts, edits: TreeEdits) -> None:
+    """What a turn that is called off would leave to the next one."""
+    script, loop = parts.script, parts.loop
+    texts = [
+        script.code(one.clears).strip().rstrip(";").strip()
+        for one in leftovers(parts.flow, loop.node)
+        if one.is_visible
+    ]
+    body = loop.node.body
+    if not texts or not isinstance(body, cst.IndentedBlock):
+        return
+    first_row = body.body[0 if loop.taken is None else 1 + row_that_takes(body.body)]
+    for text in texts:
+        edits.insert(first_row, text, is_before=True)
 
 
 def _counted(loop: AnyLoop, target: str, given: str, edits: TreeEdits) -> None:
@@ -220,7 +263,7 @@ def _counted(loop: AnyLoop, target: str, given: str, edits: TreeEdits) -> None:
 
     def counted(new: AnyLoop) -> cst.For:
         body, orelse, above = new.body, new.orelse, new.leading_lines
-        return cst.For(name, over, body, orelse=orelse, leading_lines=above)  # type: ignore[arg-type]
+        return cst.For(name, over, body, orelse=orelse, leading_lines=above)  # type: ignore[arg-type]  # a target may be any expression that parses
 
     edits.change(loop, counted)
 
@@ -371,7 +414,7 @@ def _neighbours(script: SourceTree, found: dict[cst.CSTNode, str]) -> list[list[
     for line in sorted(found, key=script.order.__getitem__):
         block = script.parents[line]
         assert isinstance(block, cst.Module | cst.IndentedBlock)
-        place = list(block.body).index(line)  # type: ignore[arg-type]
+        place = list(block.body).index(line)  # type: ignore[arg-type]  # a line of this block
         above = block.body[place - 1] if place else None
         if groups and groups[-1][-1] is above and found[above] == found[line]:
             groups[-1].append(line)

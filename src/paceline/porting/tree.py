@@ -86,14 +86,14 @@ class SourceTree:
         assert isinstance(node, Statement) or not targets
         for target in targets:
             if not isinstance(target, cst.Tuple | cst.List):
-                yield Binding(self.code(target), value, None, node)  # type: ignore[arg-type]
+                yield Binding(self.code(target), value, None, node)  # type: ignore[arg-type]  # a statement that binds has a value
                 continue
             given = value.elements if isinstance(value, cst.Tuple) else ()
             is_each = len(given) == len(target.elements)
             for place, one in enumerate(target.elements):
                 part = given[place].value if is_each else value
                 name = self.code(one.value)
-                yield Binding(name, part, None if is_each else place, node)  # type: ignore[arg-type]
+                yield Binding(name, part, None if is_each else place, node)  # type: ignore[arg-type]  # the same
 
     def _walk(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """A node and its parts: none of an import, and no names that are no expressions."""

@@ -74,7 +74,7 @@ class Amp:
             loss = self._scaler.scale(loss)
             self.is_waiting = True
         with torch.autocast(self._device.type, enabled=False):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return loss
 
     @property

@@ -60,7 +60,7 @@ def tell_of_unscaling(before: Callable[[], None], after: Callable[[], None]) -> 
 def hold_updates(is_held: Callable[[], bool]) -> None:
     """Where the last step of this member was set aside, a scaler's ``update()`` waits for it."""
     _used.is_held = is_held
-    GradScaler.update = _held_update  # type: ignore[method-assign]
+    GradScaler.update = _held_update  # type: ignore[method-assign]  # scripts call it, and workers must agree first
 
 
 def leave_scalers() -> None:
@@ -120,8 +120,8 @@ class Scaling:
         self._is_local = is_local
         self._scaler: GradScaler | None = None
         _used.is_held = None
-        GradScaler.scale = _watched_scale  # type: ignore[method-assign]
-        GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]
+        GradScaler.scale = _watched_scale  # type: ignore[method-assign]  # only watched: it calls what was there
+        GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]  # the same
 
     def read(self, work: Work, optimizer: Optimizer) -> None:
         """Put what a GradScaler left on the optimizer, which steps now, into ``work``.
@@ -266,8 +266,8 @@ def _share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> N
     def load_state_dict(_: GradScaler, state: dict[str, Any]) -> None:
         raise ConfigError("load the scaler's state before the first step: the run holds it now")
 
-    scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]
-    scaler.load_state_dict = types.MethodType(  # type: ignore[method-assign]
+    scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]  # of this scaler alone
+    scaler.load_state_dict = types.MethodType(  # type: ignore[method-assign]  # of this scaler alone
         load_state_dict, scaler
     )
 

@@ -26,7 +26,7 @@ from ..data.numbers import Numbers
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..fields import count, integer
-from ..passes import Passes
+from ..passes import Passes, is_far
 from ..replica.seeding import seed_all, step_seed
 from .accumulation import samples_in
 from .loop import TrainingLoop, to_device
@@ -324,6 +324,7 @@ class UpdateLoop:
         self._end = 0
         """Of the numbers, or blocks, that passes have had, in batches."""
         self.has_begun = False
+        self._was_left = False
         self.turn = 0
 
     def remember(self) -> list[int]:
@@ -349,7 +350,18 @@ class UpdateLoop:
         return is_in_one or self._end < self._num_steps * updates
 
     def each(self, updates: int) -> Iterator[Any]:
-        """The numbers or batches of all passes up to this version."""
+        """The numbers or batches of all passes up to this version.
+
+        One that is far is nobody's end: who leaves the loop ends the run for all.
+
+        Raises:
+            ConfigError: this worker has left such a loop before, or a whole pass makes no update.
+        """
+        if self._was_left:
+            raise ConfigError(
+                "the loop over pace.updates() was left, which ended the run, and here is another; "
+                "give each the version that it ends with: pace.updates(n)"
+            )
         self.has_begun, is_first = True, True
         while self._is_missing(updates) and not self._exchange.is_stopped:
             before, num_drawn = self._exchange.version, 0
@@ -357,7 +369,11 @@ class UpdateLoop:
             self._end = self._end_of(self._last)
             for one in self._pass(self._last):
                 num_drawn += 1
-                yield one
+                try:
+                    yield one
+                except GeneratorExit:
+                    self._leave(updates)
+                    raise
             if self._exchange.is_cut_short:
                 return
             if self._exchange.version == before and (num_drawn or not is_first):
@@ -367,6 +383,12 @@ class UpdateLoop:
                 )
             is_first = False
         self._end = max(self._end, self._num_steps * updates)
+
+    def _leave(self, updates: int) -> None:
+        """Before the others are told that the pass is over."""
+        if is_far(updates):
+            self._was_left = True
+            self._exchange.ask_to_stop()
 
     def _next(self, updates: int) -> _Extent:
         """How far the pass goes that comes."""

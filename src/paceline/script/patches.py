@@ -95,7 +95,7 @@ def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
         return function(*arguments, **options)
 
     method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch asks
-    optimizer.step = types.MethodType(method, optimizer)  # type: ignore[method-assign]
+    optimizer.step = types.MethodType(method, optimizer)  # type: ignore[method-assign]  # of this optimizer alone, as schedulers do
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # torch asks
 
 
@@ -152,7 +152,7 @@ def clone_state(model: nn.Module) -> None:
     """``state_dict()`` of the model and of its parts gives compact clones from now on."""
     for module in model.modules():
         _prepared.add(module)
-    nn.Module.state_dict = _cloned_state_dict  # type: ignore[method-assign, assignment]
+    nn.Module.state_dict = _cloned_state_dict  # type: ignore[method-assign, assignment]  # scripts call it while others write
 
 
 def leave_state(model: nn.Module) -> None:
@@ -192,7 +192,7 @@ _next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 def note_losses(hear: Callable[[Tensor], None]) -> None:
     """Tell ``hear`` of the loss of every ``loss.backward()`` in this member, with its graph."""
     _listener.hear, _listener.before, _listener.after = hear, None, None
-    Tensor.backward = _noted_backward  # type: ignore[method-assign]
+    Tensor.backward = _noted_backward  # type: ignore[method-assign]  # only noted: it calls what was there
 
 
 def note_backward(before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -213,7 +213,7 @@ def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
 def note_batches(hear: Callable[[Any], None]) -> None:
     """Tell ``hear`` of the data set of every batch that a DataLoader makes in this member."""
     _listener.hear_batch = hear
-    _BaseDataLoaderIter.__next__ = _noted_next  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = _noted_next  # type: ignore[method-assign]  # the same
 
 
 def unlisten() -> None:

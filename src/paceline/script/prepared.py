@@ -12,7 +12,7 @@ an exchange carries anything.
 import math
 import re
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -69,17 +69,33 @@ _NOT_SENT = "not sent"
 """By this name a checkpoint has what compression has left over."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOptions:
+    """What a script says to ``prepare`` beside its objects.
+
+    Attributes:
+        batch: what the loader's batch size means.
+        fast: ``auto`` or ``none``; forward: the loop's own (model, batch) -> loss, where known.
+        accumulate: batches that an update averages.
+        is_sticky: each worker keeps its part of every batch.
+        closures: whether optimizers may call the model again inside their steps.
+        split: how the model is divided; None: as ``--split`` says.
+    """
+
+    batch: str = "global"
+    fast: str = "none"
+    forward: Forward | None = None
+    accumulate: int = 1
+    is_sticky: bool = False
+    closures: bool = False
+    split: str | None = None
+
+
 class Prepared:
     """The objects of one script, taking part in a run.
 
     Args:
-        objects: what was given to ``prepare``.
-        batch: what the loader's batch size means.
-        closures: whether optimizers may call the model again inside their steps.
-        fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
-        accumulate: batches that an update averages.
-        is_sticky: each worker keeps its part of every batch.
-        split: how the model is divided; None: as ``--split`` says.
+        objects: what was given to ``prepare``; asked: what it was told of them.
 
     Attributes:
         model, optimizer: the user's; of several, one that stands for all.
@@ -93,21 +109,17 @@ class Prepared:
         context: Context,
         objects: tuple[Any, ...],
         device: torch.device,
-        batch: str,
         keeper: MemberState,
-        fast: tuple[str, Forward | None] = ("none", None),
-        accumulate: int = 1,
-        *,
-        is_sticky: bool = False,
-        closures: bool = False,
-        split: str | None = None,
+        asked: PrepareOptions,
     ) -> None:
+        batch, accumulate, is_sticky = asked.batch, asked.accumulate, asked.is_sticky
+        fast = asked.fast, asked.forward
         self._exchange = exchange
         self._member = exchange.shared
         self._replica: Replica | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
-            context, self.optimizers, asked=closures, has_others=self._member is not None
+            context, self.optimizers, asked=asked.closures, has_others=self._member is not None
         )
         self._device = device
         self._keeper = keeper
@@ -121,11 +133,11 @@ class Prepared:
         """What the script holds; ``model`` is what is stepped here, a part of it where it is
         split."""
         self.spread: SpreadModel | None = None
-        name = split_of(split, context, self._member)
+        name = split_of(asked.split, context, self._member)
         if name is not None:
             refuse_objects(
                 self.models, self.optimizers, loader, device, accumulate=accumulate > 1,
-                sticky=is_sticky, closures=closures, fast=fast[0] != "none",
+                sticky=is_sticky, closures=asked.closures, fast=fast[0] != "none",
             )  # fmt: skip
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
         self.steps_apart = len(self.optimizers) > 1 and (

@@ -52,8 +52,8 @@ class Schedule(abc.ABC):
 
     def replace(self) -> None:
         """Hear of its steps from now on."""
-        self._scheduler.step = self._step  # type: ignore[method-assign]
-        self._scheduler.state_dict = self._state  # type: ignore[method-assign]
+        self._scheduler.step = self._step  # type: ignore[method-assign]  # of this scheduler alone
+        self._scheduler.state_dict = self._state  # type: ignore[method-assign]  # the same
 
     def _step(self, *arguments: Any, **options: Any) -> None:
         place = self._place

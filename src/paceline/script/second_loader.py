@@ -234,7 +234,8 @@ class SecondLoader:
             raise ConfigError(
                 "the second loader gives its batches inside the prepared loader's loop, after that "
                 "one's batch: for (x, y), (u, _) in zip(loader, loader_b); a batch to look at is "
-                "next(iter(loader_b.plain))"
+                "next(iter(loader_b.plain)). One loader has all epochs of a run: larger batches or "
+                "other data for later ones are a run of their own, with pace.trial('large'):"
             )
         self._refuse(one, held)
         number, batch = self._place(held.lease)

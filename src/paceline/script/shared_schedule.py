@@ -68,7 +68,7 @@ class SharedSchedule(Schedule):
 
     def replace(self) -> None:
         super().replace()
-        self._scheduler.load_state_dict = self._load  # type: ignore[method-assign]
+        self._scheduler.load_state_dict = self._load  # type: ignore[method-assign]  # of this scheduler alone
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         if self._place.is_iterating:

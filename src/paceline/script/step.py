@@ -144,7 +144,7 @@ class OptimizerStep:
         for part, one in enumerate(optimizers):
             replace_step(one, partial(self._step, part))
             if not loop.is_alone:
-                one.zero_grad = partial(self._zero_grad, part)  # type: ignore[method-assign]
+                one.zero_grad = partial(self._zero_grad, part)  # type: ignore[method-assign]  # of this optimizer alone
 
     def begin(self) -> None:
         """A step block begins."""

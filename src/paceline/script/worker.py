@@ -41,7 +41,7 @@ from ..exchange.base import Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer
-from ..passes import Passes
+from ..passes import FAR, Passes
 from ..replica.seeding import (
     GENERATORS,
     be_deterministic,
@@ -60,7 +60,7 @@ from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
 from .patches import Originals, unlisten
 from .place import values_of, whole
-from .prepared import Prepared, refuse_apart
+from .prepared import Prepared, PrepareOptions, refuse_apart
 from .second_loader import SecondLoader
 from .step import Step
 from .unprepared import unguard
@@ -136,6 +136,8 @@ def finish() -> None:
 
 
 def _refuse_other_launchers() -> None:
+    if _STARTED_BY in os.environ:
+        return  # its WORLD_SIZE is the worker's that has started it, and prepare() says so
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
         raise ConfigError(
@@ -158,6 +160,11 @@ def _refuse_inside_a_worker(exchange: Exchange) -> None:
             "would train by itself, once for each worker; paceline launch starts the workers: call "
             "the function that trains directly, without spawn and without a flag that asks for it"
         )
+
+
+def _as_given(ready: list[Any]) -> Any:
+    """One as it is, several as a tuple."""
+    return ready[0] if len(ready) == 1 else tuple(ready)
 
 
 def _checked(batch: str | None, fast: str) -> str:
@@ -433,26 +440,26 @@ class Pace:
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
         if self._in_trial:
-            models = [one for one in objects if not isinstance(one, DataLoader)]
-            self._originals.append(Originals(models))
+            self._originals.append(Originals([x for x in objects if not isinstance(x, DataLoader)]))
         exchange, self._batch = self._exchange, _batch_of(objects, batch)
-        self._prepared = prepared = Prepared(
-            exchange, self._context, objects, self.device, self._batch, self._keeper,
-            (fast, forward), num_batches, is_sticky=sticky, closures=closures, split=split,
+        asked = PrepareOptions(
+            batch=self._batch, fast=fast, forward=forward, accumulate=num_batches,
+            is_sticky=sticky, closures=closures, split=split,
         )  # fmt: skip
+        self._prepared = prepared = Prepared(
+            exchange, self._context, objects, self.device, self._keeper, asked
+        )
         self._loader = loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
         )
         self._attach(prepared, loader)
         self._updates = UpdateLoop(
-            loader, prepared.numbers, exchange, self._context,
-            counts_blocks=prepared.steps_apart,
-        )  # fmt: skip
+            loader, prepared.numbers, exchange, self._context, counts_blocks=prepared.steps_apart
+        )
         self._published_at: list[int] = []
         self._keeper.add("published", lambda: self._published_at, self._set_published_at)
         self._keeper.add("updates", self._updates.remember, self._updates.go_on)
-        ready = [loader if isinstance(one, DataLoader) else one for one in objects]
-        return ready[0] if len(ready) == 1 else tuple(ready)
+        return _as_given([loader if isinstance(one, DataLoader) else one for one in objects])
 
     def _batches_of_update(self, accumulate: int, *, is_sticky: bool) -> int:
         """How many of the loader's make one; ConfigError: more than one, and they cannot."""
@@ -508,8 +515,7 @@ class Pace:
                     "in one call, and in another one further DataLoaders alone: "
                     "loader_b = pace.prepare(loader_b)"
                 )
-        ready = [self._beside(one, batch or self._batch) for one in objects]
-        return ready[0] if len(ready) == 1 else tuple(ready)
+        return _as_given([self._beside(one, batch or self._batch) for one in objects])
 
     def _beside(self, loader: DataLoader[Any], batch: str) -> SecondLoader:
         context, loop, keeper = self._context, self._prepared.loop, self._keeper
@@ -574,7 +580,7 @@ class Pace:
         name = self._name_of_trial(name)
         outside, before = vars(self).copy(), _here.exchange
         if self.device.type == "cuda":  # its random state is kept, too
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.init()
         with kept_random_state(), kept_process():
             exchange, context = self._open_trial(name)
             self._begin(exchange, context)
@@ -583,7 +589,7 @@ class Pace:
             try:
                 yield
                 self._leave_trial()
-            except BaseException as one:
+            except BaseException as one:  # a trial may end in any way; the others must hear of it
                 if exchange.shared is not None and not isinstance(one, Exception | Stopped):
                     raise  # the script ends
                 error = one
@@ -664,7 +670,7 @@ class Pace:
                 self._prepared.loop.abandon()
         except Stopped:
             return  # it was on its way
-        except Exception:
+        except Exception:  # whatever taking leave raises, the failure itself counts
             member.fail(text, is_yours=isinstance(error, ConfigError))
             raise Stopped from error
 
@@ -700,7 +706,9 @@ class Pace:
             )
         return self._each_epoch(values)
 
-    def updates(self, updates: int, loader: PreparedLoader | None = None) -> Iterator[Any]:
+    def updates(
+        self, updates: int | None = None, loader: PreparedLoader | None = None
+    ) -> Iterator[Any]:
         """The loop of a script that counts updates: it ends everywhere at this version.
 
         With several optimizers it counts blocks, also where each of their steps is a version.
@@ -709,10 +717,12 @@ class Pace:
         one it numbers the draws that the script makes by itself: each stands for one mini-batch,
         all random state is seeded by it, and it counts once, so a draw that is done again, by
         whomever, is the same. Update v averages the numbers v K to v K + K - 1 (K: the protocol's;
-        one for one worker). Called again with more, it goes on from there.
+        one for one worker). Called again with more, it goes on from there; the version counts from
+        the beginning of the run, so ``pace.updates(pace.version + n)`` makes n more.
 
         Args:
-            updates: the version to end with.
+            updates: the version to end with; None: it goes on until a worker leaves the loop (by
+                ``break``), or ``pace.stop()``, ``pace.stop_when`` or ``--updates`` ends the run.
             loader: as ``prepare`` gave it back; None: it was given none.
 
         Returns:
@@ -731,7 +741,7 @@ class Pace:
                     inputs, targets = get_batch()
                     ...
         """
-        count = whole(updates)
+        count = FAR if updates is None else whole(updates)
         if count is None or count < 0:
             raise ConfigError(f"pace.updates() takes a number of updates, got {updates!r:.60}")
         if not hasattr(self, "_prepared"):
@@ -744,7 +754,7 @@ class Pace:
         if self._prepared.numbers is None and not isinstance(loader, PreparedLoader):
             raise ConfigError(
                 "prepare() was given a loader, and pace.updates() was not given what came back for "
-                f"it: for batch in pace.updates({count}, loader)"
+                f"it: for batch in pace.updates({updates}, loader)"
             )
         if self._prepared.numbers is not None and loader is not None:
             raise ConfigError(
@@ -756,6 +766,11 @@ class Pace:
                 "pace.updates() cannot tell how many mini-batches of a stream several optimizers "
                 "step on, where each step is an update of all workers (full-sync): go by epochs, "
                 "or use another protocol"
+            )
+        if self._updates.has_begun and self._exchange.version >= count:
+            self.print(
+                f"note: pace.updates({count}) makes none: the run is at version "
+                f"{self._exchange.version}; pace.updates(pace.version + n) makes n more"
             )
         return self._updates.each(count)
 

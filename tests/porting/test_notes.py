@@ -1,0 +1,74 @@
+"""What is said beside a diff: of what a turn leaves to the next, and of where a loop is left."""
+
+import libcst as cst
+import pytest
+
+from paceline.porting.dataflow import Flow
+from paceline.porting.leftovers import leftovers
+from paceline.porting.notes import notes_of_loop
+from paceline.porting.tree import SourceTree
+
+SCRIPT = """\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+
+
+def draw():
+    kept.append(model(torch.randn(8, 4)).mean())
+
+
+for it in range(9):
+    draw()
+    optimizer.zero_grad()
+    torch.stack(kept).mean().backward()
+    optimizer.step()
+    END
+"""
+
+
+def found(text: str) -> list[tuple[str, bool]]:
+    script = SourceTree(text)
+    loop = next(one for one in script.nodes if isinstance(one, cst.For))
+    return [(one.name, one.is_visible) for one in leftovers(Flow(script), loop)]
+
+
+@pytest.mark.parametrize("end", ["kept.clear()", "del kept[:]", "kept = []", "kept = list()"])
+def test_what_a_turn_collects_and_clears_at_its_end_is_left_over(end: str) -> None:
+    assert found(SCRIPT.replace("END", end)) == [("kept", True)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("END", "if len(kept) > 30:\n        kept.clear()"),  # kept on purpose
+        ("END", "pass"),
+        ("END", "del kept[0]"),
+        ("    draw()", "    kept.clear()\n    draw()"),  # first thing in the turn
+    ],
+)
+def test_what_is_kept_on_purpose_or_cleared_before_is_not(old: str, new: str) -> None:
+    assert found(SCRIPT.replace(old, new).replace("END", "kept.clear()")) == []
+
+
+def test_what_a_function_makes_for_itself_is_not() -> None:
+    own = "def draw():\n    own = []\n    own.append(1)\n    own.clear()\n"
+    text = SCRIPT.replace("END", "pass").replace("def draw():\n", own)
+    assert found(text) == []
+
+
+def test_what_another_function_calls_by_its_own_name_is_told_and_not_written() -> None:
+    text = SCRIPT.replace("END", "rest(kept)").replace(
+        "for it", "def rest(these):\n    these.append(0)\n    these.clear()\n\n\nfor it"
+    )
+    assert found(text) == [("these", False)]
+
+
+def test_each_is_a_sentence_with_its_line() -> None:
+    text = SCRIPT.replace("for it in range(9)", "while True").replace("END", "kept.clear()")
+    said = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
+    assert any(one.startswith("train.py:18 clears kept at the end of a turn") for one in said)
+    assert any(one.startswith("train.py:20 ends the run where one worker") for one in said)
