@@ -10,10 +10,12 @@
     tensors      which expressions are tensors of a device, by taint
     layers       layers in the order in which they compute
     ends         what a value was made by last
+    lineage      which models the gradient of a value goes back through
     samples      what a model is given, where the text makes the data
     values       numbers, shapes and texts that are written out
+    ranks        how many dimensions a value has
     rule         what a rule is; catalogue: all of them
-    loop, model, inputs, precision, waits, several     the rules, by group
+    loop, gradients, model, inputs, precision, waits, several     the rules, by group
     rights       what is right, and why; annotated: a listing with both
     mends        what several rules do to mend a script
     findings     what is found, as values

@@ -9,6 +9,7 @@ import re
 
 import libcst as cst
 
+from ..porting.tree import by_name
 from .facts import Facts
 from .layers import Layer, layer_of, layers_at, sequential
 
@@ -82,8 +83,19 @@ def _last_layer(facts: Facts, model: cst.BaseExpression) -> Layer | None:
 
 
 _MODES = re.compile(r"(^|\.)nn\.(Alpha|Feature)?(Dropout\w*|BatchNorm\w*)$")
+_RECURRENT = re.compile(r"(^|\.)nn\.(LSTM|GRU|RNN)$")
 
 
 def has_mode_layers(facts: Facts) -> bool:
     """Whether the script makes layers that compute otherwise in training: dropout, batch norm."""
-    return any(_MODES.search(facts.meaning(one)) for one in facts.script.every_call)
+    return any(
+        _MODES.search(facts.meaning(one))
+        or (_RECURRENT.search(facts.meaning(one)) and _drops(facts, one))
+        for one in facts.script.every_call
+    )
+
+
+def _drops(facts: Facts, recurrent: cst.Call) -> bool:
+    """Whether dropout between its layers is written."""
+    given = by_name(recurrent).get("dropout")
+    return given is not None and facts.code(given) not in ("0", "0.0")

@@ -95,9 +95,24 @@ def _events(
         if role is not None:
             yield Event(role, node, subject, branches, is_scaled)
             continue
-        function = facts.flow.function_of(node)
+        function = callee(facts, node)
         if function is not None and depth < _DEPTH and not _is_within(facts, node, function):
             yield from _events(facts, function.body, branches, depth + 1)
+
+
+def callee(facts: Facts, call: cst.Call) -> cst.FunctionDef | None:
+    """The function, or the method of an object of a class of the script's own, called here."""
+    function = facts.flow.function_of(call)
+    name = facts.method(call)
+    if function is not None or not name or not isinstance(facts.owner(call), cst.Name):
+        return function
+    made = facts.flow.origins(facts.owner(call))
+    kind = facts.meaning(made[0]) if len(made) == 1 and isinstance(made[0], cst.Call) else ""
+    node = facts.flow.classes.get(kind)
+    rows = node.body.body if node is not None and kind not in facts.modules else ()
+    return next(
+        (one for one in rows if isinstance(one, cst.FunctionDef) and one.name.value == name), None
+    )
 
 
 def _is_within(facts: Facts, node: cst.CSTNode, function: cst.CSTNode) -> bool:
@@ -188,27 +203,35 @@ def follows(first: Event, second: Event) -> bool:
 
 
 def always(facts: Facts) -> list[cst.CSTNode]:
-    """Every node that is reached in every turn of a loop that trains, through its functions."""
+    """Every node that is reached in every turn that trains, through the functions of its loop."""
     return facts.once(always, lambda: _find_always(facts))
 
 
 def _find_always(facts: Facts) -> list[cst.CSTNode]:
     return [
-        node for turn in turns(facts) for node in _always(facts, turn.loop.body, turn.loop.body, 0)
-    ]
+        node for turn in turns(facts)
+        for node in _always(facts, turn.loop.body, turn.loop.body, _trains_in(turn), 0)
+    ]  # fmt: skip
+
+
+def _trains_in(turn: TrainingTurn) -> set[tuple[cst.CSTNode, cst.CSTNode]]:
+    """The branches that every backward pass of a turn stands in: ``if len(memory) > 1000``."""
+    first, *rest = (set(one.branches) for one in turn.of(CallRole.BACKWARD))
+    return {one for one in first.intersection(*rest) if isinstance(one[0], cst.If)}
 
 
 def _always(
-    facts: Facts, block: cst.CSTNode, top: cst.CSTNode, depth: int
-) -> Iterator[cst.CSTNode]:
+    facts: Facts, block: cst.CSTNode, top: cst.CSTNode,
+    trains_in: set[tuple[cst.CSTNode, cst.CSTNode]], depth: int,
+) -> Iterator[cst.CSTNode]:  # fmt: skip
     for node in facts.script.within(block):
-        is_branched = any(True for _ in branches_between(facts, node, top))
+        is_branched = any(one not in trains_in for one in branches_between(facts, node, top))
         if is_branched or _is_deferred(facts, node, top):
             continue
         yield node
-        function = facts.flow.function_of(node) if isinstance(node, cst.Call) else None
+        function = callee(facts, node) if isinstance(node, cst.Call) else None
         if function is not None and depth < _DEPTH and not _is_within(facts, node, function):
-            yield from _always(facts, function.body, function.body, depth + 1)
+            yield from _always(facts, function.body, function.body, trains_in, depth + 1)
 
 
 def _is_deferred(facts: Facts, node: cst.CSTNode, top: cst.CSTNode) -> bool:

@@ -165,6 +165,8 @@ def _of_class(facts: Facts, node: cst.ClassDef) -> Iterator[Chain]:
     for line in forward.body.body:
         row = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
         value = getattr(row, "value", None)
+        if isinstance(row, cst.Return) and isinstance(value, cst.Tuple):
+            value = value.elements[0].value  # the output, with a state or the like behind it
         done = None if value is None else _applied(facts, node, value)
         target = facts.code(row.targets[0].target) if isinstance(row, cst.Assign) else ""
         is_next = done is not None and (not chain or done[0] == name)

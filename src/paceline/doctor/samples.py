@@ -36,8 +36,9 @@ def given_to(facts: Facts, chain: Chain) -> list[Given]:
     """Each call of the network of a chain with an input that the text makes."""
     found: list[Given] = []
     for call in facts.forward_calls():
-        if not any(one is chain.node for one in facts.made(call.func)):
-            continue
+        made = facts.made(call.func)
+        if len(made) != 1 or made[0] is not chain.node:
+            continue  # a name that is bound to several networks is none for certain
         listed = positional(call)
         if len(listed) != 1:
             continue

@@ -44,6 +44,10 @@ class MachineCeilings:
         """A figure, > 0; None: nobody has measured it."""
         return self.figures.get(name)
 
+    def matmul_op_per_s(self, device: str, number_format: str) -> float | None:
+        """What products of matrices reach on a device (a type, such as "cpu"), in "fp32" ..."""
+        return self.get(f"{'' if device == 'cpu' else 'device_'}matmul_{number_format}_op_per_s")
+
     @property
     def source(self) -> str:
         """Where they are from, for a sentence: ``paceline probe, 2026-11-25``."""
@@ -67,6 +71,17 @@ def read_machine() -> MachineCeilings:
         str(name): float(value) for name, value in section["figures"].items() if _is_figure(value)
     }
     return MachineCeilings(figures=figures, day=str(section.get("day", "")), cores=num_cores())
+
+
+def read_matmul(device: str, number_format: str, threads: int) -> tuple[float, str]:
+    """What products of matrices reach here, and its source; 0: it is not known for so few threads.
+
+    Args:
+        device: "cpu", or the name of another one; number_format: "fp32" ...
+    """
+    known = read_machine() if device != "cpu" or threads == num_cores() else MachineCeilings()
+    most = known.matmul_op_per_s(device, number_format)
+    return (0.0, "") if most is None else (most, known.source)
 
 
 def write_machine(figures: Mapping[str, float]) -> Path:

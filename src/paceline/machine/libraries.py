@@ -22,7 +22,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
         import torch
-    except Exception as error:
+    except Exception as error:  # a broken installation raises anything
         out["import_error"] = f"{type(error).__name__}: {error}"
     else:
         try:
@@ -44,7 +44,7 @@ with warnings.catch_warnings(record=True) as caught:
             if out["available"]:
                 one = torch.ones(8, 8, device=out["kind"])
                 out["computes"] = float((one @ one).sum().cpu()) == 512.0
-        except Exception as error:
+        except Exception as error:  # the same, and so does a driver
             out["error"] = f"{type(error).__name__}: {error}"
     out["warnings"] = [str(one.message) for one in caught]
 print("\\n" + json.dumps(out))

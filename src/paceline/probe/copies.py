@@ -197,7 +197,7 @@ def _compared(contenders: dict[str, Callable[[], float]]) -> list[CopyWay]:
 # -- by batch --------------------------------------------------------------------------------------
 
 
-class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
+class _Launches(TorchDispatchMode):
     """Counts operations, and the bytes that go in and out of them."""
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ def _serve_one(kernels: Kernels, server: socket.socket) -> None:
 @contextlib.contextmanager
 def _connected(address: tuple[object, ...]) -> Iterator[socket.socket]:
     """Blocking, as the kernels need it."""
-    with socket.create_connection(address[:2], timeout=_CONNECT_S) as end:  # type: ignore[arg-type]
+    with socket.create_connection(address[:2], timeout=_CONNECT_S) as end:  # type: ignore[arg-type]  # a host and a port, as getsockname gives them
         end.settimeout(None)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield end
@@ -139,7 +139,7 @@ def _knock(address: tuple[object, ...], peer: str) -> tuple[list[float], bool]:
     for _ in range(_REPEATS):
         start_s = time.perf_counter()
         try:
-            socket.create_connection(address, timeout=_CONNECT_S).close()  # type: ignore[arg-type]
+            socket.create_connection(address, timeout=_CONNECT_S).close()  # type: ignore[arg-type]  # the same
             answers = True
         except ConnectionRefusedError:
             pass

@@ -153,7 +153,7 @@ def _format(model: nn.Module, inputs: Sequence[Tensor]) -> str:
 def _ceilings(device: torch.device, number_format: str) -> tuple[float, float, str]:
     known = read_machine()
     is_cpu = device.type == "cpu"
-    rate = known.get(f"{'' if is_cpu else 'device_'}matmul_{number_format}_op_per_s")
+    rate = known.matmul_op_per_s(device.type, number_format)
     width = known.get("memory_read_bytes_per_s" if is_cpu else "device_copy_bytes_per_s")
     if rate is None or width is None:
         why = known.why_not or f"it says nothing of {number_format} on {device.type}"
@@ -171,7 +171,7 @@ def _calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[_Call]:
     ]
     try:
         model(*inputs)
-    except Exception as error:
+    except Exception as error:  # the user's model may raise anything
         raise ConfigError(f"the model does not run: {reason(error)}") from error
     finally:
         for handle in handles:

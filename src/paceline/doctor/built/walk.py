@@ -158,7 +158,7 @@ class _Walk:
             unused = self._unused(outputs)
         except NotImplementedError:
             raise
-        except Exception as error:
+        except Exception as error:  # the user's model may raise anything
             failed = f"{reason(error)} (in or after {self._inside or 'its forward()'})"
         return ModelWalk(
             layers=tuple(self._layers), failed=failed, unused=unused,
@@ -173,7 +173,7 @@ class _Walk:
     def _unused(self, outputs: Tensor | None) -> tuple[str, ...]:
         if outputs is None or not outputs.requires_grad:
             return ()
-        outputs.sum().backward()  # type: ignore[no-untyped-call]
+        outputs.sum().backward()
         own = self._model.named_parameters()
         return tuple(name for name, one in own if one.requires_grad and one.grad is None)
 

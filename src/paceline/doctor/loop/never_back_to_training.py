@@ -8,6 +8,9 @@ Source: torch.nn.Module.train documentation.
 
 from collections.abc import Iterator
 
+import libcst as cst
+
+from ...porting.dataflow import AnyLoop
 from ..ends import has_mode_layers
 from ..examples import looped
 from ..facts import Facts
@@ -17,23 +20,35 @@ from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if any(True for _ in facts.methods("train")) or not has_mode_layers(facts):
+    if not has_mode_layers(facts):
         return
     trained = {
         one for _, optimizer in facts.steps.steps for one in facts.steps.models(optimizer)
     }  # fmt: skip
     for turn in turns(facts):
         outer = set(loops_around(facts, turn))
+        if any(_may_be_back(facts, one, outer) for one in facts.methods("train")):
+            continue
         for call in facts.methods("eval"):
             is_ours = facts.code(facts.owner(call)) in trained and not call.args
             if is_ours and any(set(chain) & outer for chain in facts.flow.around(call)):
                 yield Found(
-                    call, f"{facts.code(call)} in the loop over epochs, and train() nowhere"
+                    call, f"{facts.code(call)} in the loop over epochs, and no train() in it"
                 )
+
+
+def _may_be_back(facts: Facts, train: cst.Call, outer: set[AnyLoop]) -> bool:
+    """Whether a train() stands in the loop over epochs, or where nobody sees when it is called."""
+    ways = facts.flow.around(train)
+    is_unseen = facts.script.scope(train) is not facts.script.module and not any(ways)
+    return is_unseen or any(set(way) & outer for way in ways)
 
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped(after="model.eval()\nwith torch.no_grad():\n    out = model(x)"),),
+    sick=(
+        looped(after="model.eval()\nwith torch.no_grad():\n    out = model(x)"),
+        looped(before="model.train()", after="model.eval()\nwith torch.no_grad():\n    out = model(x)"),
+    ),
     healthy=(looped(epoch="model.train()", after="model.eval()\nwith torch.no_grad():\n    out = model(x)"),),
 )  # fmt: skip

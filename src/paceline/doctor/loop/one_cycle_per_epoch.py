@@ -6,6 +6,7 @@ Fix: call its step() after each optimizer.step().
 Source: torch.optim.lr_scheduler.OneCycleLR documentation: "step should be called after a batch has been used".
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -16,6 +17,10 @@ from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, Event, events_of, loops_around, turns
 from ..rule import Found, ScriptRule
+from ..values import single
+
+_WARM = re.compile(r"(^|\.)get_\w+_schedule_with_warmup$")
+"""Schedules of transformers, whose third argument is a number of steps."""
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -29,7 +34,8 @@ def check(facts: Facts) -> Iterator[Found]:
                     and _counts(facts, event)
                 ):
                     yield Found(
-                        event.call, f"{facts.code(event.call)} once an epoch, of a OneCycleLR"
+                        event.call,
+                        f"{facts.code(event.call)} once an epoch, of a schedule of steps",
                     )
 
 
@@ -41,11 +47,19 @@ def _counts(facts: Facts, event: Event) -> bool:
             total = facts.code(words["total_steps"]) if "total_steps" in words else ""
             each = facts.code(words["steps_per_epoch"]) if "steps_per_epoch" in words else "1"
             return "len(" in total or each != "1"
+        if isinstance(one, cst.Call) and _WARM.search(facts.meaning(one)):
+            steps = facts.given(one, "num_training_steps", 2)
+            return steps is not None and "len(" in facts.code(single(facts.flow, steps))
     return False
 
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped(before="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=10, steps_per_epoch=len(loader))", after="scheduler.step()"),),
-    healthy=(looped([*STEP, "scheduler.step()"], before="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=10, steps_per_epoch=len(loader))"),),
+    sick=(
+        looped(before="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=10, steps_per_epoch=len(loader))", after="scheduler.step()"),
+        looped(before="total = 10 * len(loader)\nscheduler = transformers.get_linear_schedule_with_warmup(optimizer, 100, total)", after="scheduler.step()"),
+    ),
+    healthy=(
+        looped(before="scheduler = transformers.get_linear_schedule_with_warmup(optimizer, 1, 10)", after="scheduler.step()"),
+        looped([*STEP, "scheduler.step()"], before="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=10, steps_per_epoch=len(loader))"),),
 )  # fmt: skip

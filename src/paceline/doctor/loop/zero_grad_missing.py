@@ -9,6 +9,8 @@ Source: torch.optim documentation, "Taking an optimization step".
 import re
 from collections.abc import Iterator
 
+import libcst as cst
+
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
@@ -21,17 +23,45 @@ _ZEROES = re.compile(
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if _ZEROES.search(facts.text):
+    if not _ZEROES.search(facts.text):
+        for turn in turns(facts):
+            step = turn.of(CallRole.STEP)[0]
+            if step.is_scaled or _optimizers(facts, facts.owner(step.call)):
+                yield Found(step.call, f"{facts.code(step.call)}, and no zero_grad() anywhere")
         return
-    for turn in turns(facts):
-        step = turn.of(CallRole.STEP)[0]
-        made = facts.flow.origins(facts.owner(step.call))
-        if step.is_scaled or any("torch.optim" in facts.meaning(one) for one in made):
-            yield Found(step.call, f"{facts.code(step.call)}, and no zero_grad() anywhere")
+    zeroed = _zeroed(facts)
+    for turn in turns(facts) if zeroed else ():
+        for step in turn.of(CallRole.STEP):
+            own = set() if step.is_scaled else _optimizers(facts, facts.owner(step.call))
+            if own and not own & zeroed:
+                yield Found(
+                    step.call,
+                    f"{facts.code(step.call)}, and zero_grad() of other optimizers only",
+                )
+
+
+def _optimizers(facts: Facts, owner: cst.BaseExpression) -> set[cst.CSTNode]:
+    """The calls that make an optimizer."""
+    made = facts.flow.origins(owner)
+    return {one for one in made if "torch.optim" in facts.meaning(one)}
+
+
+def _zeroed(facts: Facts) -> set[cst.CSTNode]:
+    """The optimizers whose zero_grad() is called; empty: something else is set to zero, too."""
+    calls = list(facts.methods("zero_grad"))
+    known = [_optimizers(facts, facts.owner(one)) for one in calls]
+    is_all = len(_ZEROES.findall(re.sub(r"set_to_none", "", facts.text))) == len(calls)
+    return set().union(*known) if is_all and all(known) else set()
 
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped([one for one in STEP if "zero_grad" not in one]),),
-    healthy=(looped(), looped([one.replace("optimizer.zero_grad()", "model.zero_grad()") for one in STEP]),),
+    sick=(
+        looped([one for one in STEP if "zero_grad" not in one]),
+        looped([*STEP, "other.step()"], before="other = torch.optim.SGD(model.parameters(), lr=0.1)"),
+    ),
+    healthy=(
+        looped([*STEP, "other.zero_grad()", "other.step()"], before="other = torch.optim.SGD(model.parameters(), lr=0.1)"),
+        looped([*STEP, "model.zero_grad()", "other.step()"], before="other = torch.optim.SGD(model.parameters(), lr=0.1)"),
+        looped(), looped([one.replace("optimizer.zero_grad()", "model.zero_grad()") for one in STEP]),),
 )  # fmt: skip

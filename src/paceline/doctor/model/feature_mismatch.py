@@ -26,14 +26,15 @@ def _between(chain: Chain) -> Iterator[Found]:
     """Layer by layer; what may change features in a way that is not followed begins anew."""
     before: Layer | None = None
     for one in chain.layers:
-        takes = one.ins is not None and (one.kind == "Linear" or one.is_conv or one.is_norm)
+        is_layer = one.kind == "Linear" or one.is_conv or one.is_norm
+        takes = one.ins is not None and is_layer
         if before is not None and takes and _compares(before, one) and before.outs != one.ins:
             yield Found(
                 one.node,
                 f"{one.kind} takes {one.ins} and {before.kind} before it makes {before.outs}",
                 f"write {before.outs} for {one.ins}",
             )
-        if takes and one.outs is not None:
+        if is_layer and one.outs is not None:
             before = one
         elif one.kind not in KEEPS_FEATURES | POOLS:
             before = None
@@ -90,8 +91,29 @@ class Net(nn.Module):
         x = nn.functional.dropout(x)
         return self.fc2(F.relu(self.fc1(x)))
 """,
+        """
+import torch.nn.functional as F
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc1 = nn.Linear(width, 128)
+        self.fc2 = nn.Linear(64, 10)
+    def forward(self, x, h):
+        x = F.relu(self.fc1(x))
+        return self.fc2(x), h
+""",
     ),
     healthy=(
+        """
+import torch
+from torch import nn
+x = torch.rand(2, 4)
+net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+y = net(x)
+net = nn.Sequential(nn.Linear(8, 3), nn.ReLU())
+y = net(torch.rand(2, 8))
+""",
         """
 import torch
 data = torch.randn(128, 15)

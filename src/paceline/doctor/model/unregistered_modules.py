@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
@@ -30,7 +31,9 @@ def check(facts: Facts) -> Iterator[Found]:
                 rf"(ModuleList|ModuleDict|Sequential)\(\*?{re.escape(one.name)}\b|add_module|register_module|setattr",
                 text,
             )
-            if not is_known and _holds_layers(facts, one.value):
+            if not is_known and (
+                _holds_layers(facts, one.value) or _gets_layers(facts, node, one.name)
+            ):
                 yield Found(one.node, f"{one.name} is a plain {_name(one.value)} of layers")
 
 
@@ -47,12 +50,28 @@ def _holds_layers(facts: Facts, value: cst.BaseExpression) -> bool:
         elements = [value.elt]
     elif isinstance(value, cst.DictComp):
         elements = [value.value]
+    return any(_is_layer(facts, one) for one in elements)
+
+
+def _gets_layers(facts: Facts, node: cst.ClassDef, name: str) -> bool:
+    """Whether a layer is appended to this list anywhere in the class."""
     return any(
-        isinstance(one, cst.Call)
-        and facts.is_module_call(one)
-        and not facts.is_loss_call(one)
-        and re.search(r"Linear|Conv|LSTM|GRU|RNN|Embedding|Norm|Sequential", facts.meaning(one))
-        for one in elements
+        facts.code(facts.owner(call)) == name and _is_layer(facts, made)
+        for call in facts.methods("append")
+        if facts.flow.owner(facts.script.scope(call)) is node
+        for given in positional(call)
+        for made in facts.flow.origins(given)
+    )
+
+
+def _is_layer(facts: Facts, made: cst.BaseExpression) -> bool:
+    """Whether this makes a layer with parameters."""
+    return (
+        isinstance(made, cst.Call)
+        and facts.is_module_call(made)
+        and not facts.is_loss_call(made)
+        and re.search(r"Linear|Conv|LSTM|GRU|RNN|Embedding|Norm|Sequential", facts.meaning(made))
+        is not None
     )
 
 
@@ -64,8 +83,27 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = [nn.Linear(8, 8) for _ in range(4)]
-""",),
+""", """
+from torch import nn
+def block(width):
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU())
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = []
+        for _ in range(4):
+            self.layers.append(block(8))
+"""),
     healthy=("""
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = []
+        for _ in range(4):
+            self.layers.append(nn.Linear(8, 8))
+        self.chain = nn.Sequential(*self.layers)
+""", """
 from torch import nn
 class Net(nn.Module):
     def __init__(self):

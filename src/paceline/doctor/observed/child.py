@@ -83,7 +83,7 @@ def _run(script: str, run: Any, file: FoundFile) -> None:
     except SystemExit as end:
         file.add(how="exit", why="" if end.code is None else str(end.code), where="")
         raise
-    except BaseException as error:
+    except BaseException as error:  # the script may raise anything, and its end is told
         stack = traceback.extract_tb(error.__traceback__)
         own = [one for one in stack if one.filename == script] or stack[-1:]
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -37,7 +37,7 @@ _COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barr
 
 def synchronize() -> None:
     """Wait for the accelerator, where the process uses one."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 

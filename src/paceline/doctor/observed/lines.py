@@ -81,6 +81,12 @@ def _budget(seen: Observation) -> Iterator[str]:
             f"{seen.bandwidth_s / computing_s:.0%} moving memory, "
             f"{seen.overhead_s / computing_s:.0%} beginning operations, and Python"
         )
+    if seen.op_per_s and seen.most_op_per_s:
+        yield (
+            f"matrix products and convolutions reach {seen.op_per_s / 1e9:.3g} GFLOP/s, "
+            f"{seen.op_per_s / seen.most_op_per_s:.0%} of what products of matrices in fp32 reach "
+            f"here ({seen.most_from})"
+        )
     if seen.share(WAITS, PRINTS) > _TOLD:
         yield from waiting_lines(seen)
     if seen.input_saved is not None and seen.input_saved > _TOLD:

@@ -98,6 +98,8 @@ class Observation:
             matrix products and convolutions; in operations that move memory; in beginning
             operations, and in Python between them.
         num_operations: a step; allocated_bytes: a step.
+        op_per_s: that matrix products and convolutions reach; most_op_per_s: what products of
+            matrices in fp32 reached here when it was measured, and most_from: by what.
         num_steps: that were observed.
         device: a name.
         prices: of fixes, in the order in which they were tried; together: of all that are kept.
@@ -114,6 +116,9 @@ class Observation:
     overhead_s: float = 0.0
     num_operations: float = 0.0
     allocated_bytes: float = 0.0
+    op_per_s: float = 0.0
+    most_op_per_s: float = 0.0
+    most_from: str = ""
     waits: tuple[Wait, ...] = ()
     prices: tuple[Price, ...] = ()
     together: Price | None = None

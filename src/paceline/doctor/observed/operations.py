@@ -31,12 +31,14 @@ class Operations(NamedTuple):
     bandwidth_s: float
     number: float
     allocated_bytes: float
+    op_per_s: float = 0.0
+    """Of the matrix products and convolutions that the profiler counts; 0: none."""
 
 
 def profiled(profiler: Any, num_steps: int) -> Operations:
     """What a profiler saw of so many steps."""
     empty_s = empty_operation_s()
-    arithmetic_s = bandwidth_s = count = allocated = 0.0
+    arithmetic_s = bandwidth_s = count = allocated = operations = counted_s = 0.0
     for one in profiler.key_averages():
         if not one.key.startswith(("aten::", "mkldnn::", "torchvision::")):
             continue
@@ -44,11 +46,18 @@ def profiled(profiler: Any, num_steps: int) -> Operations:
         busy_s = device_s or max(0.0, one.self_cpu_time_total * 1e-6 - one.count * empty_s)
         if _ARITHMETIC.search(one.key):
             arithmetic_s += busy_s
+            if one.flops:  # with what it calls: a convolution is counted where it is asked for
+                operations += one.flops
+                counted_s += (one.device_time_total or one.cpu_time_total) * 1e-6
         else:
             bandwidth_s += busy_s
         count += one.count
         allocated += max(0, one.self_cpu_memory_usage) + max(0, one.self_device_memory_usage)
-    return Operations(*(x / num_steps for x in (arithmetic_s, bandwidth_s, count, allocated)))
+    rate = operations / counted_s if counted_s else 0.0
+    arithmetic_s, bandwidth_s, count, allocated = (
+        one / num_steps for one in (arithmetic_s, bandwidth_s, count, allocated)
+    )
+    return Operations(arithmetic_s, bandwidth_s, count, allocated, rate)
 
 
 def empty_operation_s(count: int = 300) -> float:

@@ -54,7 +54,7 @@ def user_place(depth: int = 2) -> Place:
         name = frame.f_code.co_filename
         if not name.startswith(_LIBRARIES) and not name.startswith((_OURS, "<")):
             return Place(name, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]  # the loop ends at None
     return NOWHERE
 
 

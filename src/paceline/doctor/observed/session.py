@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...machine.ceilings import read_matmul
 from .feed import WatchedFeed
 from .hooks import Hooks, synchronize
 from .knob import Knob
@@ -130,7 +131,7 @@ class Session:
 
     def _profiled(self) -> Steps[Operations | None]:
         try:
-            profiler: Any = torch.profiler.profile(profile_memory=True)
+            profiler: Any = torch.profiler.profile(profile_memory=True, with_flops=True)
             profiler.start()
         except Exception:  # the script has one of its own
             return None
@@ -205,7 +206,7 @@ class Session:
         pairs = Pairs()
         try:
             yield from self._compare([knob], pairs, left_s * _SHARE)
-        except Exception as error:
+        except Exception as error:  # a fix may fail in any way in the script
             return replace(base, reason=f"it cannot be had here: {_line(error)}")
         if knob.failed:
             return replace(base, reason=f"it cannot be had here: {knob.failed}")
@@ -276,10 +277,12 @@ def _divided(seen: Observation, found: Operations | None) -> Observation:
     busy_s = found.arithmetic_s + found.bandwidth_s
     scale = min(1.0, computing_s / busy_s) if busy_s else 0.0
     arithmetic_s, bandwidth_s = found.arithmetic_s * scale, found.bandwidth_s * scale
+    most_op_per_s, source = read_matmul(seen.device, "fp32", torch.get_num_threads())
     return replace(
         seen, arithmetic_s=arithmetic_s, bandwidth_s=bandwidth_s,
         overhead_s=computing_s - arithmetic_s - bandwidth_s,
         num_operations=found.number, allocated_bytes=found.allocated_bytes,
+        op_per_s=found.op_per_s, most_op_per_s=most_op_per_s, most_from=source,
     )  # fmt: skip
 
 

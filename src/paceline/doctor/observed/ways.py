@@ -67,7 +67,7 @@ class Way(Knob):
                 return self._through(inner, args, given)
             except TooLong:
                 self.failed = "it took too long"
-            except Exception as error:
+            except Exception as error:  # whatever a compiler raises: it cannot be had
                 line = str(error).strip().partition("\n")[0]
                 self.failed = f"{type(error).__name__}: {line}"[:120]
         return inner(*args, **given)

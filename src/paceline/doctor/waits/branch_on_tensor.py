@@ -35,8 +35,29 @@ def _asked(test: cst.BaseExpression) -> list[cst.BaseExpression]:
     return [test]
 
 
+_AGENT = """
+import torch
+from torch import nn
+class Agent:
+    def __init__(self):
+        self.net = nn.Linear(4, 2).cuda()
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+    def learn(self, x, y, step):
+        loss = nn.functional.mse_loss(self.net(x), y)
+        {}
+            loss = loss / 2
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+agent = Agent()
+for step in range(10000):
+    if step > 1000:
+        agent.learn(*sample(), step)
+"""
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
-    sick=(looped([*STEP[:3], "if torch.isnan(loss):\n    continue", *STEP[3:]]),),
-    healthy=(looped([*STEP, "if epoch > 3:\n    pass"]),),
+    sick=(
+        looped([*STEP[:3], "if torch.isnan(loss):\n    continue", *STEP[3:]]), _AGENT.format("if loss > 100:"),
+    ),
+    healthy=(looped([*STEP, "if epoch > 3:\n    pass"]), _AGENT.format("if step > 100:")),
 )  # fmt: skip

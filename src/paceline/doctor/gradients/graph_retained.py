@@ -1,0 +1,104 @@
+"""The graph is kept after the only backward() of a turn.
+
+Its activations stay in memory until the next turn; where it is needed for no error to be raised,
+the graph of the turn before is still attached, and grows.
+
+Fix: leave retain_graph out, and detach what is carried from one turn to the next.
+Source: torch.Tensor.backward documentation, retain_graph: "in nearly all cases not needed".
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import CallRole, Event, TrainingTurn, turns
+from ..lineage import loss_of, passed
+from ..mends import without
+from ..rule import Found, ScriptRule
+
+_MAKES = re.compile(r"^torch\.(rand|zeros|ones|tensor|full|empty|arange)")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    if "create_graph" in facts.text:
+        return
+    for turn in turns(facts):
+        backward = turn.of(CallRole.BACKWARD)
+        first = backward[0]
+        if not first.is_always or not _retains(facts, first) or _is_asked_again(facts, first):
+            continue
+        if len(backward) == 1:
+            yield Found(first.call, f"{facts.code(first.call)} once a turn")
+        elif all(_has_own_graph(facts, turn, first, one) for one in backward[1:]):
+            yield Found(
+                first.call,
+                f"{facts.code(first.call)}, and no other backward() of a turn needs its graph",
+            )
+
+
+def _is_asked_again(facts: Facts, event: Event) -> bool:
+    """Whether autograd.grad() may go through the same graph after it."""
+    order = facts.script.order
+    for call in facts.script.calls("autograd.grad"):
+        sites = facts.flow.calls_of(facts.script.scope(call))
+        places = [order[one.node] for one in sites] or [order[call]]
+        if max(places) > order[event.call]:
+            return True
+    return False
+
+
+def _has_own_graph(facts: Facts, turn: TrainingTurn, first: Event, other: Event) -> bool:
+    """Whether a loss is made of nothing that was computed before the first backward()."""
+    script, order = facts.script, facts.script.order
+    scope = script.scope(first.call)
+    if script.scope(other.call) is not scope or facts.method(other.call) != "backward":
+        return False
+    start, end = order[turn.loop], order[first.call]
+    coming: list[cst.CSTNode] = [loss_of(facts, other.call)]
+    seen: set[cst.CSTNode] = set()
+    while coming:
+        for one in script.within(coming.pop()):
+            if not isinstance(one, cst.Name) or one in seen:
+                continue
+            seen.add(one)
+            bound = [
+                each for each in facts.flow.bindings(one.value, scope)
+                if start < order[each.node] < order[one]
+            ]  # fmt: skip
+            last = max(bound, key=lambda each: order[each.node], default=None)
+            if last is None:
+                continue
+            if order[last.node] > end:
+                coming.append(last.value)
+            elif not _has_no_graph(facts, last.value):
+                return False
+    return any(True for _ in passed(facts, loss_of(facts, other.call)))
+
+
+def _has_no_graph(facts: Facts, value: cst.BaseExpression) -> bool:
+    """Whether a value is made by torch of numbers, or moved from a batch."""
+    if not isinstance(value, cst.Call):
+        return False
+    is_moved = facts.method(value) in ("to", "cuda") and isinstance(facts.owner(value), cst.Name)
+    return is_moved or _MAKES.search(facts.meaning(value)) is not None
+
+
+def _retains(facts: Facts, event: Event) -> bool:
+    return facts.flag(event.call, "retain_graph")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(
+        looped([*STEP[:3], "loss.backward(retain_graph=True)", STEP[4]]),
+        looped([*STEP[:3], "loss.backward(retain_graph=True)", STEP[4], "second = loss_fn(model(x), y)", "second.backward()"]),
+    ),
+    healthy=(
+        looped([*STEP[:2], "out = model(x)", "loss = loss_fn(out, y)", "loss.backward(retain_graph=True)", "second = out.mean()", "second.backward()", STEP[4]]),
+        looped(), looped([*STEP[:3], "loss.backward(retain_graph=True)", "(loss * 2).backward()", STEP[4]]),),
+    mend=without("retain_graph"),
+)  # fmt: skip

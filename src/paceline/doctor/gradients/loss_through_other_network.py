@@ -1,0 +1,159 @@
+"""A loss goes back through a network that its step does not change.
+
+The backward pass computes gradients of the other network, a generator mostly, and nobody uses them.
+
+Fix: detach() what the other network made, where the first one is given it.
+Source: Radford, Metz, Chintala, 2015, as in PyTorch's DCGAN tutorial: netD(fake.detach()).
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import positional
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import CallRole, Event, TrainingTurn, turns
+from ..lineage import loss_of, networks, passed
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    optimizers = [one for _, one in facts.steps.steps]
+    every = [networks(facts, one) for one in optimizers]
+    if not all(every):
+        return
+    for turn in turns(facts):
+        for place, event in enumerate(turn.events):
+            if event.role is not CallRole.BACKWARD or facts.method(event.call) != "backward":
+                continue
+            stepped = list(_stepped(turn, place))
+            changed = [networks(facts, _optimizer(facts, one)) for one in stepped]
+            if changed and all(changed):
+                used = _used_by_others(facts, turn, event)
+                for one in _through(facts, event, set().union(*changed), set().union(*every)):
+                    if one.node not in used:
+                        yield one
+
+
+def _used_by_others(facts: Facts, turn: TrainingTurn, event: Event) -> set[cst.Call]:
+    """The calls of models whose graph another loss of the turn goes through, too."""
+    others = [
+        one.call for one in turn.of(CallRole.BACKWARD)
+        if one.call is not event.call and facts.method(one.call) == "backward"
+    ]  # fmt: skip
+    return {one.call for call in others for one in passed(facts, loss_of(facts, call))}
+
+
+def _is_differentiated(facts: Facts, call: cst.Call) -> bool:
+    """Whether autograd.grad() is asked for a gradient at what a call is given."""
+    names = {facts.code(one) for one in positional(call)}
+    return any(
+        names & {facts.code(one.value) for one in each.args}
+        for each in facts.script.calls("autograd.grad")
+    )
+
+
+def _through(
+    facts: Facts, event: Event, changed: set[cst.Call], every: set[cst.Call]
+) -> Iterator[Found]:
+    for one in passed(facts, loss_of(facts, event.call)):
+        made = set(facts.made(one.call.func))
+        inner = [
+            each for each in one.behind
+            if set(facts.made(each.func)) <= changed and not _is_differentiated(facts, each)
+        ]  # fmt: skip
+        if made and made <= every - changed and inner:
+            name = facts.code(one.call.func)
+            yield Found(
+                inner[-1],
+                f"the gradient of {facts.code(inner[-1])} goes back through {name}, "
+                "which this step does not change",
+            )
+
+
+def _stepped(turn: TrainingTurn, place: int) -> Iterator[Event]:
+    """The steps that are to use the gradients of this backward pass.
+
+    A step behind the next backward pass uses them, too, unless zero_grad() stands between; where it
+    stands nowhere that is another mistake, and nobody's will.
+    """
+    ever = {one.subject for one in turn.of(CallRole.ZERO)}
+    zeroed: set[str] = set()
+    is_later = False
+    for one in turn.events[place + 1 :]:
+        if one.role is CallRole.ZERO:
+            zeroed.add(one.subject)
+        is_later = is_later or one.role is CallRole.BACKWARD
+        is_user = one.subject not in zeroed and (one.subject in ever or not is_later)
+        if one.role is CallRole.STEP and is_user:
+            yield one
+
+
+def _optimizer(facts: Facts, step: Event) -> cst.BaseExpression:
+    return next(optimizer for call, optimizer in facts.steps.steps if call is step.call)
+
+
+_GAN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+G = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
+D = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+opt_g = torch.optim.Adam(G.parameters(), lr=1e-4)
+opt_d = torch.optim.Adam(D.parameters(), lr=1e-4)
+loader = DataLoader(torch.randn(512, 16), batch_size=64, shuffle=True)
+for epoch in range(10):
+    for real in loader:
+        fake = G(torch.randn(real.size(0), 8))
+        d_loss = D({}).mean() - D(real).mean()
+        opt_d.zero_grad()
+        d_loss.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        g_loss = -D(G(torch.randn(real.size(0), 8))).mean()
+        g_loss.backward()
+        opt_g.step()
+"""
+_SHARED = """
+import torch
+from torch import nn
+G, D = nn.Linear(8, 16), nn.Linear(16, 1)
+opt_g = torch.optim.Adam(G.parameters())
+opt_d = torch.optim.Adam(D.parameters())
+for real in batches:
+    score = D(G(torch.randn(64, 8)))
+    d_loss = score.mean() - D(real).mean()
+    opt_d.zero_grad()
+    d_loss.backward(retain_graph=True)
+    opt_g.zero_grad()
+    g_loss = -score.mean()
+    g_loss.backward()
+    opt_d.step()
+    opt_g.step()
+"""
+_TOGETHER = """
+import torch
+from torch import nn
+encoder, decoder = nn.Linear(8, 4), nn.Linear(4, 8)
+first = torch.optim.SGD(encoder.parameters(), lr=0.1)
+second = torch.optim.SGD(decoder.parameters(), lr=0.1)
+for x in torch.randn(64, 8).split(8):
+    first.zero_grad()
+    second.zero_grad()
+    loss = (decoder(encoder(x)) - x).pow(2).mean()
+    loss.backward()
+    first.step()
+    second.step()
+"""
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(_GAN.format("fake"), _GAN.format("fake").replace("        opt_g.zero_grad()\n", "")),
+    healthy=(
+        _GAN.format("fake.detach()"),
+        _GAN.format("fake").replace("fake = G(torch.randn(real.size(0), 8))", "with torch.no_grad():\n            fake = G(torch.randn(real.size(0), 8))"),
+        _TOGETHER, _SHARED, _SHARED.replace("    opt_g.zero_grad()\n", "    opt_d.step()\n    opt_g.zero_grad()\n"),
+        _GAN.format("fake").replace("        opt_d.zero_grad()", "        grad = torch.autograd.grad(D(fake).sum(), fake, create_graph=True)\n        opt_d.zero_grad()"),
+        _GAN.format("fake").replace("        opt_g.zero_grad()\n", "").replace("        fake = ", "        opt_g.zero_grad()\n        fake = "),
+    ),
+)  # fmt: skip

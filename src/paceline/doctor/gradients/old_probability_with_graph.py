@@ -1,0 +1,111 @@
+"""The log-probabilities of the old policy are kept with their graph.
+
+The ratio of new to old has no gradient in the first pass, since both are one policy, and the second
+backward() ends in "Trying to backward through the graph a second time".
+
+Fix: collect under torch.no_grad(), or keep dist.log_prob(action).detach().
+Source: Schulman, Wolski, Dhariwal, Radford, Klimov, Proximal Policy Optimization, 2017, section 3.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import positional
+from ..facts import Facts
+from ..findings import Severity
+from ..lineage import last_value, passed
+from ..rule import Found, ScriptRule
+
+_STACKS = re.compile(r"^torch\.(stack|cat|concat)$")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    seen: set[cst.CSTNode] = set()
+    for call in facts.script.every_call:
+        power = _power(facts, call)
+        if power is None or not _is_new(facts, power.left):
+            continue
+        for one in _kept(facts, power.right):
+            if one not in seen:
+                seen.add(one)
+                yield Found(one, f"{facts.code(one)} is kept with its graph")
+
+
+def _power(facts: Facts, call: cst.Call) -> cst.BinaryOperation | None:
+    """``new - old`` of ``torch.exp(new - old)`` and ``(new - old).exp()``."""
+    if facts.meaning(call) == "torch.exp" and positional(call):
+        power = positional(call)[0]
+    elif facts.method(call) == "exp" and not call.args:
+        power = facts.owner(call)
+    else:
+        return None
+    if isinstance(power, cst.BinaryOperation) and isinstance(power.operator, cst.Subtract):
+        return power
+    return None
+
+
+def _is_new(facts: Facts, expr: cst.BaseExpression) -> bool:
+    value = last_value(facts, expr) if isinstance(expr, cst.Name) else expr
+    return value is not None and "log_prob(" in facts.code(value)
+
+
+def _kept(facts: Facts, old: cst.BaseExpression) -> Iterator[cst.Call]:
+    """What is appended to the list that the old log-probabilities are stacked from."""
+    made = [one for one in facts.flow.origins(old) if isinstance(one, cst.Call)]
+    is_stacked = all(_STACKS.search(facts.meaning(one)) for one in made)
+    for stacked in made if is_stacked else ():
+        listed = positional(stacked)[:1]
+        scope = facts.script.scope(stacked)
+        for call in facts.methods("append") if listed else ():
+            is_same = facts.code(facts.owner(call)) == facts.code(listed[0])
+            if is_same and facts.script.scope(call) is scope:
+                given = positional(call)[0] if positional(call) else None
+                if isinstance(given, cst.Name):
+                    given = last_value(facts, given)
+                if isinstance(given, cst.Call) and _is_live(facts, given):
+                    yield given
+
+
+def _is_live(facts: Facts, call: cst.Call) -> bool:
+    """Whether this is the log-probability of a distribution that a model gave, with its graph."""
+    if facts.method(call) != "log_prob" or facts.is_in(call, r"no_grad$|inference_mode$"):
+        return False
+    return any(True for _ in passed(facts, facts.owner(call)))
+
+
+_PPO = """
+import torch
+from torch import nn
+from torch.distributions import Categorical
+policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
+optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
+def collect(env):
+    states, actions, kept = [], [], []
+    for s in env:
+        dist = Categorical(logits=policy(s))
+        a = dist.sample()
+        states.append(s)
+        actions.append(a)
+        kept.append({})
+    return torch.stack(states), torch.stack(actions), torch.stack(kept)
+for update in range(10):
+    states, actions, old = collect(env)
+    for _ in range(4):
+        dist = Categorical(logits=policy(states))
+        ratio = (dist.log_prob(actions) - old{}).exp()
+        loss = -ratio.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(_PPO.format("dist.log_prob(a)", ""),),
+    healthy=(
+        _PPO.format("dist.log_prob(a).detach()", ""), _PPO.format("dist.log_prob(a)", ".detach()"),
+        _PPO.format("dist.log_prob(a)", "").replace("def collect", "@torch.no_grad()\ndef collect"),
+        _PPO.format("dist.log_prob(a)", "").replace("old = collect(env)", "old = collect(env)\n    old = old.detach()"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,49 @@
+"""``Normalize`` stands before ``ToTensor``.
+
+It wants a tensor, and is given a picture: "Input should be Tensor or PIL image", at the first
+sample.
+
+Fix: ToTensor() first, then Normalize(...).
+Source: torchvision.transforms.Normalize documentation: "this transform does not support PIL Image".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import positional
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+_TENSORS = ("ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.script.every_call:
+        if not facts.meaning(call).endswith("transforms.Compose") or not positional(call):
+            continue
+        listed = positional(call)[0]
+        steps = [one.value for one in listed.elements] if isinstance(listed, cst.List) else []
+        kinds = [facts.meaning(one).rpartition(".")[2] for one in steps]
+        if "Normalize" not in kinds or "ToTensor" not in kinds:
+            continue
+        before = kinds[: kinds.index("Normalize")]
+        is_known = all(isinstance(one, cst.Call) for one in steps) and "Lambda" not in before
+        if is_known and not set(before) & set(_TENSORS):
+            yield Found(steps[kinds.index("Normalize")], "Normalize is given a picture, no tensor")
+
+
+_DATA = """
+import torch
+from torchvision import transforms
+both = transforms.Compose([transforms.Resize(32), {}])
+"""
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(_DATA.format("transforms.Normalize([0.5], [0.5]), transforms.ToTensor()"),),
+    healthy=(
+        _DATA.format("transforms.ToTensor(), transforms.Normalize([0.5], [0.5])"),
+        _DATA.format("transforms.Normalize([0.5], [0.5])"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""A schedule that is as long as the number of epochs is advanced with each batch.
+
+It is over after so many batches; a cosine then goes up again, and down, again and again.
+
+Fix: call its step() once an epoch, or make it for epochs * len(loader) steps.
+Source: torch.optim.lr_scheduler.CosineAnnealingLR documentation, T_max: "maximum number of iterations".
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.dataflow import AnyLoop
+from ...porting.tree import positional
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import CallRole, loops_around, turns
+from ..rule import Found, ScriptRule
+from ..values import number
+
+_LENGTHS = {"CosineAnnealingLR": ("T_max", 1), "LinearLR": ("total_iters", 3),
+            "PolynomialLR": ("total_iters", 1), "OneCycleLR": ("total_steps", 2)}  # fmt: skip
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        outer = loops_around(facts, turn)
+        for event in turn.of(CallRole.SCHEDULE):
+            is_plain = event.is_always and not event.call.args
+            for made in facts.flow.origins(facts.owner(event.call)) if is_plain else ():
+                length = _length(facts, made)
+                if length is not None and any(_is_long(facts, one, length) for one in outer):
+                    yield Found(
+                        event.call,
+                        f"{facts.code(event.call)} with each batch, of a schedule of "
+                        f"{facts.code(length)} steps, as many as there are epochs",
+                    )
+
+
+def _length(facts: Facts, made: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The number of steps that a schedule is made for."""
+    kind = facts.meaning(made).rpartition(".")[2] if isinstance(made, cst.Call) else ""
+    if kind not in _LENGTHS or not isinstance(made, cst.Call):
+        return None
+    return facts.given(made, *_LENGTHS[kind])
+
+
+def _is_long(facts: Facts, loop: AnyLoop, length: cst.BaseExpression) -> bool:
+    """Whether a loop counts epochs to this number."""
+    if not isinstance(loop, cst.For) or "epoch" not in facts.code(loop.target).lower():
+        return False
+    counts = [
+        one for one in facts.script.within(loop.iter)
+        if isinstance(one, cst.Call) and re.search(r"(^|\.)t?range$", facts.meaning(one))
+    ]  # fmt: skip
+    ends = [positional(one)[:2][-1] for one in counts if positional(one)]
+    for end in ends:
+        text = facts.code(end)
+        if text == facts.code(length) or text.replace(" ", "") == f"{facts.code(length)}+1":
+            return True
+        size = number(facts.flow, end)
+        if size is not None and size == number(facts.flow, length):
+            return True
+    return False
+
+
+_MADE = "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max={})"
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped([*STEP, "scheduler.step()"], before=_MADE.format(10)),),
+    healthy=(
+        looped([*STEP, "scheduler.step()"], before=_MADE.format("10 * len(loader)")),
+        looped(after="scheduler.step()", before=_MADE.format(10)),
+        looped([*STEP, "scheduler.step()"], before=_MADE.format("1000")),
+    ),
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""Each batch sets the gradients to zero, and the step stands behind the loop over batches.
+
+One step an epoch, with the gradients of the last batch alone.
+
+Fix: move step() into the loop over batches, behind backward().
+Source: torch.optim documentation, "Taking an optimization step".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import CallRole, Event, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        zero, backward, step = (
+            turn.of(one) for one in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP)
+        )
+        if not zero or {one.subject for one in zero} != {one.subject for one in step}:
+            continue
+        loops = {_loop(one) for one in (*zero, *backward)}
+        is_inside = len(loops) == 1 and None not in loops
+        if is_inside and not any(_loop(one) for one in step):
+            yield Found(
+                step[0].call,
+                f"{facts.code(step[0].call)} once, behind the loop that zeroes each turn",
+            )
+
+
+def _loop(event: Event) -> cst.CSTNode | None:
+    """The loop within the turn that an event stands in."""
+    return next((one for one, _ in event.branches if isinstance(one, cst.For | cst.While)), None)
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(STEP[:4], after="optimizer.step()"),),
+    healthy=(
+        looped(),
+        looped([STEP[0], *STEP[2:4]], epoch="optimizer.zero_grad()", after="optimizer.step()"),
+    ),
+)  # fmt: skip

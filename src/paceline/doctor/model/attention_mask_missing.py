@@ -1,0 +1,72 @@
+"""Padded texts go into a transformer without their attention mask.
+
+It attends to the padding as to words, and what it gives depends on the longest text of the batch.
+
+Fix: attention_mask=batch["attention_mask"].
+Source: Hugging Face Transformers, Glossary, "attention mask".
+"""
+
+import re
+from collections.abc import Iterator
+
+from ...porting.tree import by_name, positional
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+_CAUSAL = re.compile(r"CausalLM|LMHead|GPT|Llama|OPT|Bloom|T5Encoder|Whisper|Speech|ViT|Vision")
+_PADS = ("True", "longest", "max_length")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    if not _pads(facts) or re.search(r"mask", _without_comments(facts)) is None:
+        return
+    for call in facts.forward_calls():
+        words = by_name(call)
+        made = [facts.meaning(one) for one in facts.made(call.func)]
+        is_text = bool(made) and all(
+            one.endswith(".from_pretrained") and not _CAUSAL.search(one) for one in made
+        )
+        is_whole = not facts.has_stars(call) and not positional(call)
+        if is_text and is_whole and "input_ids" in words and "attention_mask" not in words:
+            yield Found(call, f"{facts.code(call.func)} is given input_ids without attention_mask")
+
+
+def _without_comments(facts: Facts) -> str:
+    return re.sub(r"(?m)#.*$", "", facts.text)
+
+
+def _pads(facts: Facts) -> bool:
+    """Whether a tokenizer of the script pads."""
+    return any(
+        literal(by_name(one).get("padding")) in _PADS
+        or literal(by_name(one).get("pad_to_max_length")) == "True"
+        for one in facts.script.every_call
+    )
+
+
+_BERT = """
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
+rows = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+data = {{"input_ids": rows["input_ids"], "attention_mask": rows["attention_mask"]}}
+model = AutoModelForSequenceClassification.from_pretrained("bert-base-uncased")
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
+for batch in loader:
+    out = model({})
+    out.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(_BERT.format('input_ids=batch["input_ids"], labels=batch["labels"]'),),
+    healthy=(
+        _BERT.format('input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]'),
+        _BERT.format("**batch"),
+        _BERT.format('input_ids=batch["input_ids"]').replace(', padding="max_length"', ""),
+        _BERT.format('input_ids=batch["input_ids"]').replace("ForSequenceClassification", "ForCausalLM"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,41 @@
+"""A Kullback-Leibler divergence is given probabilities as its first argument.
+
+It takes them for logarithms: what comes out is no divergence, and may be negative.
+
+Fix: F.log_softmax(...) for the first argument.
+Source: torch.nn.KLDivLoss documentation: "this loss expects the argument input in the log-space".
+"""
+
+from collections.abc import Iterator
+
+from ...porting.tree import positional
+from ..ends import ending
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.script.every_call:
+        if facts.loss_kind(call) not in ("KLDivLoss", "kl_div"):
+            continue
+        given = positional(call)
+        last = ending(facts, given[0]) if given else None
+        if last is not None and last.kind in ("softmax", "Softmax"):
+            yield Found(call, f"{facts.code(call)} is given a softmax, not its logarithm")
+
+
+_KL = [
+    *STEP[:2],
+    "loss = F.kl_div({}(model(x), dim=1), F.softmax(y, dim=1), reduction='batchmean')",
+    *STEP[3:],
+]
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped([one.format("F.softmax") for one in _KL]),),
+    healthy=(
+        looped([one.format("F.log_softmax") for one in _KL]),
+        looped([one.format("F.softmax").replace("kl_div(", "kl_div(torch.log(").replace("dim=1), F", "dim=1)), F") for one in _KL]),
+    ),
+)  # fmt: skip

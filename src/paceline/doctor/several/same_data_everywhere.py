@@ -1,0 +1,57 @@
+"""Each process of a data-parallel run goes over all of the data.
+
+Without a sampler every process draws from the whole data set: an epoch is as many epochs as there
+are processes, and adding processes makes none of it shorter.
+
+Fix: sampler=DistributedSampler(data), and its set_epoch(epoch).
+Source: torch.nn.parallel.DistributedDataParallel documentation; torch.utils.data.distributed.DistributedSampler.
+"""
+
+import re
+from collections.abc import Iterator
+
+from ...porting.tree import by_name
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import turns
+from ..rule import Found, ScriptRule
+
+_ELSE = re.compile(
+    r"[Ss]ampler|Subset|\.shard\(|split_dataset_by_node|Accelerator|IterableDataset|"
+    r"\[(int\()?(self\.)?(local_|global_)?rank\)?\s*::|webdataset|indices|random_split|num_replicas"
+)
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    if not facts.script.calls("DistributedDataParallel") or _ELSE.search(facts.text):
+        return
+    if re.search(r"rank", _data_text(facts)):
+        return
+    for turn in turns(facts):
+        for loader in facts.loaders_of_loop(turn.loop):
+            words = by_name(loader)
+            if not facts.has_stars(loader) and "batch_sampler" not in words:
+                yield Found(
+                    loader, "a loader without DistributedSampler, under DistributedDataParallel"
+                )
+
+
+def _data_text(facts: Facts) -> str:
+    """The text of what the loaders go over, as far as it can be seen."""
+    parts = []
+    for loader in facts.loaders:
+        data = facts.data_of(loader)
+        parts += [facts.code(one) for one in (facts.flow.origins(data) if data is not None else ())]
+    return "\n".join(parts)
+
+
+_DDP = "from torch.nn.parallel import DistributedDataParallel\nmodel = DistributedDataParallel(model)\n"
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(before=_DDP),),
+    healthy=(
+        looped(),
+        looped(before=_DDP + "from torch.utils.data.distributed import DistributedSampler\nloader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,73 @@
+"""Accumulated gradients are averaged over the processes with each backward pass.
+
+Under DistributedDataParallel every backward() sends all gradients; of those between two steps only
+the last has to.
+
+Fix: with model.no_sync(): around all but the last backward pass before a step.
+Source: torch.nn.parallel.DistributedDataParallel.no_sync documentation.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import CallRole, Event, turns
+from ..rule import Found, ScriptRule
+
+_ELSE = (
+    "no_sync",
+    "require_backward_grad_sync",
+    "Accelerator",
+    "fully_shard",
+    "FullyShardedDataParallel",
+)
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    wraps = facts.script.calls("DistributedDataParallel")
+    if not wraps or any(one in facts.text for one in _ELSE):
+        return
+    for turn in turns(facts):
+        backward, step = turn.of(CallRole.BACKWARD), turn.of(CallRole.STEP)
+        is_every = len(backward) == 1 and backward[0].is_always
+        if is_every and all(_is_every_so_many(one) for one in step):
+            yield Found(
+                backward[0].call,
+                f"{facts.code(backward[0].call)} sends gradients in every turn, and the step of line "
+                f"{facts.script.line(step[0].call)} is not in every turn",
+            )
+
+
+def _is_every_so_many(step: Event) -> bool:
+    """Whether it stands in a branch that a count decides."""
+    return any(
+        isinstance(node, cst.If) and below is node.body
+        and any(isinstance(one.operator, cst.Modulo) for one in _operations(node.test))
+        for node, below in step.branches
+    )  # fmt: skip
+
+
+def _operations(node: cst.CSTNode) -> Iterator[cst.BinaryOperation]:
+    if isinstance(node, cst.BinaryOperation):
+        yield node
+    for one in node.children:
+        yield from _operations(one)
+
+
+_DDP = (
+    "from torch.nn.parallel import DistributedDataParallel\nmodel = DistributedDataParallel(model)"
+)
+_LATER = "if (i + 1) % 4 == 0:\n    optimizer.step()\n    optimizer.zero_grad()"
+_TURN = [STEP[0], "loss = loss_fn(model(x), y) / 4", STEP[3], _LATER]
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped(_TURN, before=_DDP),),
+    healthy=(
+        looped(_TURN), looped(before=_DDP),
+        looped([STEP[0], "with model.no_sync() if i % 4 else nullcontext():\n    loss = loss_fn(model(x), y) / 4\n    loss.backward()", _LATER], before=_DDP),
+        looped([*STEP[:4], "if torch.isfinite(loss):\n    optimizer.step()"], before=_DDP),
+    ),
+)  # fmt: skip
