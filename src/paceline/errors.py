@@ -4,7 +4,8 @@
     |- ConfigError      yours: a setting, a name, a file, a script that asks for what cannot be
     |  `- FileError     a file or folder that cannot be used; an OSError, too
     |- WorkerError      a worker's: its script raised, it died, its loss is not finite
-    |  `- AllGone       nobody is left to go on: the run can only begin again
+    |  |- AllGone       nobody is left to go on: the run can only begin again
+    |  `- ScriptLost    the run came to its end, and the main worker's script did not
     |- LinkError        the wire's: shared memory, a socket or a peer is not there or too small
     `- ProtocolError    ours: an invariant of the pure core was broken; please report it
 
@@ -39,6 +40,10 @@ class WorkerError(PacelineError):
 
 class AllGone(WorkerError):
     """All workers have died, or the process that they are forked from and they with it."""
+
+
+class ScriptLost(WorkerError):
+    """The run came to its end, and the main worker died in what its script does behind that."""
 
 
 class LinkError(PacelineError):

@@ -1,5 +1,6 @@
 """What sums in a run: what was asked for, else the fastest as measured; or one sentence."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,21 @@ def path(**given: Any) -> str:
     return path_of(chosen, parse(chosen.protocol, chosen.workers))
 
 
-def cost(num_ranks: int = 4, native_s: float = 1.0) -> HostCost:
-    """Each message 10 us, whoever sends beside it, and 1 ns a byte; a second and more by torch."""
+def cost(
+    num_ranks: int = 4, native_s: float = 1.0, beside: Mapping[str, float] | None = None
+) -> HostCost:
+    """Each message 10 us, whoever sends beside it, and 1 ns a byte; a second and more by torch.
+
+    Args:
+        beside: by collective, what a sum adds to a rank that computes.
+    """
     curve = tuple((size, 10e-6 + size * 1e-9) for size in (1 << 6, 1 << 24))
     keys = [(kind, action) for kind in kinds_of(num_ranks) for action in Action]
     native = tuple((size, native_s) for size in (1 << 10, 1 << 24))
-    return HostCost(num_ranks=num_ranks, rounds=dict.fromkeys(keys, curve), native_s=native)
+    return HostCost(
+        num_ranks=num_ranks, rounds=dict.fromkeys(keys, curve), native_s=native,
+        beside_s={name: ((1 << 10, s), (1 << 24, s)) for name, s in (beside or {}).items()},
+    )  # fmt: skip
 
 
 def test_each_word_has_its_path() -> None:
@@ -105,7 +115,24 @@ def test_the_fastest_is_taken_as_it_was_measured() -> None:
     assert why.endswith("by what messages took here on 2026-11-25")
     assert "for 1,000 B, native 1.0 s" in why
     assert chosen(large)[0] not in ("hub", "tree")  # which send all of it at once
-    assert chosen(100_000_000, "torchrun")[0] == chosen(25_000_000)[0]
+
+
+def test_what_a_schedule_costs_beside_a_backward_pass_counts() -> None:
+    """By itself each is a thousand times as fast as torch's own sum; its thread may be slower."""
+
+    def chosen(num_bytes: int, **beside: float) -> tuple[str, str]:
+        measured = KnownCosts(cost=cost(beside=beside), day="today")
+        return collective_of(settings(engine="torchrun"), "collective", num_bytes, measured)
+
+    several = 10_000_000
+    assert len(bucket_sizes(several)) > 1
+    assert chosen(several, native=1e-3, ring=2e-3)[0] == "ring"  # its last bucket's second
+    assert chosen(several, native=1e-3, ring=1.0)[0] == "native"
+    assert chosen(several, native=1e-3, ring=1.0, tree=2e-3)[0] == "tree"
+    name, why = chosen(several)
+    assert name == "native"
+    assert "beside a backward pass is not measured here: paceline bench collectives" in why
+    assert chosen(1000)[0] != "native"  # one bucket, which is waited for at once
 
 
 def test_torch_keeps_its_place_where_it_is_as_fast() -> None:

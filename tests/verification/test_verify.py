@@ -1,19 +1,23 @@
 """Models that are equal under N workers are proved so; three planted errors are found by name."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
+import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.replica.replica import Replica
 from paceline.verification import cases, in_worker, layers, of_script, of_task, plain
 from paceline.verification.verdict import ALLOWED, render_verified
 from paceline.verification.verify import verify
+from paceline.workloads import load_task
 from paceline.workloads.base import Task
 from tiny import CLASSES, PLAIN_SGD, TASK, WIDTH, WITH_BATCH_NORM, samples
 
@@ -30,6 +34,21 @@ def test_built_in_tasks_compute_the_same_with_several_workers(name: str) -> None
         ("float64", True), ("float64", False), ("float32", True), ("float32", False),
     ]  # fmt: skip
     assert all(row.found.difference <= ALLOWED[row.case.dtype] for row in found.rows)
+
+
+def replicas() -> list[Replica]:
+    return [one for one in gc.get_objects() if type(one) is Replica]
+
+
+def test_nothing_of_a_run_is_left_in_this_process() -> None:
+    """Neither a worker's model nor the whole data set, of which it takes a few samples."""
+    before = {id(one) for one in replicas()}  # what other tests of this process hold
+    verify("softmax", (2,))
+    gc.collect()
+    assert not [one for one in replicas() if id(one) not in before]
+    subject = of_task.TaskSubject(load_task("softmax"))
+    small = subject._small(cases.VerifyCase(workers=2, dtype="float32", is_even=True))
+    assert len(cloudpickle.dumps(small)) < 1_000_000
 
 
 def test_each_number_of_workers_has_even_and_uneven_batches() -> None:

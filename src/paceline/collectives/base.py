@@ -86,6 +86,13 @@ class Collective(abc.ABC):
         is_default = self.argument is None or self.value == self.argument.default
         return self.name if is_default else f"{self.name}:{self.value}"
 
+    def for_size(self, size_bytes: float) -> "Collective":
+        """The schedule of a buffer of so many bytes: another one where cuts depend on them.
+
+        All ranks have equally many bytes, so all take the same.
+        """
+        return self
+
     def num_chunks(self, operation: Operation) -> int:
         """Into how many parts the buffer is cut."""
         return self.num_ranks**2 if operation is Operation.ALL_TO_ALL else self.num_ranks
@@ -128,7 +135,9 @@ class Collective(abc.ABC):
             size_bytes: the whole buffer; of an all-to-all what one rank begins with. The formula
                 takes all chunks as equal.
         """
-        return 0.0 if self.num_ranks == 1 else self._seconds(operation, size_bytes, link)
+        if self.num_ranks == 1:
+            return 0.0
+        return self.for_size(size_bytes)._seconds(operation, size_bytes, link)
 
     @abc.abstractmethod
     def _rounds(self, operation: Operation, root: int) -> Iterable[Round]:

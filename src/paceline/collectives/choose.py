@@ -103,7 +103,9 @@ def choose(
     return CollectiveChoice(
         collective=best,
         seconds=ranking[str(best)],
-        reason=_reason(ranking, size_bytes, num_ranks, seconds(best, 0), max(ready_s)),
+        reason=_reason(
+            ranking, size_bytes, num_ranks, seconds(best.for_size(size_bytes), 0), max(ready_s)
+        ),
         seconds_of=ranking,
         crossovers=tuple(_crossovers(members, seconds)),
     )

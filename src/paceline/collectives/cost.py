@@ -61,6 +61,7 @@ def cost_on(
         ConfigError: topology, schedule and times are not for equally many ranks.
     """
     size = collective.num_ranks
+    collective = collective.for_size(size_bytes)
     if topology.num_ranks != size:
         raise ConfigError(
             f"{topology.name} has {topology.num_ranks} ranks, and {collective} {size}"

@@ -30,7 +30,7 @@ Journal of the ACM 21(2), 1974. Changed: both are measured, not counted.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -105,6 +105,9 @@ class HostCost:
         rounds: seconds of a round by its kind and what becomes of a message, at sizes of a message.
         native_s: seconds of torch.distributed's own all-reduce, at sizes of the buffer; may be
             empty.
+        beside_s: by collective, ``native`` among them, what a sum that is under way adds to a rank
+            that computes meanwhile, what its thread costs with it; of native the least that was
+            seen, of a schedule the most. May be empty.
 
     Raises:
         ConfigError: a kind is missing, or a time is none.
@@ -113,12 +116,14 @@ class HostCost:
     num_ranks: int
     rounds: Mapping[tuple[str, Action], Curve]
     native_s: Curve = ()
+    beside_s: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wanted = {(kind, action) for kind in kinds_of(self.num_ranks) for action in Action}
         if self.num_ranks < 2 or self.rounds.keys() != wanted:
             raise ConfigError(f"no rounds of {self.num_ranks} processes: kinds are missing")
-        for curve in (*self.rounds.values(), *([self.native_s] if self.native_s else [])):
+        whole = [*self.rounds.values(), *self.beside_s.values()]
+        for curve in (*whole, *([self.native_s] if self.native_s else [])):
             is_rising = all(one[0] < other[0] for one, other in pairwise(curve))
             if not curve or not is_rising or not all(n > 0 and 0 < s < 1e6 for n, s in curve):
                 raise ConfigError("no times of rounds: sizes must rise, and times be positive")
@@ -133,13 +138,19 @@ class HostCost:
         rounds = {
             (str(kind), Action(action)): _curve(points) for kind, action, points in values["rounds"]
         }
-        native_s = _curve(values["native_s"])
-        return cls(num_ranks=count(values["num_ranks"]), rounds=rounds, native_s=native_s)
+        beside_s = {str(name): _curve(one) for name, one in dict.items(values.get("beside_s", {}))}
+        return cls(
+            num_ranks=count(values["num_ranks"]), rounds=rounds,
+            native_s=_curve(values["native_s"]), beside_s=beside_s,
+        )  # fmt: skip
 
     def write(self) -> dict[str, object]:
         """As JSON has it."""
         rounds = [[kind, action.value, curve] for (kind, action), curve in self.rounds.items()]
-        return {"num_ranks": self.num_ranks, "rounds": rounds, "native_s": self.native_s}
+        return {
+            "num_ranks": self.num_ranks, "rounds": rounds, "native_s": self.native_s,
+            "beside_s": self.beside_s,
+        }  # fmt: skip
 
     def seconds(
         self, collective: Collective, operation: Operation, size_bytes: int, root: int = 0
@@ -156,6 +167,7 @@ class HostCost:
             raise ConfigError(
                 f"{collective} is for {collective.num_ranks} ranks; measured are {self.num_ranks}"
             )
+        collective = collective.for_size(size_bytes)
         is_all_to_all = operation is Operation.ALL_TO_ALL
         total = self.num_ranks * size_bytes if is_all_to_all else size_bytes
         lengths = [b - a for a, b in bounds(total, collective.num_chunks(operation))]

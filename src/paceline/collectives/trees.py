@@ -38,6 +38,10 @@ double-tree: two binary trees, each for half of the buffer, in which no rank has
 With many segments the rounds come near 2 M, so that T comes near 2 n beta with logarithmic latency:
 close to the ring's bytes for many ranks. An upper bound: not every path uses every round.
 
+Where M is not given it goes by n: a segment of few bytes costs a latency and saves nothing (16 KiB
+in 16 segments between two ranks: 32 rounds of 512 B where a tree has 2). So segments have at least
+64 KiB, and there are at most 16; one where h < 2, since no rank passes on what it was sent.
+
 Source: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast,
 reduction and scan", Parallel Computing 35(12), 2009; used by NVIDIA's NCCL since 2.4. Changed: both
 trees span all ranks, also for an odd P (the second one is the first, shifted by a rank), and the
@@ -47,8 +51,13 @@ all-reduce is one after the other, not interleaved.
 from collections.abc import Iterator
 
 from ..fields import NameNumber
-from .base import LinkCost, Spreading
+from .base import Collective, LinkCost, Spreading
 from .transfers import Action, ChunkTransfer, Operation, Round
+
+_SEGMENT_BYTES = 1 << 16
+"""Of a segment at least, where nobody said how many: on loopback it takes as long as a latency."""
+_DEEP = 4
+"""From so many ranks on a tree has a rank that passes on what it was sent."""
 
 
 class BinomialTree(Spreading):
@@ -98,6 +107,20 @@ class DoubleTree(Spreading):
     formula = "at most 2R (α + o + nβ/2M) + γ R n/2M, R = 2 (⌊log₂ P⌋ + M - 1)"
     is_bound = True
     operations = (Operation.ALL_REDUCE,)
+
+    def __init__(self, num_ranks: int, value: int | None = None) -> None:
+        super().__init__(num_ranks, value)
+        self._is_by_size = value is None
+
+    def __str__(self) -> str:
+        return self.name if self._is_by_size else f"{self.name}:{self.value}"
+
+    def for_size(self, size_bytes: float) -> Collective:
+        if not self._is_by_size:
+            return self
+        most = self.num_segments if self.num_ranks >= _DEEP else 1
+        fitting = int(size_bytes / 2 // _SEGMENT_BYTES)
+        return type(self)(self.num_ranks, max(1, min(most, fitting)))
 
     def num_chunks(self, operation: Operation) -> int:
         return 2 * self.num_segments

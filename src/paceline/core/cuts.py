@@ -62,6 +62,11 @@ class Cuts:
         self.batches = self.batches.with_ends(max(position, cut_until))
         self._next_batch = min(self._next_batch, self.batches.num_batches)
 
+    def cut_off(self) -> None:
+        """There is nothing behind what was taken; nobody has found an end."""
+        del self.leases[self._num_taken :]
+        self._next_batch = self.batches.num_batches
+
     def is_beyond(self, lease: Lease) -> bool:
         """Whether it lies behind the end that was found."""
         return self.end is not None and lease.start >= self.end

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import ConfigError, ProtocolError
 from ..events import Lease, Ticket
+from ..passes import is_far
 from .batches import Batches, Ends
 from .cuts import Cuts
 from .prefetch import Lookahead
@@ -265,8 +266,12 @@ class Ledger:
         return beaten
 
     def close(self) -> int:
-        """Hand nothing out any more in this epoch; how many samples never were."""
+        """Hand nothing out any more in this epoch; how many samples never were, as far as that is
+        known.
+        """
         num_samples = 0
+        if is_far(self._cuts.batches.end):
+            self._cuts.cut_off()
         while (lease := self._cuts.take()) is not None:
             self._fate.append(_IS_UNUSED)
             num_samples += lease.num_samples

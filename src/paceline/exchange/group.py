@@ -69,6 +69,13 @@ class MemberGroup(abc.ABC):
         """
 
 
+class Made:
+    """An operation that was made at once."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
 _TIMEOUT = datetime.timedelta(minutes=5)
 _DIRECT_BYTES = 16 << 10
 _SWAP_TAG, _DIRECT_TAG = 0, 1

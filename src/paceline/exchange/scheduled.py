@@ -12,7 +12,7 @@ made in one place, or of two parts in two places. It must not know who averages,
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..collectives import parse
 from ..collectives.base import Collective
-from ..collectives.transfers import Action, Operation, bounds
+from ..collectives.transfers import Action, Operation, Round, bounds
 from ..errors import ConfigError
 from .group import MemberGroup, Parcel, Pending, TorchGroup, plain
 
@@ -67,7 +67,7 @@ class ScheduledCollective:
                 f"{group.size}; parse it with {group.size}"
             )
         self.collective = collective
-        self._turns: dict[tuple[Operation, int, int], list[_Turn]] = {}
+        self._turns: dict[tuple[Operation, int, int, int], list[_Turn]] = {}
 
     def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
         """All ranks' tensors become their sum, or their maximum: `run` of an all-reduce."""
@@ -95,7 +95,7 @@ class ScheduledCollective:
             RuntimeError, LinkError: a peer is gone.
         """
         flat = tensor.contiguous().view(-1)
-        for turn in self._turns_for(operation, root, flat.numel()):
+        for turn in self._turns_for(operation, root, flat.numel(), flat.element_size()):
             self._take(turn, flat, is_maximum=is_maximum)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))
@@ -116,16 +116,20 @@ class ScheduledCollective:
             if not one.is_in_place:
                 _write(flat, one, came, is_maximum=is_maximum)
 
-    def _turns_for(self, operation: Operation, root: int, num_elements: int) -> list[_Turn]:
+    def _turns_for(
+        self, operation: Operation, root: int, num_elements: int, element_bytes: int
+    ) -> list[_Turn]:
         """This rank's rounds for so many elements, made once."""
-        key = (operation, root, num_elements)
+        key = (operation, root, num_elements, element_bytes)
         if key not in self._turns:
-            edges = bounds(num_elements, self.collective.num_chunks(operation))
-            self._turns[key] = list(self._own_turns(operation, root, edges))
+            schedule = self.collective.for_size(num_elements * element_bytes)
+            edges = bounds(num_elements, schedule.num_chunks(operation))
+            rounds = schedule.rounds(operation, root)
+            self._turns[key] = list(self._own_turns(rounds, edges))
         return self._turns[key]
 
-    def _own_turns(self, operation: Operation, root: int, edges: Sequence[Span]) -> Iterator[_Turn]:
-        for transfers in self.collective.rounds(operation, root):
+    def _own_turns(self, rounds: Iterable[Round], edges: Sequence[Span]) -> Iterator[_Turn]:
+        for transfers in rounds:
             sends: list[_Message] = []
             receives: list[_Message] = []
             for one in transfers:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle  # type: ignore[import-untyped]  # it ships no types
 
 from ..checkpoints.due import parse_every
 from ..checkpoints.resumption import Origin, adopt, differences, locate, read, refuse
@@ -27,7 +27,15 @@ from ..config import MOST_PROCESSES, RunSettings, resolve
 from ..data.fetch import choose
 from ..engines import make_engine
 from ..engines.base import RENDEZVOUS, Engine
-from ..errors import AllGone, ConfigError, FileError, Interrupted, LinkError, WorkerError
+from ..errors import (
+    AllGone,
+    ConfigError,
+    FileError,
+    Interrupted,
+    LinkError,
+    ScriptLost,
+    WorkerError,
+)  # fmt: skip
 from ..partition.names import read_split
 from ..program import Program, TaskProgram
 from ..protocols import protocol_of
@@ -166,7 +174,7 @@ def _launch(
         _live(program, lives, observer, host)
         if not lives.has_begun:
             raise ConfigError("no trial of the script called prepare(): there was nothing to train")
-    except BaseException as error:
+    except BaseException as error:  # a life may end in any way, and its end is told
         if not lives.has_begun:
             if found is None and not _has_words(folder.path, error):
                 folder.discard(WRITTEN)
@@ -217,7 +225,7 @@ def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) ->
     if isinstance(error, KeyboardInterrupt):
         observer.finished(summary)
         raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
-    if isinstance(error, LinkError):  # it came to its end
+    if isinstance(error, LinkError | ScriptLost):  # it came to its end
         observer.finished(summary)
 
 
@@ -297,7 +305,7 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
         try:
             seats.update(engine.start(specs, cloudpickle.dumps(program)))
             controller.run(seats)
-        except BaseException as error:
+        except BaseException as error:  # the same, to the other workers
             controller.fail(ending(error))
             if asked and isinstance(error, _ends_of_asked(engine)):
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None

@@ -70,7 +70,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
                 say(_set_aside(folder) or "there is no run to go on with yet: a new one begins")
         except FileNotFoundError:
             folder.close()
-        except BaseException:
+        except BaseException:  # raised again: the folder is closed
             folder.close()
             raise
         else:

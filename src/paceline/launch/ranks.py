@@ -118,12 +118,12 @@ class RunThread(threading.Thread):
             say(f"error: {error}")
             if self._is_json:
                 said = {"kind": type(error).__name__, "message": str(error)}
-                print(json.dumps({"error": said}), flush=True)  # noqa: T201
+                print(json.dumps({"error": said}), flush=True)  # noqa: T201  rank 0 speaks for the command
             code = 2 if isinstance(error, ConfigError) else 1
         except KeyboardInterrupt as end:
             say("interrupted")
             code = 128 + getattr(end, "signal", 2)
-        except BaseException:
+        except BaseException:  # the command ends here; all ranks must
             traceback.print_exc()
         finally:
             self._end_all(code)
@@ -141,10 +141,10 @@ class RunThread(threading.Thread):
             if settings.json:
                 shown = summary if summary is not None else observer.shown_plan
                 assert shown is not None
-                print(json.dumps(shown.to_json(), allow_nan=False), flush=True)  # noqa: T201
+                print(json.dumps(shown.to_json(), allow_nan=False), flush=True)  # noqa: T201  rank 0 speaks for the command
         except Interrupted as end:
             if settings.json:
-                print(json.dumps(end.summary.to_json(), allow_nan=False), flush=True)  # noqa: T201
+                print(json.dumps(end.summary.to_json(), allow_nan=False), flush=True)  # noqa: T201  rank 0 speaks for the command
             raise
         finally:
             observer.close()
@@ -180,7 +180,8 @@ class RunThread(threading.Thread):
             seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
         }
         self._hosts = {one.host for one in ordered}
-        self._post.tell_all(Meet(unseeded([one.random for one in ordered])))
+        seeds = unseeded([one.random for one in ordered])
+        self._post.tell_all(Meet(seeds, is_near=len(self._hosts) == 1))
 
     def _make(self, name: str, num_workers: int) -> Engine:
         life = self._life

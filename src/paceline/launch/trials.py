@@ -116,7 +116,7 @@ class TrialRuns:
             self._tell(name, seats, context_of(program, settings, protocol, place))
             try:
                 controller.run(dict(seats))
-            except BaseException as error:
+            except BaseException as error:  # raised again: the outcome is told first
                 controller.fail(ending(error))
                 raise
         return controller.outcome

@@ -82,9 +82,9 @@ class SharedState:
         self._num_groups = len(optimizer.param_groups)
         self._held = HeldState(self._newest)
         optimizer.state = self._held
-        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]
-        optimizer.load_state_dict = self._note_loaded  # type: ignore[method-assign, assignment]
-        optimizer.add_param_group = _refuse_group  # type: ignore[method-assign]
+        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]  # of this optimizer alone, until it is let go
+        optimizer.load_state_dict = self._note_loaded  # type: ignore[method-assign, assignment]  # the same
+        optimizer.add_param_group = _refuse_group  # type: ignore[method-assign]  # the same
 
     def take_loaded(self) -> State | None:
         """What was loaded since ``prepare``; None: nothing."""

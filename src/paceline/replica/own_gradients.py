@@ -7,7 +7,6 @@ those. This module must not know who looks, nor why.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from .replica import Replica, register
 
 _LONG = 8
-_SMALL = 1 << 14
+_SMALL = 1 << 16
 """Elements."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -41,7 +40,7 @@ class OwnGradients:
         self.arrived: Callable[[int], None] | None = None
         self.num_edits = 0
         self._handles = [
-            register(parameter, partial(self._hooked, number))
+            register(parameter, self._hooked, number)
             for number, parameter in enumerate(self.parameters)
             if parameter.is_floating_point() or parameter.is_complex()
         ]

@@ -9,6 +9,7 @@ refuses. This module must not know where the slot leads to.
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +135,7 @@ class Replica:
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
             if parameter.is_floating_point() or parameter.is_complex():
-                self._handles.append(register(parameter, self._hook(number)))
+                self._handles.append(register(parameter, self._copy_out, number))
 
     def leave_to(self, own: "OwnGradients") -> None:
         """From now on gradients stay where torch makes them."""
@@ -167,18 +168,14 @@ class Replica:
         self._slot = self.outgoing = slot
         self._grads = views
 
-    def _hook(self, number: int) -> Callable[[Tensor], None]:
-
-        def copy_out(parameter: Tensor) -> None:
-            self._check()
-            view, gradient = self._grads[number], parameter.grad
-            if gradient is not view and gradient is not None:
-                view.copy_(gradient)
-                parameter.grad = view
-            self._left[number] = (view._version, self._left[number][1])
-            self._num_hooked += 1
-
-        return copy_out
+    def _copy_out(self, number: int, parameter: Tensor) -> None:
+        self._check()
+        view, gradient = self._grads[number], parameter.grad
+        if gradient is not view and gradient is not None:
+            view.copy_(gradient)
+            parameter.grad = view
+        self._left[number] = (view._version, self._left[number][1])
+        self._num_hooked += 1
 
     @property
     def num_hooked(self) -> int:
@@ -320,12 +317,22 @@ def hyper_of(optimizer: Optimizer) -> Hyper:
     )
 
 
-def register(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Any:
-    """Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only."""
+def register(parameter: nn.Parameter, hook: Callable[[int, Tensor], None], number: int) -> Any:
+    """A method that is called with ``number`` once a gradient is there.
+
+    Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only. The
+    method's object is not held: torch keeps hooks where the garbage collector does not look.
+    """
+    method = WeakMethod(hook)
+
+    def call(parameter: Tensor) -> None:
+        if (found := method()) is not None:
+            found(number, parameter)
+
     was_trained = parameter.requires_grad
     parameter.requires_grad_(True)
     register: Any = parameter.register_post_accumulate_grad_hook
-    handle = register(hook)
+    handle = register(call)
     parameter.requires_grad_(was_trained)
     return handle
 

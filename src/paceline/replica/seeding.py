@@ -102,7 +102,7 @@ def seed_host(seed: int) -> None:
 def seed_all(seed: int) -> None:
     """Seed what ``seed_host`` does and the accelerators' generators."""
     seed_host(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
 
 
@@ -124,7 +124,7 @@ def random_states() -> dict[str, Any]:
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy"] = numpy.random.get_state()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..collectives import ALIASES, COLLECTIVES, parse
 from ..collectives.choose import candidates
-from ..collectives.host import HostCost
+from ..collectives.host import HostCost, at
 from ..collectives.transfers import Operation
 from ..config import RunSettings
 from ..engines.base import Traits
@@ -160,16 +160,28 @@ def collective_of(
 
 
 def fastest(gradient_bytes: int, engine: str, cost: HostCost, day: str) -> tuple[str, str]:
-    """The collective that sums so many bytes the fastest, as far as can be told, and why."""
+    """The collective that sums so many bytes the fastest, as far as can be told, and why.
+
+    Of the buckets of torchrun's ranks all but the last go on beside the backward pass: torch's own
+    sum in a thread without Python, a schedule in one that takes turns with the script's. Only what
+    was measured so counts there.
+    """
     sizes = bucket_sizes(gradient_bytes) if engine == "torchrun" else [gradient_bytes]
+    *beside, last = sizes
+    names = [name for name in candidates(cost.num_ranks) if not beside or name in cost.beside_s]
+    if not names:
+        command = f"paceline bench collectives --workers {cost.num_ranks}"
+        return NATIVE, f"what schedules cost beside a backward pass is not measured here: {command}"
+
+    def beside_s(name: str) -> float:
+        return math.fsum(at(cost.beside_s[name], size) for size in beside)
+
     took_s = {
-        name: math.fsum(
-            cost.seconds(parse(name, cost.num_ranks), Operation.ALL_REDUCE, size) for size in sizes
-        )
-        for name in candidates(cost.num_ranks)
+        name: cost.seconds(parse(name, cost.num_ranks), Operation.ALL_REDUCE, last) + beside_s(name)
+        for name in names
     }
     best = min(took_s, key=lambda name: took_s[name])
-    native_s = math.fsum(map(cost.native_reduce_s, sizes)) if cost.native_s else math.inf
+    native_s = cost.native_reduce_s(last) + beside_s(NATIVE) if cost.native_s else math.inf
     name, other = (best, NATIVE) if took_s[best] < _WORTH_IT * native_s else (NATIVE, best)
     took_s[NATIVE] = native_s
     why = f"{format_duration(took_s[name])} for {format_bytes(gradient_bytes)}"

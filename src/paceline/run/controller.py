@@ -153,6 +153,8 @@ class Controller:
         run.notes.look_at_output()
         if run.has_begun and (text := self._checkpointing.unsaved):
             raise LinkError(text)
+        if not self._shutdown.is_asked:
+            self._departures.refuse_lost_end()
 
     def _hear_all(self) -> None:
         run = self._run

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..engines.base import ProcessLeft
-from ..errors import AllGone, ConfigError, WorkerError
+from ..errors import AllGone, ConfigError, ScriptLost, WorkerError
 from ..wire.messages import BeMain, Done, Failed
 from .calls import Calls
 from .epochs import EpochBorders
@@ -58,6 +58,8 @@ class Departures:
         """Last words of members that failed."""
         self._main: int | None = None
         """Once it has moved."""
+        self._lost_main: tuple[RosterEntry, int] | None = None
+        """The main worker that died outside of an epoch, and the version that was reached then."""
         self.goes_on = False
         """Whether others go on where one is gone before anything was described: between trials."""
 
@@ -120,8 +122,11 @@ class Departures:
             self._left_early(one)
             return
         self._calls.left(member)
-        self._borders.has_no_rest(member)
+        was_resting = self._borders.has_no_rest(member)
         if run.has_begun:
+            is_held = was_resting or run.is_open or self._borders.owes_stop
+            if self.is_main(member) and not (one.is_done or is_held):
+                self._lost_main = one, run.coordinator.version
             self._refuse_to_go_on_without(one)
             # Before another is the main one: that one may be busy from then on.
             self._borders.checkpointing.left(member)
@@ -138,6 +143,21 @@ class Departures:
             self._refuse_to_lose(one)
             run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
             self._left_others(member)
+
+    def refuse_lost_end(self) -> None:
+        """The run is over; raise ScriptLost where the main worker's script died behind all updates.
+
+        Another one was the main one then, but may have been past what only that one does.
+        """
+        if self._lost_main is None:
+            return
+        one, version = self._lost_main
+        if version == self._run.coordinator.version:
+            raise ScriptLost(
+                f"worker {one.seat} ended: {one.end}, behind the last update: what the script "
+                "does there in the main worker, such as saving, may not have been done; the run "
+                "itself came to its end, and its weights are in its folder"
+            )
 
     def _left_at_end(self, member: int) -> None:
         """It is gone after its script was over, or while the run ends."""

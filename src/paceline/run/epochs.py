@@ -183,9 +183,11 @@ class EpochBorders:
         """It is gone: the others do not wait for it."""
         self._publishing.left(self._arrived.pop(member, None))
 
-    def has_no_rest(self, member: int) -> None:
-        """It is gone, and needs no goodbye."""
-        self._publishing.left(self._rested.pop(member, None))
+    def has_no_rest(self, member: int) -> bool:
+        """It is gone, and needs no goodbye; whether it waited for that."""
+        rested = self._rested.pop(member, None)
+        self._publishing.left(rested)
+        return rested is not None
 
     def published(self, member: int, _: Published) -> None:
         """The store has what it published."""

@@ -52,6 +52,11 @@ class Shutdown:
         """A user wants the end; may be told again."""
         self._asked_s = min(self._asked_s, now_s)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a user wants the end: who is late is ended then."""
+        return self._asked_s < math.inf
+
     def tick(self, now_s: float) -> None:
         """Do what is due."""
         run = self._run

@@ -5,6 +5,7 @@
     cases                a case, and how a program is run small
     of_task, of_script   what is run
     in_worker            what a worker runs in place of a script, and which runs that script
+    ending               a script that is run for its updates alone
     plain                the loop without Paceline, and the order of its samples
     layers               which layers give a sample another output when its batch is shared
 

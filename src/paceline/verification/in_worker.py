@@ -9,9 +9,8 @@ behind them (an evaluation, a file that is written) is not run. This module must
 
 import copy
 import random
-import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from paceline.data.feed import apply
 from paceline.errors import ConfigError
 from paceline.replica.seeding import kept_random_state, seed_all
-from paceline.script.loader import PreparedLoader
 from paceline.script.worker import Pace, connect
 from paceline.verification.cases import cast, freeze, nudge
+from paceline.verification.ending import EndingLoader, end_with_loop, end_with_run, run_for_updates
 from paceline.verification.layers import breaking_layers
 from paceline.verification.of_script import FOUND, Asked
 from paceline.verification.plain import state_of
-
-
-class Enough(BaseException):
-    """The script's epochs are over; no ``except Exception`` of its own stops it."""
 
 
 class SeededSamples(Dataset[Any]):
@@ -55,21 +50,17 @@ class SeededSamples(Dataset[Any]):
         return getattr(self._data, name)
 
 
-class EndingLoader(PreparedLoader):
-    """A prepared loader that ends the script where the run has ended."""
+class WatchedLoader(EndingLoader):
+    """The prepared loader: whether what is done with a batch of it draws random numbers."""
 
     watched: "WatchedScript"
 
     def __iter__(self) -> Iterator[Any]:
-        if not torch.is_grad_enabled():
-            yield from super().__iter__()  # an evaluation over it
-            return
         for batch in super().__iter__():
             before = _random_state()
             yield batch
-            self.watched.draws = self.watched.draws or before != _random_state()
-        if self.watched.pace.is_stopped:
-            raise Enough
+            if torch.is_grad_enabled():  # else it evaluates
+                self.watched.draws = self.watched.draws or before != _random_state()
 
 
 def _random_state() -> tuple[Any, bytes]:
@@ -94,9 +85,9 @@ class WatchedScript:
         self._size = 0
         self._call: tuple[nn.Module, Any, Any, dict[nn.Module, bool]] | None = None
         """The first training call: its model, arguments, and the mode of each module."""
-        self._prepare, self._epochs = pace.prepare, pace.epochs
-        pace.prepare = self.prepare  # type: ignore[method-assign]
-        pace.epochs = self.epochs  # type: ignore[method-assign]
+        self._prepare = pace.prepare
+        pace.prepare = self.prepare  # type: ignore[method-assign]  # of this worker alone: it is watched
+        pace.epochs = end_with_loop(pace.epochs)  # type: ignore[method-assign]  # the same
 
     def prepare(self, *objects: Any, batch: str | None = None, **options: Any) -> Any:
         """With a loader's batch shared by the workers, whatever the script says it means."""
@@ -116,16 +107,11 @@ class WatchedScript:
             model.register_forward_pre_hook(self._called, with_kwargs=True)
         changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
         made = self._prepare(*changed, batch="global", **options)
+        end_with_run(self.pace, made, WatchedLoader)
         for one in made:
-            if isinstance(one, PreparedLoader):
-                one.__class__ = EndingLoader
-                one.watched = self  # type: ignore[attr-defined]  # EndingLoader has it
+            if isinstance(one, WatchedLoader):
+                one.watched = self
         return made
-
-    def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:
-        """As they are; then the script is over."""
-        yield from self._epochs(epochs)
-        raise Enough
 
     def write(self) -> None:
         """Put what is left of the models into the folder, once for all workers."""
@@ -191,15 +177,7 @@ def main() -> None:
     """Run the script that is named behind what is asked."""
     asked, script, *args = sys.argv[1:]
     watched = WatchedScript(connect(), Asked.read(asked))
-    sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except Enough:
-        pass
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+    run_for_updates(script, args)
     watched.write()
 
 

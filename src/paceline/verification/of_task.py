@@ -96,7 +96,10 @@ class TaskSubject(Verifiable):
         )
 
     def _first(self, count: int, dtype: Dtype) -> list[Any]:
-        """So many samples; each is drawn once, so augmentation is the same in all runs."""
+        """So many samples; each is drawn once, so augmentation is the same in all runs.
+
+        They are copied: a view of a data set's one tensor would be pickled with all of it.
+        """
         if len(self._data) < count:
             raise ConfigError(
                 f"task {self.name}: verify needs {count} samples for that many workers, its data "
@@ -104,7 +107,7 @@ class TaskSubject(Verifiable):
             )
         while len(self._samples) < count:
             seed_all(len(self._samples))
-            self._samples.append(self._data[len(self._samples)])
+            self._samples.append(apply(torch.clone, self._data[len(self._samples)]))
         return [apply(partial(cast, dtype), one) for one in self._samples[:count]]
 
 

@@ -68,7 +68,7 @@ def plain_run(task: Task, *, batch_size: int | None = None, lr: float | None = N
             inputs, targets = order.batch(lease)
             optimizer.zero_grad()
             loss = task.loss(model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
     return PlainRun(state_of(model), losses)

@@ -229,7 +229,7 @@ class ForkServer:
             from .process import run_member
 
             code = run_member(spec, descriptors)
-        except BaseException:
+        except BaseException:  # a member ends here, whatever it raised; its parent sees its code
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stdout.flush()

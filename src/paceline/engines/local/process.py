@@ -6,6 +6,7 @@ with all that last words may be about.
 
 import ctypes
 import importlib
+import multiprocessing.process
 import os
 import pickle
 import runpy
@@ -39,7 +40,7 @@ from ...system.streams import Lasting
 from ...wire.channel import Channel, member_channel
 from ...wire.messages import Done, Failed
 from ..base import RENDEZVOUS, MemberSpec
-from .stack import is_foreign, look_when_hurried, show_standing
+from .stack import end_of_traceback, is_foreign, look_when_hurried, show_standing
 
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
@@ -119,7 +120,7 @@ def perform(run: Callable[[], None], channel: Channel, spec: MemberSpec) -> int:
 
     try:
         _run_to_its_end(run)
-    except BaseException as error:
+    except BaseException as error:  # the user's code may raise anything, and its end is told
         return tell_end(error, channel, spec, worker.current())
     channel.send(Done())
     return 0
@@ -177,6 +178,8 @@ def run_program(program: Program, context: Context) -> None:
         return
     assert isinstance(program, ScriptProgram)
     sys.argv = [program.path, *program.args]
+    # What the script spawns looks for it here, and not where the fork server was begun.
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # it has it
     if program.is_module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(program.path, run_name="__main__", alter_sys=True)
@@ -216,9 +219,9 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
         if frame.line:  # a notebook's cell has no file to read it from
             lines.append(f"    {frame.line.strip()}")
-    message = str(error).strip().splitlines() or [""]
+    message = end_of_traceback(str(error)) or str(error).strip().splitlines()[:2] or [""]
     lines.append(f"{type(error).__name__}: {message[0]}")
-    lines += [f"  {line}" for line in message[1:2]]
+    lines += [f"  {line}" for line in message[1:]]
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())[:1]]
     if isinstance(error, StopIteration):
         lines.append(_HINT_OF_END)

@@ -36,6 +36,8 @@ _HURRY = None if _FIRST is None else _FIRST + 2
 _HALF_DONE = os.path.join("torch", "optim")
 """In there schedulers and optimizers are between two states."""
 _PACKAGE = Path(__file__).parents[2]
+_TRACED = "Traceback (most recent call last):"
+_TRACED_FRAME = re.compile(r'  File "(.+?)", line (\d+), in (\S+)')
 _CALLS, _IS_SCRIPT = os.path.join("local", "process.py"), "trainer.py"
 """Files of Paceline's own: the one that calls a script, and one that is as good as a script."""
 _ANSWER_S = 0.3
@@ -168,3 +170,21 @@ def is_foreign(filename: str) -> bool:
     """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
     here = str(_PACKAGE) + os.sep
     return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename
+
+
+def end_of_traceback(text: str) -> list[str]:
+    """Of an error that tells of another process by its traceback: which one, where, and what.
+
+    ``torch.multiprocessing.spawn`` and a DataLoader's workers tell so; empty: it tells of none.
+    """
+    head, is_told, traced = text.rpartition(_TRACED)
+    if not is_told:
+        return []
+    rows = traced.splitlines()
+    frames = [(found, at) for at, row in enumerate(rows) if (found := _TRACED_FRAME.match(row))]
+    own = [found for found, _ in frames if not is_foreign(found[1])] or [one for one, _ in frames]
+    after = rows[frames[-1][1] + 1 :] if frames else rows
+    said = next((row for row in after if row.strip() and not row.startswith(" ")), "")
+    which = next((row for row in head.splitlines() if row.strip()), "")
+    place = [f"at {one[1]}:{one[2]} in {one[3]}" for one in own[-1:]]
+    return [which.strip(), *place, *([said] if said else [])]

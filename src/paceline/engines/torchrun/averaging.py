@@ -15,10 +15,9 @@ it says so beside its line. Where one has, or somebody's share was another one, 
 anew from what they push. A compressed bucket is encoded where an uncompressed one is multiplied;
 what its first try has left over counts as little as the sum does.
 
-Between CPUs the last bucket, whose gradients are there just before the push, waits for it and takes
-the lines of all along (buckets.py): a small model's whole sum takes as long as another collective.
-There is no search for unused parameters: their bucket begins at the push. Source: as of buckets.py.
-This module must not know protocols.
+Between CPUs the last bucket, which is there just before the push, waits for it, is multiplied as a
+whole, and takes the lines of all along: a small model's sum takes as long as another collective.
+An unused parameter's bucket begins at the push. Source: buckets.py's. It must not know protocols.
 """
 
 from collections.abc import Sequence
@@ -45,8 +44,8 @@ from .member import GatheredLines
 
 _OLD = -1.0
 """In place of a share: the gradients were written after their sum had begun."""
-_MOST_IN_VAIN = 2
-"""Rounds in a row; then the script has more than a backward pass for a step, and buckets wait."""
+_CHECKED = 8  # each eighth gradient asks whether the step is to be left: as dear as its hook
+_MOST_IN_VAIN = 2  # rounds in a row: a script with more than a backward pass a step; buckets wait
 
 
 class Sent(NamedTuple):
@@ -138,9 +137,10 @@ class RankAveraging(DistributedAveraging):
 
     def _arrived(self, number: int) -> None:
         """A backward pass has left this gradient."""
-        self._replica.check()
+        if number % _CHECKED == 0:
+            self._replica.check()
         index = self._bucket_of[number]
-        if not self._share or index < len(self._under_way):
+        if not self._share or not len(self._under_way) <= index < self._num_alone:
             return
         self._multiply(number, self._share)
         self._missing[index] -= 1
@@ -168,8 +168,10 @@ class RankAveraging(DistributedAveraging):
         """Of the next bucket; ``share``: of this rank's gradient in the mean."""
         index = len(self._under_way)
         bucket = self._buckets[index]
-        for number in bucket.numbers if share else ():
-            if not self._is_sent(number):
+        if share and index == self._num_alone:
+            bucket.multiply(self._replica.parameters, self._views, share)
+        elif share:
+            for number in [one for one in bucket.numbers if not self._is_sent(one)]:
                 self._multiply(number, share)
         if self._compressed is not None:  # what it is given has its share already
             exchanging = self._compressed.begin(index, self._mean, float(share > 0.0), self._mean)
@@ -244,10 +246,9 @@ class RankAveraging(DistributedAveraging):
         if self._overlaps:
             self._under_way.finish()
             self._total = sum(line.weight for line in lines)
-            shares = [line.weight / self._total if self._total else 0.0 for line in lines]
+            shares = [line.weight / (self._total or 1.0) for line in lines]
             self._must_redo = shares != self._lines.shares()
-            is_worth_it = self._num_vain < _MOST_IN_VAIN
-            self._share = shares[self._seat] if is_worth_it else 0.0
+            self._share = shares[self._seat] if self._num_vain < _MOST_IN_VAIN else 0.0
         super().update(lines)
         if self._overlaps:
             self._begin_round()

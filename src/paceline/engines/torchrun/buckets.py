@@ -15,6 +15,7 @@ Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Paralle
 what a line says.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,22 @@ class Bucket(NamedTuple):
 
     span: Span
     numbers: tuple[int, ...]
+
+    def multiply(self, parameters: Sequence[Tensor], views: Sequence[Tensor], share: float) -> None:
+        """All its gradients times ``share`` into their views, in a few calls; missing ones: 0."""
+        present = [number for number in self.numbers if parameters[number].grad is not None]
+        if len(present) < len(self.numbers):
+            torch._foreach_zero_([views[number] for number in self.numbers])
+        if present:
+            places = [views[number] for number in present]
+            torch._foreach_copy_(places, [_dense(parameters[number]) for number in present])
+            torch._foreach_mul_(places, share)
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    """Its gradient; sparse ones were refused when it was marked as there."""
+    assert parameter.grad is not None
+    return parameter.grad.detach()
 
 
 def make_buckets(section: Section, device: torch.device) -> list[Bucket]:

@@ -5,6 +5,9 @@
     rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a word that the next one sends
                                                       as it leaves in order; a death breaks the wait
 
+Between CPUs of one machine a small sum that all wait for goes along a tree, message by message:
+gloo's own wakes two threads more in each rank, and its ring sends both ways at the same time.
+
 A process that ends closes its connections, so a death is known within milliseconds, also while the
 script computes. The groups are made without a name of torch's: ``init_process_group`` and
 ``destroy_process_group`` of the script's own touch none of them. This module must not know what the
@@ -23,8 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...collectives import parse
 from ...errors import LinkError
-from ...exchange.group import Messages, Parcel, Pending, TorchGroup, plain
+from ...exchange.group import Made, Messages, Parcel, Pending, TorchGroup, plain
+from ...exchange.scheduled import ScheduledCollective
 from ...spread.group import PeerGroup
 from .place import MeetingPlace
 from .world import RankOfWorld
@@ -35,6 +40,8 @@ _LONGEST = datetime.timedelta(days=30)
 _TOLD_S = 10.0
 """Within which the end of the run is told after a connection has broken."""
 _LEAVE_S = 5.0
+_SMALL_BYTES = 1 << 20
+"""Of a sum along a tree, at most."""
 _TAG: Final = 7001
 """Of the words by which ranks leave; the script's own sends are in other groups."""
 
@@ -44,6 +51,7 @@ class RankGroup(TorchGroup):
 
     Args:
         lost: is told of the next rank where it has died.
+        is_near: whether all are on one machine.
 
     Raises:
         LinkError: they do not reach each other.
@@ -51,7 +59,14 @@ class RankGroup(TorchGroup):
 
     patience = _LONGEST
 
-    def __init__(self, place: MeetingPlace, rank: RankOfWorld, lost: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        place: MeetingPlace,
+        rank: RankOfWorld,
+        lost: Callable[[int], None],
+        *,
+        is_near: bool = False,
+    ) -> None:
         self._place, self._rank, self._lost = place, rank, lost
         self.rank, self.size = rank.rank, rank.size
         self._store = place.client("gloo")
@@ -68,11 +83,21 @@ class RankGroup(TorchGroup):
             ) from None
         self._gloo._set_default_timeout(_LONGEST)
         self._nccl: Any = None
+        self._tree = ScheduledCollective(parse("tree", self.size), self) if is_near else None
         self._is_leaving = False
         self._watch = threading.Thread(target=self._watch_next, daemon=True)
         self._watch.start()
 
     # -- what all do together -------------------------------------------------------------------
+
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Pending:
+        is_small = tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES
+        if not (at_once and is_small and self._tree is not None):
+            return super().all_reduce(tensor, is_maximum=is_maximum, at_once=at_once)
+        self._tree.all_reduce(plain(tensor), is_maximum=is_maximum)
+        return Made()
 
     def begin_to_share(self, tensor: Tensor) -> Pending:
         """Rank 0's bytes for all, on a CPU; the others' become those."""

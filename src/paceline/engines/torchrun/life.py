@@ -140,7 +140,7 @@ class RankLife:
         heard = self._news.get()
         assert isinstance(heard, Meet)
         self._seeds = heard.seeds
-        self._group = RankGroup(self.place, self.rank, self._lost)
+        self._group = RankGroup(self.place, self.rank, self._lost, is_near=heard.is_near)
 
     def begin(self) -> Context:
         """Become a member of the run: what ``worker.connect`` finds from now on."""
@@ -262,7 +262,7 @@ class RankLife:
     def _finish(self, exchange: StoreExchange) -> None:
         try:
             worker.finish()
-        except BaseException as error:
+        except BaseException as error:  # the user's code may raise anything, and the others wait
             self._tell_failure(error)
             return
         if exchange.grant() is not None and not exchange.is_stopped:

@@ -67,9 +67,11 @@ class Meet(NamedTuple):
 
     Attributes:
         seeds: the random numbers that begin with the run's seed: the script had seeded no others.
+        is_near: whether all are on one machine.
     """
 
     seeds: tuple[str, ...]
+    is_near: bool
 
 
 class Begin(NamedTuple):
