@@ -33,7 +33,15 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_fork_server() -> Iterator[None]:
+def suite_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the user keeps of this machine, and of other runs, is not for tests to read or write."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_fork_server(suite_cache: None) -> Iterator[None]:
     with warm():
         yield
 

@@ -302,6 +302,58 @@ def test_a_script_that_raises_in_one_worker_gets_at_most_twelve_lines(
     assert "Traceback" in log.read_text()
 
 
+SPAWNS = """
+import sys, time
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+class Data:
+    def __len__(self): return 4
+    def __getitem__(self, number): return {}["no such\\nsample"]
+
+def train(rank, how):
+    if how == "settings":
+        import paceline
+        model = torch.nn.Linear(1, 1)
+        paceline.connect().prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    {}["no such key"]
+
+if __name__ == "__main__":
+    if sys.argv[1] == "loader":
+        next(iter(DataLoader(Data(), num_workers=1)))
+    mp.spawn(train, args=(sys.argv[1],), nprocs=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "which", "place", "last"),
+    [
+        ("key", "1", "-- Process 0 terminated", "train.py:16 in train", "KeyError: 'no such key'"),
+        (
+            "settings",
+            "2",
+            "-- Process 0 terminated",
+            "train.py:15 in train",
+            "prepare() was called",
+        ),
+        ("loader", "1", "Caught KeyError in Data", "train.py:9 in __getitem__", "KeyError: 'no "),
+    ],
+)
+def test_what_a_process_of_the_scripts_own_said_last_is_said(
+    paceline: Say, here: Path, how: str, workers: str, which: str, place: str, last: str
+) -> None:
+    (here / "train.py").write_text(SPAWNS)
+    code, said = paceline("launch", "--workers", workers, "train.py", how)
+    assert code == 1
+    lines = message_of(said)
+    assert len(lines) <= 12
+    (at,) = (number for number, line in enumerate(lines) if which in line)
+    assert lines[at + 1].strip().startswith("at ")
+    assert lines[at + 1].endswith(place)
+    assert last in lines[at + 2]
+
+
 def test_a_failed_run_can_be_reported_and_says_why_it_ended(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1 and step == 3: {}['no such key']")
     assert paceline("launch", "--workers", "2", "--run-dir", "run", path)[0] == 1

@@ -15,6 +15,7 @@ from .data.arrays import ArrayDataset, collate_batch
 from .errors import ConfigError
 from .replica.seeding import seed_all
 from .script.worker import Pace, connect
+from .tuning.candidate import LossForward
 from .workloads import load_task
 from .workloads.base import Task
 
@@ -38,18 +39,16 @@ def train_here(spec: str | Task, context: Context) -> None:
         own_batch_size=task.batch_size,
     )  # fmt: skip
 
-    def forward(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return task.loss(model(batch[0]), batch[1])
-
+    forward = LossForward(task.loss)
     model, optimizer, loader = pace.prepare(model, optimizer, loader, forward=forward)
     autocast = pace.autocast if context.precision else nullcontext
     for _ in pace.epochs(task.epochs):
         for batch in loader:
-            inputs, targets = _pair(task, batch)
+            pair = _pair(task, batch)
             with pace.step():
                 optimizer.zero_grad()
                 with autocast():
-                    loss = task.loss(model(inputs), targets)
+                    loss = forward(model, pair)
                 pace.backward(loss)
                 optimizer.step()
         if splits.test is None:

@@ -104,6 +104,10 @@ def test_two_processes_are_measured_and_what_they_took_is_kept(
     assert kept is not None
     assert kept == HostCost.read(found["cost"])
     assert [size for size, _ in kept.native_s] == [4, 8192]
+    assert "native" in kept.beside_s
+    assert kept.beside_s.keys() - {"native"} <= {"ring", "tree"}
+    assert len(kept.beside_s) > 1
+    assert all([size for size, _ in one] == [4, 8192] for one in kept.beside_s.values())
     assert f"kept in {tmp_path / 'paceline' / 'ceilings.json'}" in err
 
 

@@ -17,6 +17,7 @@ from paceline.bench.lr_range import (
     range_json,
     render_range,
 )
+from paceline.bench.lr_script import script_program
 from paceline.bench.lr_worker import Diverging, LrRamp
 from paceline.errors import ConfigError
 
@@ -99,6 +100,92 @@ def test_real_workers_diverge_where_theory_says() -> None:
     assert len(found.losses) < 60  # it was ended
 
 
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+torch.manual_seed(0)
+inputs = torch.randn(256, 4)
+targets = inputs @ torch.tensor([[1.0], [-2.0], [3.0], [0.5]]) + 0.5 * torch.randn(256, 1)
+data = TensorDataset(inputs, targets)
+pace = paceline.connect()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(
+    [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.02}], lr=0.01
+)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=32))
+for epoch in pace.epochs(int(sys.argv[1])):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    with torch.no_grad():
+        sum(len(one) for one, _ in loader)
+first, second = optimizer.param_groups
+Path("evaluated").write_text(f"{second['lr'] / first['lr']}")
+"""
+
+
+def test_a_script_ends_where_its_updates_are_made(say: Say, tmp_path: Path) -> None:
+    """Descent on a mean of squares is stable up to a rate of about 1; a file is not written."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = "tune lr train.py --workers 2 --lowest 1e-3 --updates 60 --device cpu --json"
+    code, out, err = say(f"{line} -- 1000")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["samples_per_update"] == 32
+    assert found["source"] == "the script's own data"
+    assert 0.003 < found["advised"] < 1.0
+    assert found["losses"][-1] > 2 * min(found["losses"])
+    assert len(found["losses"]) < 60  # it was ended, though its epochs were not over
+    assert not (tmp_path / "evaluated").exists()
+
+
+def test_a_script_whose_epochs_are_over_first_is_measured_until_then(
+    say: Say, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = "tune lr train.py --lowest 1e-3 --highest 0.1 --updates 60 --device cpu --json -- 2"
+    code, out, err = say(line)
+    assert code == 0, err
+    assert len(json.loads(out)["losses"]) == 2 * 256 // 32
+    assert not (tmp_path / "evaluated").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "words"),
+    [
+        (("", ""), "--batch-size 8", "are for tasks"),
+        (("import paceline", ""), "", "paceline"),
+        (("lr=0.01", "lr=0.0"), "", "needs a learning rate > 0 in the script"),
+        (
+            ("optimizer.step()", "optimizer.step(); optimizer.param_groups[0]['lr'] = 0.3"), "",
+            "tune lr sets the learning rate of each update",
+        ),
+        (
+            ("prepare(model, optimizer,",
+             "prepare(torch.optim.lr_scheduler.StepLR(optimizer, 3), model, optimizer,"), "",
+            "and so does StepLR",
+        ),
+    ],
+    ids=["flags", "lines", "rate", "by hand", "scheduler"],
+)  # fmt: skip
+def test_a_script_that_cannot_be_tested_is_one_sentence(
+    say: Say, tmp_path: Path, change: tuple[str, str], flags: str, words: str
+) -> None:
+    text = SCRIPT.replace(*change) if change[0] else SCRIPT
+    (tmp_path / "train.py").write_text(text)
+    code, _, err = say(f"tune lr train.py {flags} --device cpu -- 1")
+    assert code != 0
+    assert words in err
+    assert "Traceback" not in err
+
+
 def test_the_command_says_and_draws(say: Say, tmp_path: Path) -> None:
     line = "tune lr quadratic --updates 30 --lowest 1e-3 --mini-batch-size 8 --workers 2"
     code, out, err = say(f"{line} --plot rates.svg --json")
@@ -122,6 +209,8 @@ def test_the_command_says_and_draws(say: Say, tmp_path: Path) -> None:
         ("quadratik", "did you mean 'quadratic'"),
         ("quadratic --plot nowhere/rates.svg", "nowhere is no folder"),
         ("quadratic --protocol k-sync:3", "number of workers"),
+        ("nowhere.py", "there is no script nowhere.py; name a file, or a task"),
+        ("quadratic -- 3", "quadratic is a task, and 3 is for a script"),
     ],
 )
 def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
@@ -134,3 +223,9 @@ def test_a_first_rate_that_is_too_high_is_told() -> None:
     ramp = LrRamp(spec="quadratic", lowest=1e30, highest=1e33, updates=20)
     with pytest.raises(ConfigError, match="begin lower"):
         measure_range(LrWish(ramp=ramp, device="cpu"))
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    ramp = LrRamp(spec=str(tmp_path / "none.py"), lowest=1e-4, highest=1.0, updates=10)
+    with pytest.raises(ConfigError, match=r"there is no script .*none\.py"):
+        script_program(ramp, [])

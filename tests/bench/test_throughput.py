@@ -21,6 +21,8 @@ from paceline.bench.throughput import (
     to_json,
 )
 from paceline.errors import ConfigError
+from paceline.machine.ceilings import write_machine
+from paceline.system.processors import num_cores
 
 Say = Callable[[str], tuple[int, str, str]]
 
@@ -122,3 +124,19 @@ def test_tables_merge_without_measuring_here(say: Say, tmp_path: Path) -> None:
     assert [one["machine"] for one in json.loads(out)["rows"]] == ["b"]
     code, _, err = say("bench throughput --merge b.json --precision bf16")
     assert (code, "measures nothing here" in err) == (2, True)
+
+
+def test_what_is_reached_stands_beside_the_ceiling_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_machine({"matmul_fp32_op_per_s": 1e15})
+    asked = Sweep(models=("mlp",), batch_sizes=(64,), seconds=0.05, threads=num_cores())
+    (found,) = sweep(asked, "here", lambda said: None)
+    assert found.peak_share is not None
+    assert 0 < found.peak_share < 1
+    known = dataclasses.replace(found, peak_share=0.25)
+    assert "at 25.0% of matrix products' rate there" in "\n".join(render_throughput([known], 1, 1))
+    (other,) = sweep(dataclasses.replace(asked, threads=num_cores() + 1), "here", lambda said: None)
+    assert other.peak_share is None
+    assert "matrix products" not in "\n".join(render_throughput([other], 1, 1))

@@ -56,6 +56,25 @@ def test_many_segments_bring_a_double_tree_near_the_fewest_bytes() -> None:
     assert took_s == pytest.approx(2 * 1024**3 * 1e-9, rel=0.02)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 16])
+def test_a_double_tree_cuts_a_small_buffer_into_few_segments(num_ranks: int) -> None:
+    """In 16 segments each it took 16 times as many rounds, of next to nothing."""
+
+    def took_s(text: str, size: int) -> float:
+        member = parse(text, num_ranks)
+        return cost_between_equals(member, Operation.ALL_REDUCE, size, LINK).seconds
+
+    for size in (4, 1 << 14, 1 << 17):
+        assert took_s("double-tree", size) == took_s("double-tree:1", size)
+        assert took_s("double-tree", size) < 0.55 * took_s("double-tree:16", size)
+        assert took_s("double-tree", size) < 2.6 * took_s("tree", size)
+    many = "double-tree:1" if num_ranks < 4 else "double-tree:16"
+    assert took_s("double-tree", 1 << 24) == took_s(many, 1 << 24)
+    assert [str(parse(text, num_ranks)) for text in ("double-tree", "double-tree:16")] == [
+        "double-tree", "double-tree:16",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16, 5, 12])
 def test_a_late_rank_is_done_by_the_formula_from_when_it_comes(num_ranks: int) -> None:
     late = num_ranks - 1

@@ -79,9 +79,15 @@ def test_more_bytes_never_take_less(num_ranks: int) -> None:
 
 
 def test_it_is_the_same_after_it_was_written() -> None:
-    found = HostCost(num_ranks=3, rounds=cost(3, 2).rounds, native_s=((10, 1e-4), (20, 2e-4)))
+    found = HostCost(
+        num_ranks=3, rounds=cost(3, 2).rounds, native_s=((10, 1e-4), (20, 2e-4)),
+        beside_s={"native": ((10, 3e-4),), "tree": ((10, 4e-4), (20, 5e-4))},
+    )  # fmt: skip
     again = HostCost.read(json.loads(json.dumps(found.write())))
     assert again == found
+    of_before = found.write()
+    del of_before["beside_s"]  # written when nobody measured it
+    assert not HostCost.read(json.loads(json.dumps(of_before))).beside_s
     assert again.native_reduce_s(15) == pytest.approx(1.5e-4)
 
 
@@ -99,6 +105,9 @@ def test_it_is_the_same_after_it_was_written() -> None:
         lambda values: values.update(native_s=[[10, 1.0], [10**400, 1.0]]),
         lambda values: values.update(native_s=[[float("inf"), 1.0]]),
         lambda values: values.update(num_ranks=float("inf")),
+        lambda values: values.update(beside_s={"tree": [[10, 0.0]]}),
+        lambda values: values.update(beside_s={"tree": []}),
+        lambda values: values.update(beside_s=[]),
         lambda values: values["rounds"][0].__setitem__(2, []),
         lambda values: values["rounds"][0].__setitem__(0, "pair"),
         lambda values: values["rounds"][0].__setitem__(1, "add"),

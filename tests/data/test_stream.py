@@ -3,23 +3,27 @@
 import json
 import os
 import random
+import signal
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from paceline.data.frames import Frame, Packed, decode, encode, pack
+from paceline.data.frames import Frame, decode, encode, pack
 from paceline.data.likeness import digest_of
 from paceline.data.numbers import Numbers
-from paceline.data.serving import Received, StreamClient, StreamServer
+from paceline.data.reader import StreamReader
+from paceline.data.serving import Endpoint, Received, StreamClient, StreamServer
 from paceline.data.stream import (
     Answer,
     Broken,
@@ -47,11 +51,23 @@ def _reading(
     news: SimpleQueue[Any] = SimpleQueue()
     extent = Extent(0, first, done, number, most_ahead, multiple)
     rows = ((4, torch.tensor([one]), f"[{one}]") for one in batches)
-    return StreamReading(rows, extent, news), news
+    reading = StreamReading(extent, news.put)
+    threading.Thread(target=reading.read, args=(lambda: rows,), daemon=True).start()
+    return reading, news
 
 
-def _unpacked(batch: Packed) -> Any:
-    return decode(encode(1, batch))
+def _read(source: StreamSource, epoch: int = 0, state: str = "") -> list[tuple[int, Any]]:
+    """All mini-batches of a pass as a member gets them."""
+    reader = StreamReader(source.of(epoch, state), Extent(epoch, 0, (), 0, 100))
+    client, found = StreamClient(), list[tuple[int, Any]]()
+    while not client.connect(*reader.place):
+        pass
+    while not isinstance(one := client.take(epoch, len(found)), Over):
+        assert one is None or isinstance(one, Received), one
+        found += [] if one is None else [(one.num_samples, one.batch)]
+    client.drop()
+    reader.stop()
+    return found
 
 
 def _value(answer: Answer | None) -> int:
@@ -141,7 +157,10 @@ def _failing() -> Iterator[int]:
 def test_what_was_read_before_a_failure_is_given_and_then_why() -> None:
     reading, _ = _reading(_failing())
     assert _value(reading.answer(0)) == 0
-    assert reading.answer(1) == Broken("the stream cannot be read on: it is torn")
+    broken = reading.answer(1)
+    assert isinstance(broken, Broken)
+    assert "cannot be read on: ValueError: it is torn, at " in broken.text
+    assert "test_stream.py" in broken.text
 
 
 def test_a_stream_of_nothing_is_named() -> None:
@@ -230,10 +249,11 @@ def test_frames_of_the_users_own_code_are_named() -> None:
 
 
 def test_who_does_not_know_the_key_is_given_nothing() -> None:
-    server = StreamServer(lambda epoch, number: Over(3), lambda *_: None)
-    assert not StreamClient().connect(server.address, b"another")
+    place = Endpoint.new()
+    server = StreamServer(place, lambda epoch, number: Over(3), lambda *_: None)
+    assert not StreamClient().connect(place.address, b"another")
     client = StreamClient()
-    assert client.connect(server.address, server.key)
+    assert client.connect(*place)
     assert client.take(0, 5) == Over(3)
     server.close()
 
@@ -241,9 +261,11 @@ def test_who_does_not_know_the_key_is_given_nothing() -> None:
 def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
     told: list[Any] = []
     batch = torch.arange(40_000).reshape(2, -1)
-    server = StreamServer(lambda e, n: encode(2, (batch, n)), lambda *args: told.append(args))
-    client = StreamClient()
-    client.connect(server.address, server.key)
+    place, client = Endpoint.new(), StreamClient()
+    server = StreamServer(
+        place, lambda e, n: encode(2, (batch, n)), lambda *args: told.append(args)
+    )  # fmt: skip
+    client.connect(*place)
     client.done_with(0, 4, (6,))
     for number in (4, 5):  # asked for before it is taken
         client.ask(0, number)
@@ -261,12 +283,13 @@ def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
 
 def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
     reading, _ = _reading(range(60), most_ahead=4)
-    server = StreamServer(lambda _, number: reading.answer(number), lambda *_: None)
+    place = Endpoint.new()
+    server = StreamServer(place, lambda _, number: reading.answer(number), lambda *_: None)
     got: dict[int, list[int]] = {0: [], 1: []}
 
     def ask(member: int) -> None:
         client = StreamClient()
-        client.connect(server.address, server.key)
+        client.connect(*place)
         for number in range(member, 60, 2):
             found = None
             while found is None:
@@ -287,25 +310,34 @@ def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
 # -- the loader's workers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_it_reads_what_the_loader_itself_would(num_workers: int) -> None:
-    loader = DataLoader(Stream(23), batch_size=4, num_workers=num_workers)
+@pytest.mark.parametrize(
+    ("num_workers", "context"),
+    [(0, None), (1, "fork"), (1, "spawn"), (1, "forkserver"), (2, "fork")],
+)
+def test_it_reads_what_the_loader_itself_would(num_workers: int, context: str | None) -> None:
+    loader = DataLoader(
+        Stream(23), batch_size=4, num_workers=num_workers, multiprocessing_context=context
+    )
     source = StreamSource(loader, 4, 1)
-    found = [(count, _unpacked(batch)) for count, batch, _ in source.open(0, "")]
-    for (count, mine), other in zip(found, loader, strict=True):
+    for (count, mine), other in zip(_read(source), loader, strict=True):
         assert count == len(mine[0])
         torch.testing.assert_close(mine, other)
 
 
-def test_a_state_goes_on_with_the_mini_batch_after_it(tmp_path: Path) -> None:
-    loader = DataLoader(Stateful(20), batch_size=2)
-    source = StreamSource(loader, 2, 1)
+def test_a_state_goes_on_with_the_mini_batch_after_it() -> None:
+    source = StreamSource(DataLoader(Stateful(20), batch_size=2), 2, 1)
     assert source.saves
-    (_, _, state), *_ = source.open(0, "")
+    state = _first_state(source)
     assert json.loads(state)[0] == {"position": 2}
-    _, again, _ = next(iter(source.open(0, state)))
-    _, second, _ = list(StreamSource(loader, 2, 1).open(0, ""))[1]
-    torch.testing.assert_close(_unpacked(again), _unpacked(second))
+    torch.testing.assert_close(_read(source, 0, state), _read(source)[1:])
+
+
+def _first_state(source: StreamSource) -> str:
+    reader = StreamReader(source.of(0, ""), Extent(0, 0, (), 0, 100))
+    number, state = reader.news.get()  # type: ignore[misc]  # the first of its news
+    reader.stop()
+    assert number == 1
+    return str(state)
 
 
 class BufferShuffledExamples:
@@ -361,26 +393,112 @@ class _Random(IterableDataset[Any]):
 
 
 def test_what_it_draws_follows_from_seed_and_pass_also_where_it_goes_on() -> None:
-    def drawn(seed: int, epoch: int) -> list[float]:
+    def drawn(seed: int, epoch: int, state: str = "") -> list[float]:
         source = StreamSource(DataLoader(_Random(), batch_size=2), 2, seed)
-        return (
-            torch.cat([_unpacked(batch) for _, batch, _ in source.open(epoch, "")])
-            .flatten()
-            .tolist()
-        )
+        return torch.cat([one for _, one in _read(source, epoch, state)]).flatten().tolist()
 
-    def after(text: str) -> list[float]:
-        source = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1)
-        return (
-            torch.cat([_unpacked(batch) for _, batch, _ in source.open(0, text)]).flatten().tolist()
-        )
-
-    (_, _, state), *_ = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1).open(0, "")
-    assert after(state) == drawn(1, 0)[2:]
+    state = _first_state(StreamSource(DataLoader(_Random(), batch_size=2), 2, 1))
+    assert drawn(1, 0, state) == drawn(1, 0)[2:]
     before = torch.get_rng_state()
     assert drawn(1, 0) == drawn(1, 0) != drawn(1, 1)
     assert drawn(2, 0) != drawn(1, 0)
     assert torch.equal(before, torch.get_rng_state())
+
+
+class _Told(IterableDataset[Any]):
+    """What it is told of the loader worker that it is in."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        assert type(info.dataset) is _Told
+        drawn = torch.rand(1).item(), random.random()
+        yield torch.tensor([info.id, info.num_workers, info.seed, torch.get_num_threads(), *drawn])
+
+
+def test_it_is_told_what_a_loader_worker_of_torchs_own_is() -> None:
+    def of(timeout_s: float) -> Any:
+        loader = DataLoader(_Told(), num_workers=1, timeout=timeout_s, batch_size=1)
+        return StreamSource(loader, 1, 3)
+
+    assert of(0).reads_itself
+    assert not of(60).reads_itself  # torch's queue keeps the time
+    torch.testing.assert_close(_read(of(0)), _read(of(60)), rtol=0, atol=0)
+
+
+class _Slow(IterableDataset[Any]):
+    """One that does not come back."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[Any]:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} ")
+        threading.Event().wait()
+        yield torch.zeros(1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_who_does_not_come_back_is_ended_and_its_loader_workers_too(
+    tmp_path: Path, num_workers: int
+) -> None:
+    loader = DataLoader(_Slow(tmp_path / "pids"), batch_size=1, num_workers=num_workers)
+    reader = StreamReader(StreamSource(loader, 1, 0).of(0, ""), Extent(0, 0, (), 0, 3))
+    while len(pids := _words_of(tmp_path / "pids")) < num_workers:
+        pass
+    reader.stop()
+    for pid in map(int, pids):
+        with suppress(psutil.NoSuchProcess):
+            assert psutil.Process(pid).wait(4) is None  # before torch's own look, each 5 s
+
+
+def _words_of(file: Path) -> list[str]:
+    return file.read_text().split() if file.exists() else []
+
+
+class _Cleaning(IterableDataset[Any]):
+    """One that cleans up behind it; what it has open is its own, whoever else reads."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from torch.zeros(1000, 1)
+        finally:
+            self.file.write_text("clean")
+
+
+def test_a_pass_that_is_left_cleans_up(tmp_path: Path) -> None:
+    source = StreamSource(DataLoader(_Cleaning(tmp_path / "end"), batch_size=1), 1, 0)
+    reader = StreamReader(source.of(0, ""), Extent(0, 0, (), 0, 3))
+    client = StreamClient()
+    while not client.connect(*reader.place):
+        pass
+    while client.take(0, 5) is None:
+        pass
+    reader.stop()
+    assert (tmp_path / "end").read_text() == "clean"
+
+
+def test_whoever_asks_hears_that_who_reads_is_gone() -> None:
+    class Killed(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield torch.zeros(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    reader = StreamReader(
+        StreamSource(DataLoader(Killed(), batch_size=1), 1, 0).of(0, ""), Extent(0, 0, (), 0, 3)
+    )
+    client, found = StreamClient(), None
+    while found is None:
+        if client.is_at(reader.place.address) or client.connect(*reader.place):
+            found = client.take(0, 1)
+    reader.stop()
+    assert found == Broken(
+        "the stream cannot be read on: a DataLoader worker that read it is gone (killed by SIGKILL)"
+    )
 
 
 def test_what_cannot_be_shared_is_one_sentence() -> None:

@@ -16,8 +16,11 @@ from paceline.doctor.observed.record import StepRecord
 from paceline.errors import ConfigError
 
 MENDING = {name: rule for name, rule in RULES.items() if rule.mend is not None}
-UNTOUCHED = {("made-then-moved", "torch.randn(64, 16).to(device)")}
-"""Random numbers of another device are others."""
+UNTOUCHED = {
+    ("made-then-moved", "torch.randn(64, 16).to(device)"),
+    ("best-not-copied", "best_model = model"),
+}
+"""Random numbers of another device are others; copying a model may want more than deepcopy."""
 
 
 @pytest.mark.parametrize("name", MENDING)

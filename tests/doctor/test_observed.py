@@ -1,9 +1,11 @@
 """A script's steps under observation: what is said of it, and of one that cannot be observed."""
 
 import os
+import re
 import select
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +25,13 @@ from paceline.doctor.observed.lines import render_observation
 from paceline.doctor.observed.observation import INPUT, PriceOutcome, Regime
 from paceline.doctor.observed.patches import Patches
 from paceline.errors import ConfigError
+from paceline.machine.ceilings import write_machine
+from paceline.system.processors import num_cores
 from paceline.system.signals import SignalInterrupt
 
-HEAD = """\
-import sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-torch.set_num_threads(1)
-class Slept(Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, i):
-        time.sleep({decode_s})
-        return torch.ones(16), i % 4
-model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(Slept(), batch_size=8, shuffle=True, num_workers={workers})
-"""
-LOOP = """\
-for epoch in range(10_000):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-"""
+SLEPT = (Path(__file__).parent / "slept.txt").read_text()
+"""What bench/doctor_prices.py measures, too."""
+HEAD, LOOP = re.split(r"(?m)(?=^for epoch)", SLEPT)
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +105,22 @@ def test_a_slow_loader_is_seen_and_its_workers_are_priced_at_its_line(tmp_path: 
     said = "\n".join(render_observation("train.py", seen))
     assert "train.py: input bound" in said
     assert price.name in said
+
+
+def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = script(tmp_path, decode_s=0.0).read_text()
+    whole = tmp_path / "whole.py"
+    whole.write_text(text.replace("set_num_threads(1)", f"set_num_threads({num_cores()})"))
+    write_machine({"matmul_fp32_op_per_s": 1e15})
+    seen = observe(ScriptRun(script=whole, price_s=0.5, only="num_workers"))
+    assert 0 < seen.op_per_s < 1e15 == seen.most_op_per_s
+    said = "\n".join(render_observation("whole.py", seen))
+    assert "of what products of matrices in fp32 reach here (paceline probe, 20" in said
+    unknown = replace(seen, most_op_per_s=0.0)
+    assert "products of matrices in" not in "\n".join(render_observation("whole.py", unknown))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.torchrun.buckets import LinesAlong
+from paceline.engines.torchrun.buckets import Bucket, LinesAlong
 from paceline.exchange.compressed import Span
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -27,6 +27,22 @@ def test_lines_and_gradients_of_all_are_one_sum(dtype: torch.dtype, lines: list[
         assert bytes(every.tolist()) == b"".join(lines)
         assert bucket.of(one.mean).tolist() == [float(len(lines))] * 8
         assert not one.mean[bucket.stop :].any()
+
+
+def test_a_bucket_is_multiplied_as_a_whole() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3, 2)) for _ in range(3)]
+    block = torch.full((18,), 7.0)
+    views = [part.view(3, 2) for part in block.split(6)]
+    parameters[0].grad, parameters[2].grad = torch.ones(3, 2), torch.arange(6.0).view(2, 3).t()
+    bucket = Bucket(Span(0, 72, torch.float32), (0, 1, 2))
+    bucket.multiply(parameters, views, 0.25)
+    assert torch.equal(views[0], torch.full((3, 2), 0.25))
+    assert not views[1].any()
+    assert torch.equal(views[2], torch.arange(6.0).view(2, 3).t() / 4)
+    assert torch.equal(parameters[2].grad, torch.arange(6.0).view(2, 3).t())
+    parameters[0].grad = parameters[2].grad = None
+    bucket.multiply(parameters, views, 0.5)
+    assert not block.any()
 
 
 def test_what_does_not_fit_goes_by_itself() -> None:

@@ -14,6 +14,9 @@ from paceline.partition.names import SplitName, read_split
         ("2x2", 4, SplitName(2, 2)),
         ("layer", 3, SplitName(3, 1, is_layer=True)),
         ("layer:2", 2, SplitName(2, 1, is_layer=True)),
+        ("network:interleaved", 3, SplitName(3, 1, schedule="interleaved")),
+        ("network:2:gpipe", 2, SplitName(2, 1, schedule="gpipe")),
+        ("2x2:1f1b", 4, SplitName(2, 2, schedule="1f1b")),
         ("data", 4, None),
         ("1x4", 4, None),
         ("shard", 3, SplitName(3, 1, 3)),
@@ -39,12 +42,22 @@ def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName 
         ("pipeline", "unknown split 'pipeline'"),
         ("network:x", "unknown split"),
         ("0x2", "at least one part"),
+        ("2x1:2", "unknown split"),
+        ("network:2:zigzag", "unknown split"),
+        ("layer:1f1b", "1f1b is a schedule of parts behind one another"),
+        ("shard:1f1b", "write shard:1"),
     ],
 )
 def test_what_cannot_be_split_so_is_refused_with_what_can(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_split(text, 2)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["network:2", "network:2:1f1b", "2x1:gpipe", "layer:2", "shard:1"])
+def test_a_name_is_read_as_it_is_shown(text: str) -> None:
+    found = read_split(text, 2)
+    assert read_split(str(found), 2) == found
 
 
 def test_copies_and_twins_are_all_workers_once() -> None:

@@ -100,5 +100,12 @@ def test_a_schedule_that_waits_for_itself_is_no_schedule() -> None:
 def test_what_does_not_fit_a_schedule_is_refused() -> None:
     with pytest.raises(ConfigError, match="7 are no multiple of 2; write --micro-batches 8"):
         list(interleaved(2, 7))
-    with pytest.raises(ConfigError, match="gpipe has one stage for each worker"):
-        list(gpipe(2, 4, 2))
+    with pytest.raises(ConfigError, match="1f1b has one stage for each worker"):
+        list(one_f_one_b(2, 4, 2))
+
+
+def test_gpipe_goes_through_all_stages_of_a_rank_one_after_the_other() -> None:
+    found = run_schedule(gpipe(2, 3, 2), [StageTimes(1.0, 2.0)] * 4)
+    own = [one for one, *_ in found.spans if one.rank == 1]
+    assert [one.stage for one in own] == [1] * 3 + [3] * 6 + [1] * 3
+    assert found.peak_live == (3, 3, 3, 3)

@@ -1,6 +1,7 @@
 """From a model to its cut and its table: measured here, small."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ from paceline.predict.splitting import partition, plan_splits, wants_splits
 from paceline.report.splits import draw_partition, render_partition, render_splits
 
 FLOATS = (InputShape((16,), torch.float32),)
+
+
+@pytest.fixture(autouse=True)
+def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would begin processes; test_neighbours.py has them."""
+    monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 
 
 def chain() -> nn.Module:
@@ -78,6 +85,14 @@ def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
     text = "\n".join(render_splits(report))
     assert "advice: " in text
     json.dumps(report.to_json())
+
+
+def test_a_plan_says_what_a_pipeline_runs_by() -> None:
+    asked = question("chain", 2, micro_batches=None)
+    said = "as many micro-batches as a run takes, by gpipe unless 1f1b or interleaved is named"
+    assert dict(plan_splits(asked).about)["batch"] == f"16 samples an update, {said}"
+    named = question("chain", 2, micro_batches=None, schedule="1f1b")
+    assert dict(plan_splits(named).about)["batch"].endswith("as a run takes, by 1f1b")
 
 
 def test_a_model_that_branches_is_said_with_its_line() -> None:

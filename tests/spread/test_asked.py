@@ -7,7 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.spread.asked import refuse_objects, split_of
+from paceline.partition.names import SplitName
+from paceline.spread.asked import known_loss, refuse_objects, split_of
+from paceline.tuning.candidate import LossForward
 
 LOADER = DataLoader(TensorDataset(torch.zeros(4, 1)))
 MODEL = nn.Linear(1, 1)
@@ -66,3 +68,21 @@ def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
         with pytest.raises(ConfigError, match="is not carried") as refused:
             refuse_objects(*objects, **asked)  # type: ignore[arg-type]
         assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (None, "a script's loss stands behind"),
+        (LossForward(nn.functional.mse_loss), "its batches are no pair of tensors"),
+    ],
+)
+def test_a_schedule_whose_losses_no_part_can_compute_is_refused(
+    forward: LossForward | None, why: str
+) -> None:
+    name = SplitName(2, 1, schedule="1f1b")
+    with pytest.raises(ConfigError) as refused:
+        known_loss(name, MODEL, LOADER, forward)
+    assert str(refused.value).startswith("split network:2:1f1b: 1f1b needs the loss of each")
+    assert why in str(refused.value)
+    assert str(refused.value).endswith("write network:2:gpipe")

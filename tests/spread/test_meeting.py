@@ -5,10 +5,12 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.spread.meeting import Intent, PartTask, decide, mode_of
 
-FORWARD, LOOK, BACKWARD, END = (
+FORWARD, LOOK, BACKWARD, END, TRAIN = (
     Intent(one, -1, 4, 4, 1)
-    for one in (PartTask.FORWARD, PartTask.LOOK, PartTask.BACKWARD, PartTask.STEP_END)
-)
+    for one in (
+        PartTask.FORWARD, PartTask.LOOK, PartTask.BACKWARD, PartTask.STEP_END, PartTask.TRAIN,
+    )
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,8 @@ FORWARD, LOOK, BACKWARD, END = (
         ([END, END], PartTask.STEP_END),
         ([LOOK, FORWARD], PartTask.LOOK),
         ([END, LOOK, BACKWARD], PartTask.LOOK),
+        ([TRAIN, END], PartTask.TRAIN),
+        ([LOOK, TRAIN], PartTask.LOOK),
     ],
 )
 def test_who_is_at_a_steps_end_serves_and_a_look_comes_first(

@@ -19,11 +19,12 @@ from paceline.replica.replica import Replica
 from paceline.spread.averaging import SplitAveraging
 from paceline.spread.base import SpreadModel
 from paceline.spread.borders import inputs_of
+from paceline.spread.chunks import chunk_rows, chunks_of
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.meeting import PartTask
 from paceline.spread.model import PipelinedModel
-from paceline.spread.pipeline import chunk_rows, chunks_of
+from paceline.spread.modes import in_mode, module_mode
 from paceline.spread.shards import ShardedModel
 from paceline.spread.units import find_units
 from paceline.spread.whole import PartVersion
@@ -441,3 +442,18 @@ def test_micro_batches_of_all_take_turns() -> None:
     assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
     assert sum(chunk_rows(7, 3)) == 7
     assert PartTask.STEP_END == 0
+
+
+def test_a_pass_is_in_the_mode_of_others_and_no_longer() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    trains = module_mode(model.train())
+    model.eval()
+    with in_mode(model, trains):
+        assert all(one.training for one in model.modules())
+    assert not any(one.training for one in model.modules())
+    model[1].train()
+    mix = module_mode(model)
+    model.eval()
+    refused = pytest.raises(ConfigError, match="some modules in training and others not")
+    with refused, in_mode(model, mix):
+        pass

@@ -14,13 +14,13 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import PIPE, STDOUT, TimeoutExpired
 from typing import IO, Any
@@ -104,9 +104,7 @@ class Forked:
         """What it and all that it began wrote, once nobody can write any more."""
         end_s = time.monotonic() + timeout
         while self._pipes:
-            ready, _, _ = select.select(
-                self._pipes.values(), [], [], max(end_s - time.monotonic(), 0)
-            )
+            ready = wait(self._pipes.values(), max(end_s - time.monotonic(), 0))
             if not ready:
                 raise TimeoutExpired("a forked program", timeout, self._said[1], self._said[2])
             for number in [one for one, pipe in self._pipes.items() if pipe in ready]:

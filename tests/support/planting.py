@@ -38,7 +38,7 @@ from paceline.script import worker  # noqa: F401  before the fork, once for all
 from paceline.trace import read_trace
 
 NOBODY = 65534
-SPARE_S = 5.0
+SPARE_S = 20.0
 SHORT = "--device cpu --threads 1 --batch-size 16"
 NAMES = (
     "trace.jsonl", "logs", "logs/worker-0.log", "metrics.csv", "summary.json", "curve.svg", "lock",

@@ -136,14 +136,18 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Assert that no process that was begun inside is alive afterwards, but kept fork servers."""
+    """Assert that no process that was begun inside is alive afterwards, but kept fork servers.
+
+    One that is on its way out has a moment to be gone.
+    """
     before = {one.pid for one in psutil.Process().children(recursive=True)}
     yield
     after = psutil.Process().children(recursive=True)
     if (spare := client.kept()) is not None:
         before.add(spare.pid)
     before.update(one.pid for one in forked.forkers)
-    assert [one for one in after if one.pid not in before] == []
+    _, left = psutil.wait_procs([one for one in after if one.pid not in before], timeout=2.0)
+    assert [one.as_dict(["pid", "ppid", "status", "cmdline"]) for one in left] == []
 
 
 def assert_each_sample_once(run: Run, num_samples: int, epochs: int) -> None:

@@ -14,6 +14,7 @@ def random_graph(draw: random.Random, num_nodes: int) -> WorkGraph:
             name=f"n{i}",
             forward_s=draw.choice([0.0, 1.0, 2.0, draw.uniform(0.1, 5.0)]),
             backward_s=draw.uniform(0.0, 6.0),
+            first_s=draw.choice([0.0, draw.uniform(0.0, 3.0)]),
             parameter_bytes=draw.randrange(0, 1000),
             activation_bytes=draw.randrange(0, 500),
             buffer_bytes=draw.choice([0, 0, 64]),

@@ -13,7 +13,7 @@
     ways, compiling        the same model through each compiler
     batch_size, throughput           which batch fits; images a second, up to where memory ends
     training, batch_choice           real training: gradient noise, and what a batch size is worth
-    lr_range, lr_worker    loss against learning rate, by several workers
+    lr_range, lr_worker, lr_script   loss against learning rate, by several workers; of a script
     exporting              a file, proved and measured
 
 Each measurement has its question, its figures and how they print in one file.

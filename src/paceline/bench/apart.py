@@ -130,7 +130,7 @@ def serve(target: str) -> None:
             answer = getattr(made, request["do"])(**request["with"])
         except PacelineError as error:
             answer = {"refused": str(error)}
-        except Exception as error:
+        except Exception as error:  # what is measured may raise anything; the other process is told
             from ..system.reasons import reason
 
             answer = {"failed": reason(error)}

@@ -18,6 +18,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ConfigError, WorkerError
 from ..tuning.candidates import autocast
@@ -61,7 +62,7 @@ class Stepper:
         task = load_task(spec)
         self._loss = task.loss
         data = task.splits().train
-        count = min(_SAMPLES, len(data))  # type: ignore[arg-type]
+        count = min(_SAMPLES, len(data))  # type: ignore[arg-type]  # a map-style data set has a length
         samples = [data[i] for i in range(count)]
         self._inputs = torch.stack([one[0] for one in samples])
         self._targets = torch.stack([torch.as_tensor(one[1]) for one in samples])
@@ -75,7 +76,7 @@ class Stepper:
         """Steps for about so long: samples a second of each block, and the most memory.
 
         Returns:
-            "per_s" and "peak_bytes"; or "ended", where memory ended.
+            "per_s", "peak_bytes" and "op_per_sample"; or "ended", where memory ended.
         """
         try:
             batch = self._batch(batch_size)
@@ -84,7 +85,8 @@ class Stepper:
             count = max(1, round(seconds / blocks / step_s))
             blocks_s = [elapsed_s(lambda: self._step(*batch), count) for _ in range(blocks)]
             per_s = [batch_size * count / block_s for block_s in blocks_s]
-            return {"per_s": per_s, "peak_bytes": peak_bytes(self._device)}
+            found = {"per_s": per_s, "peak_bytes": peak_bytes(self._device)}
+            return {**found, "op_per_sample": self._operations(batch) / batch_size}
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -95,6 +97,12 @@ class Stepper:
             torch.cuda.empty_cache()
         return {"ended": said}
 
+    def _operations(self, batch: tuple[Tensor, Tensor]) -> int:
+        """Of a step, as torch counts them: those of matrix products and convolutions."""
+        with FlopCounterMode(display=False) as counted:
+            self._step(*batch)
+        return int(counted.get_total_flops())
+
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
         index = torch.arange(size) % len(self._inputs)
         return self._inputs[index].to(self._device), self._targets[index].to(self._device)
@@ -103,7 +111,7 @@ class Stepper:
         self._optimizer.zero_grad()
         with autocast(self._device, self._precision):
             loss = self._loss(self._model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from ..collectives import parse
 from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
 from ..collectives.transfers import Action, Operation
-from ..exchange.scheduled import ScheduledCollective
+from ..exchange.group import MemberGroup, TorchGroup
+from ..exchange.scheduled import ScheduledCollective, along
 from ..plan import format_bytes
 from .apart import Answer, Apart
 from .clock import elapsed_s
@@ -37,6 +38,11 @@ _MESSAGES_BYTES: Final = tuple(1 << power for power in (6, 10, 13, 16, 18, 20, 2
 """Of a message: as many sizes as its time bends at, on loopback."""
 _NUM_TURNS = 3
 """In which kinds of rounds are measured."""
+_SIDE = 128
+"""Of the matrices that are multiplied meanwhile: some 0.1 ms, as a small layer."""
+_COVERS = 2.0
+"""Times what a sum takes by itself a rank computes meanwhile, so that all of it could be hidden."""
+_LEAST_S = 1e-7
 
 
 class CollectiveSeat:
@@ -46,6 +52,7 @@ class CollectiveSeat:
         torch.set_num_threads(1)
         self._rank, self._size = rank, num_ranks
         self._made: dict[str, ScheduledCollective] = {}
+        self._groups: dict[str, MemberGroup] = {}
         where = f"file://{meeting}"
         dist.init_process_group(
             NATIVE, init_method=where, rank=rank, world_size=num_ranks, timeout=_PATIENCE
@@ -59,7 +66,7 @@ class CollectiveSeat:
             call = self._native(what, buffer)
         else:
             made = self._made.setdefault(name, ScheduledCollective(parse(name, self._size)))
-            call = lambda: made.run(buffer, what)  # noqa: E731
+            call = lambda: made.run(buffer, what)  # noqa: E731  one of two ways to call it
         return self._timed(call, count)
 
     def rounds(self, kind: str, action: str, num_bytes: int, count: int) -> Answer:
@@ -67,6 +74,21 @@ class CollectiveSeat:
         rounds = ScheduledCollective(RoundOfKind(self._size, kind, Action(action)))
         buffer = torch.zeros(num_bytes // 4 * self._size)
         return self._timed(lambda: rounds.all_reduce(buffer), count)
+
+    def beside(self, name: str, num_bytes: int, products: int, count: int) -> Answer:
+        """Computing so much, with a sum under way meanwhile; "": without any."""
+        buffer, square = torch.zeros(num_bytes // 4), torch.zeros(_SIDE, _SIDE)
+        if name and name not in self._groups:
+            self._groups[name] = along(name, TorchGroup(), is_apart=True)
+
+        def call() -> None:
+            pending = self._groups[name].all_reduce(buffer) if name else None
+            for _ in range(products):
+                torch.mm(square, square)
+            if pending is not None:
+                pending.wait()
+
+        return self._timed(call, count)
 
     def copy(self, num_bytes: int) -> Answer:
         """One buffer copied to another."""
@@ -169,6 +191,50 @@ class Seats(contextlib.ExitStack):
                 round_s = call_s / RoundOfKind(self._size, kind, how).num_rounds
                 curves[kind, how] = (*curves[kind, how], (num_bytes, round_s))
         return HostCost(num_ranks=self._size, rounds=curves)
+
+    def beside(
+        self,
+        names: Sequence[str],
+        cost: HostCost,
+        alone_s: Mapping[int, float],
+        num_rounds: int,
+    ) -> dict[str, Curve]:
+        """What an all-reduce under way adds to computing, see `HostCost`.
+
+        Of these collectives those that are the fastest somewhere, beside torch's own.
+
+        Args:
+            alone_s: by bytes, what torch's own takes by itself.
+        """
+
+        def seconds(name: str, num_bytes: int) -> float:
+            return cost.seconds(parse(name, self._size), Operation.ALL_REDUCE, num_bytes)
+
+        best = {min(names, key=lambda name: seconds(name, size)) for size in alone_s}
+        curves: dict[str, Curve] = {}
+        for num_bytes, native_s in alone_s.items():
+            added_s = self._added_s(["native", *sorted(best)], num_bytes, native_s, num_rounds)
+            for name, some in added_s.items():
+                told_s = max(_LEAST_S, min(some) if name == "native" else max(some))
+                curves[name] = (*curves.get(name, ()), (num_bytes, told_s))
+        return curves
+
+    def _added_s(
+        self, names: Sequence[str], num_bytes: int, alone_s: float, num_rounds: int
+    ) -> dict[str, list[float]]:
+        """By collective, round by round: with a sum under way less without."""
+        product_s = self._slowest_s("beside", name="", num_bytes=4, products=10, count=10) / 10
+        products = max(1, round(_COVERS * alone_s / product_s))
+        blocks = {
+            name: self._block("beside", name=name, num_bytes=num_bytes, products=products)
+            for name in ("", *names)
+        }
+        took = take_turns(blocks, num_rounds)
+        bare_s = took.pop("").samples_s
+        return {
+            name: [one - bare for one, bare in zip(timing.samples_s, bare_s, strict=True)]
+            for name, timing in took.items()
+        }
 
     def _block(self, what: str, **arguments: object) -> Callable[[], float]:
         """Seconds of one call, measured over about a tenth of a second of them."""

@@ -7,8 +7,7 @@
 
 Bus bandwidth is the buffer over the time, times what the operation has to move for each byte of it:
 2 (P - 1) / P of an all-reduce, and so on, so that it can be compared with what a link carries
-whatever P is (as NVIDIA's nccl-tests define it). Ranks and their clock are collective_seat.py's.
-This module must not know how schedules are made.
+whatever P is (as NVIDIA's nccl-tests define it). This module must not know how schedules are made.
 """
 
 import dataclasses
@@ -152,17 +151,17 @@ def measure_collectives(
         for name in names if operation is Operation.ALL_REDUCE else ():
             if not seats.adds_up(name):
                 raise WorkerError(f"{name} does not add up: please report it")
-        largest = max(question.sizes_bytes)
+        largest, rows = max(question.sizes_bytes), list[MeasuredCollective]()
         cost, copy_bytes_per_s = seats.cost(largest, say), seats.copy_bytes_per_s(largest)
-        rows: list[MeasuredCollective] = []
-        with_native = [*names, NATIVE] if operation in HAVE_NATIVE else names
-        for num_bytes in question.sizes_bytes:
-            say(f"{operation.value} of {format_bytes(num_bytes)}")
-            rows += _rows(seats, question, with_native, num_bytes, cost)
+        every = [*names, NATIVE] if operation in HAVE_NATIVE else names
+        for size in question.sizes_bytes:
+            say(f"{operation.value} of {format_bytes(size)}")
+            rows += _rows(seats, question, every, size, cost)
+        if operation is Operation.ALL_REDUCE:
+            own = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
+            beside_s = seats.beside(names, cost, own, question.num_rounds)
+            cost = dataclasses.replace(cost, native_s=tuple(own.items()), beside_s=beside_s)
         seats.leave()
-    if operation is Operation.ALL_REDUCE:
-        own = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
-        cost = dataclasses.replace(cost, native_s=tuple(own.items()))
     return MeasuredCollectives(
         operation=operation,
         num_ranks=question.num_ranks,

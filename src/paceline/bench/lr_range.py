@@ -30,6 +30,7 @@ from ..report.text import Point, table
 from ..trace import FILE_NAME, read_header, read_trace
 from ..trace.records import Handed, Ordered
 from ..workloads import load_task
+from .lr_script import script_program
 from .lr_worker import LrRamp
 
 _IN_WORKER = f"{__package__}.lr_worker"
@@ -50,7 +51,8 @@ class LrWish:
     """What is asked for.
 
     Args:
-        ramp: the task and its rates.
+        ramp: the task, or the script, and its rates.
+        args: the script's own.
         workers: N >= 1.
         protocol: when their gradients are combined.
         device: where they compute.
@@ -58,6 +60,7 @@ class LrWish:
     """
 
     ramp: LrRamp
+    args: tuple[str, ...] = ()
     workers: int = 1
     protocol: str = "full-sync"
     device: str = "auto"
@@ -72,6 +75,12 @@ class LrWish:
             )
         if ramp.updates < 4 * _HALF + 2:
             raise ConfigError(f"--updates must be >= {4 * _HALF + 2}, got {ramp.updates}")
+        if self.args and not ramp.is_script:
+            raise ConfigError(f"{ramp.spec} is a task, and {' '.join(self.args)} is for a script")
+        if ramp.is_script and (ramp.batch_size is not None or ramp.init is not None):
+            raise ConfigError(
+                "--batch-size, --mini-batch-size and --init are for tasks: a script has its own"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +173,18 @@ def measure_range(wish: LrWish) -> LrRange:
         ConfigError: the task is unknown, or the run cannot be as asked.
         WorkerError: a worker failed.
     """
-    source = load_task(wish.ramp.spec, wish.workers, wish.ramp.init).splits().source
-    program = ScriptProgram(path=_IN_WORKER, args=(wish.ramp.write(),), is_module=True)
+    ramp = wish.ramp
+    if ramp.is_script:
+        source, program = "the script's own data", script_program(ramp, wish.args)
+    else:
+        source = load_task(ramp.spec, wish.workers, ramp.init).splits().source
+        program = ScriptProgram(path=_IN_WORKER, args=(ramp.write(),), is_module=True)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         run = Path(folder) / "run"
         settings = RunSettings(
             workers=wish.workers, protocol=wish.protocol, device=wish.device, seed=wish.seed,
             run_dir=str(run), checkpoint_every="never", nonfinite="skip",
+            updates=ramp.updates if ramp.is_script else None,
         )  # fmt: skip
         launch_run(program, settings, QuietObserver(io.StringIO()))
         header = read_header(run / FILE_NAME)
@@ -178,13 +192,13 @@ def measure_range(wish: LrWish) -> LrRange:
     if len(losses) <= 2 * _HALF:
         raise ConfigError(
             f"the loss was no number after {len(losses)} updates at rates from "
-            f"{wish.ramp.lowest:g}: begin lower, --lowest {wish.ramp.lowest / 100:g}"
+            f"{ramp.lowest:g}: begin lower, --lowest {ramp.lowest / 100:g}"
         )
     return LrRange(
         wish=wish,
         samples=header.number("batch_size"),
         source=source,
-        rates=tuple(wish.ramp.rate(version) for version in range(len(losses))),
+        rates=tuple(ramp.rate(version) for version in range(len(losses))),
         losses=tuple(losses),
     )
 

@@ -30,7 +30,7 @@ class LrRamp:
     """Which rates, for how many updates.
 
     Args:
-        spec: a task.
+        spec: a task, or a script's path.
         lowest, highest: learning rates, 0 < lowest < highest.
         updates: >= 2.
         batch_size: samples an update averages; None: the task's.
@@ -45,6 +45,11 @@ class LrRamp:
     batch_size: int | None = None
     init: str | None = None
     batch: str = "global"
+
+    @property
+    def is_script(self) -> bool:
+        """Whether a file is named."""
+        return self.spec.endswith(".py")
 
     def rate(self, version: int) -> float:
         """The rate of the update from this version."""
@@ -100,7 +105,7 @@ def main() -> None:
         with pace.step():
             optimizer.zero_grad()
             loss = task.loss(model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             scheduler.step()
         if losses.hear(float(loss.detach())) and pace.is_main:

@@ -182,7 +182,7 @@ def _each(
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 # -- two places -----------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class WorkQueue:
                     self._has_room.notify_all()
             try:
                 work()
-            except BaseException as error:
+            except BaseException as error:  # raised again where the queue is waited for
                 self._error = self._error or error
 
 
@@ -289,9 +289,9 @@ class StreamBackend(Backend):
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _hold(cycles: int) -> None:
     """Keep the current stream busy for so many cycles of the device's clock."""
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(cycles)

@@ -229,7 +229,7 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         run = Path(keep or f"{folder}/run")
         settings = RunSettings(
-            workers=case.workers, protocol=str(protocol), engine=question.engine,  # type: ignore[arg-type]
+            workers=case.workers, protocol=str(protocol), engine=question.engine,  # type: ignore[arg-type]  # one of the engines, asked for as a word
             mini_batch_size=case.mini_batch_size, updates=updates,
             epochs=updates * protocol.num_steps,  # an epoch makes one update at least
             threads=question.threads, device=question.device, seed=question.seed,

@@ -92,11 +92,8 @@ def measure_splits(
     load = os.getloadavg()[0]
     say("predicting")
     report = plan_splits(
-        SplitQuestion(
-            spec=question.task, num_workers=question.workers, batch_size=batch_size,
-            schedule="gpipe",
-        )
-    )  # fmt: skip
+        SplitQuestion(spec=question.task, num_workers=question.workers, batch_size=batch_size)
+    )
     prices = _wanted(report, question.only)
     collected = _Collected(question, batch_size, load, report, prices)
     for number in range(question.rounds):
@@ -213,7 +210,7 @@ def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSamp
         )  # fmt: skip
         try:
             _, said = process.communicate(timeout=_MOST_S)
-        except BaseException as error:
+        except BaseException as error:  # raised again: no process stays
             process.terminate()
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):

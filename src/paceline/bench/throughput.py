@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, PacelineError
 from ..fields import many, record, refuse_constant
+from ..machine.ceilings import read_matmul
 from ..report.chart import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
 from ..report.text import Point, size, table
 from ..tuning.candidates import DTYPES
@@ -41,6 +42,7 @@ class ThroughputRow:
         images_per_s: median of the blocks; None where memory ended or it failed.
         least_per_s, most_per_s: the spread.
         peak_bytes: on a GPU of the allocator, on a CPU of the process.
+        peak_share: of what products of matrices reach there, by `paceline probe`; None: unknown.
         ended: why there is no figure, or "".
     """
 
@@ -53,6 +55,7 @@ class ThroughputRow:
     least_per_s: float | None = None
     most_per_s: float | None = None
     peak_bytes: int | None = None
+    peak_share: float | None = None
     ended: str = ""
 
     @property
@@ -132,25 +135,29 @@ def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Thro
                 ended = f"{_NOT_TRIED}: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
                 rows.append(replace(row, ended=ended))
             else:
-                rows.append(_measured(row, seat, asked.seconds))
+                rows.append(_measured(row, seat, asked))
             is_over = rows[-1].ended.startswith((_MEMORY, _NOT_TRIED)) or seat.has_ended
             if is_over:  # what else fails may be of this size: batch norm of one sample
                 break
     return rows
 
 
-def _measured(row: ThroughputRow, seat: Apart, seconds: float) -> ThroughputRow:
+def _measured(row: ThroughputRow, seat: Apart, asked: Sweep) -> ThroughputRow:
     """The row with its figures, or with why there are none."""
     try:
-        answer = seat.ask("measure", batch_size=row.batch_size, seconds=seconds, blocks=_BLOCKS)
+        how = {"seconds": asked.seconds, "blocks": _BLOCKS}
+        answer = seat.ask("measure", batch_size=row.batch_size, **how)
     except PacelineError as error:
         return replace(row, ended=str(error))
     if "ended" in answer:
         return replace(row, ended=f"{_MEMORY}: {answer['ended']}")
     per_s = [float(value) for value in answer["per_s"]]
+    op_per_s = statistics.median(per_s) * float(answer["op_per_sample"])
+    most_op_per_s, _ = read_matmul(row.device, row.precision, asked.threads)
     return replace(
         row, images_per_s=statistics.median(per_s), least_per_s=min(per_s), most_per_s=max(per_s),
         peak_bytes=int(answer["peak_bytes"]),
+        peak_share=op_per_s / most_op_per_s if most_op_per_s and op_per_s else None,
     )  # fmt: skip
 
 
@@ -232,11 +239,8 @@ def _on(rows: Sequence[ThroughputRow], machine: str, word: str = "on") -> str:
 def _figures(row: ThroughputRow) -> tuple[str, str, str]:
     if row.images_per_s is None:
         return "-", "-", "-"
-    return (
-        f"{row.images_per_s:,.0f}",
-        f"{row.least_per_s:,.0f} to {row.most_per_s:,.0f}",
-        size(row.peak_bytes),
-    )
+    spread = f"{row.least_per_s:,.0f} to {row.most_per_s:,.0f}"
+    return f"{row.images_per_s:,.0f}", spread, size(row.peak_bytes)
 
 
 def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
@@ -248,6 +252,7 @@ def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
     return [
         f"{row.model} on {row.device}{_on(rows, row.machine, 'of')}, {row.precision}, "
         f"batch {row.batch_size:,}: {work} take {days(images, epochs, row.speed):.2g} days"
+        + (f", at {row.peak_share:.1%} of matrix products' rate there" if row.peak_share else "")
         for row in best.values()
     ]
 

@@ -210,7 +210,7 @@ class TrainingRun:
     def gradient(self, count: int) -> Tensor:
         """The mean gradient of so many samples, drawn with replacement; parameters stay."""
         data = self._splits.train
-        index = torch.randint(len(data), (count,)).tolist()  # type: ignore[arg-type]
+        index = torch.randint(len(data), (count,)).tolist()  # type: ignore[arg-type]  # a map-style data set has a length
         self._backward(*self._loader.collate_fn(fetch(data, index)))
         found = [one.grad for one in self._model.parameters() if one.grad is not None]
         return nn.utils.parameters_to_vector(found)
@@ -238,7 +238,7 @@ class TrainingRun:
     def _backward(self, inputs: Tensor, targets: Tensor) -> None:
         self._optimizer.zero_grad()
         outputs = self._model(inputs.to(self._device))
-        self._task.loss(outputs, targets.to(self._device)).backward()  # type: ignore[no-untyped-call]
+        self._task.loss(outputs, targets.to(self._device)).backward()
 
     def _endless(self) -> Iterator[tuple[Tensor, Tensor]]:
         while True:

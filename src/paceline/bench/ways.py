@@ -134,7 +134,7 @@ class TimedWay:
         with torch.no_grad():
             for batch_size in (self._batch_size + 1, self._batch_size + 2):
                 inputs = tuple(one.to(self._device) for one in self._make(batch_size))
-                seconds.append(elapsed_s(lambda inputs=inputs: run(*inputs)))  # type: ignore[misc]
+                seconds.append(elapsed_s(lambda inputs=inputs: run(*inputs)))  # type: ignore[misc]  # mypy infers no default of a lambda
         counted = {
             "graph_breaks": int(sum(counters["graph_break"].values())),
             "recompiles": int(counters["stats"]["unique_graphs"]) - before,

@@ -1,6 +1,6 @@
 """``paceline partition``: where to cut a model for n workers; the table of splits of ``plan``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +26,7 @@ class CutFlags:
     speeds
         Of each worker beside this machine, as 1,1,0.5 [default: all alike].
     micro_batches
-        That a batch is divided into.
+        That a batch is divided into [default: 8].
     batch_size
         Samples an update [default: the task's; 32].
     schedule
@@ -39,7 +39,7 @@ class CutFlags:
     workers: int
     memory: str | None = None
     speeds: str | None = None
-    micro_batches: int = 8
+    micro_batches: int | None = None
     batch_size: int | None = None
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     input: list[str] | None = None
@@ -78,7 +78,7 @@ def planned_splits(task: str, asked: CutFlags, json: bool) -> bool:
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
 
-    question = _question(task, asked)
+    question = replace(_question(task, asked), schedule="")
     if asked.memory is None and not wants_splits(question):
         return False
     say("measuring")

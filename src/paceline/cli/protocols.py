@@ -70,7 +70,7 @@ class PlanFlags:
     batch_size
         Samples an update, of that table [default: the task's; 32].
     micro_batches
-        That a batch is divided into, of that table.
+        That a batch is divided into, of that table [default: what a run takes].
     input
         There, of package.module:function: sizes with the batch first, as 1,3,32,32 or 1,128:int64.
     """
@@ -91,7 +91,7 @@ class PlanFlags:
     target_loss: float | None = None
     memory: str | None = None
     batch_size: int | None = None
-    micro_batches: int = 8
+    micro_batches: int | None = None
     input: list[str] | None = None
 
 

@@ -141,7 +141,12 @@ NO_RANGE = RangeFlags()
 
 @tune.command(name="lr")
 def lr(
-    task: str, /, *, asked: RangeFlags = NO_RANGE, device: str = "auto", json: Json = False
+    task: str,
+    /,
+    *args: str,
+    asked: RangeFlags = NO_RANGE,
+    device: str = "auto",
+    json: Json = False,
 ) -> None:
     """The learning rate, by a range test over N workers: it grows each update (Smith 2017).
 
@@ -150,7 +155,9 @@ def lr(
     Parameters
     ----------
     task
-        A built-in task or package.module:task.
+        A built-in task, package.module:task, or a script: it ends where its updates are made.
+    args
+        The script's own arguments, behind --.
     device
         cpu, cuda, cuda:1 ...
     """
@@ -170,8 +177,9 @@ def lr(
         batch="global" if asked.mini_batch_size is None else "per-worker",
     )  # fmt: skip
     wish = LrWish(
-        ramp=ramp, workers=asked.workers, protocol=asked.protocol, device=device, seed=asked.seed
-    )
+        ramp=ramp, args=args, workers=asked.workers, protocol=asked.protocol, device=device,
+        seed=asked.seed,
+    )  # fmt: skip
     say(f"{task}: {asked.updates} updates at rates from {asked.lowest:g} to {asked.highest:g}")
     found = measure_range(wish)
     if asked.plot is not None:

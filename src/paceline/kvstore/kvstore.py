@@ -32,7 +32,10 @@ class KVStore:
     A push applies the updater to the stored value and raises the key's version by one; a pull
     copies one whole version. Each key lies on one shard, the one that guards the fewest bytes when
     it comes; pushes to keys of different shards run side by side, those to one shard in turn. A
-    process that dies in the middle of a push has changed nothing and holds up nobody.
+    process that dies in the middle of a push has changed nothing and holds up nobody. That is why
+    a large key is not divided among shards: ranges under locks of their own would be published one
+    by one, so that a pull could see half of a push, and a death leave it. Give such a tensor as
+    several keys where its parts need not be of one version.
 
     Pass the store to processes of ``multiprocessing`` (fork or spawn) as an argument. Others get
     ``store.fd``, by ``subprocess.Popen(pass_fds=[store.fd])`` or

@@ -72,7 +72,7 @@ def fastest_cut(
         setting = replace(pipeline, micro_batches=num)
         cut = _trained_cut(graph, setting, cores)
         seconds = pipeline_step(cut, setting, cores).seconds
-        others = num * (pipeline.num_parts - 1) / pipeline.num_parts
+        others = num * (pipeline.num_workers - 1) / pipeline.num_workers
         found.append(FastestCut(seconds + others * _ends_s(graph, setting), num, cut, graph))
     return min(found, key=lambda one: one.seconds)
 
@@ -86,8 +86,13 @@ def _trained_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placemen
 
 
 def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
-    """Of a micro-batch of another worker than the first or last: inputs, outputs and back."""
+    """Of a micro-batch of another worker than the first or last: inputs, outputs and back.
+
+    Where the last part computes losses, outputs stay there (gpipe: a script's loss).
+    """
     inputs = [one for one in graph.edges if one.source == INPUT]
     outputs = [one for one in graph.edges if len(graph) in one.targets]
+    if setting.schedule != "gpipe":
+        outputs = []
     sizes = [*(one.num_bytes for one in (*inputs, *outputs)), *(o.gradient_bytes for o in outputs)]
     return sum(setting.message_s(one) for one in sizes)

@@ -24,7 +24,9 @@ class WorkNode:
     """What is never cut: one layer, or several that must stay together.
 
     Args:
-        forward_s, backward_s: of one micro-batch, on a worker of speed 1.
+        forward_s, backward_s: of one micro-batch, on a worker of speed 1, whose gradients are added
+            to those of others.
+        first_s: that the first of an update takes longer: room is made for its gradients.
         parameter_bytes: its own; tied ones are said once, in `TiedParameter`.
         activation_bytes: what it keeps of a micro-batch until its backward pass.
         buffer_bytes: what it holds besides.
@@ -34,6 +36,7 @@ class WorkNode:
     name: str
     forward_s: float = 0.0
     backward_s: float = 0.0
+    first_s: float = 0.0
     parameter_bytes: int = 0
     activation_bytes: int = 0
     buffer_bytes: int = 0
@@ -142,6 +145,11 @@ class WorkGraph:
         return sum(node.work_s for node in self.nodes)
 
     @property
+    def alone_s(self) -> float:
+        """Of an update that is one micro-batch."""
+        return self.work_s + sum(node.first_s for node in self.nodes)
+
+    @property
     def parameter_bytes(self) -> int:
         """Tied ones once."""
         own = sum(node.parameter_bytes for node in self.nodes)
@@ -202,6 +210,7 @@ class WorkGraph:
                 one,
                 forward_s=between(one.forward_s, two.forward_s),
                 backward_s=between(one.backward_s, two.backward_s),
+                first_s=between(one.first_s, two.first_s),
                 activation_bytes=round(between(one.activation_bytes, two.activation_bytes)),
             )
             for one, two in zip(self.nodes, other.nodes, strict=True)

@@ -57,6 +57,7 @@ class Pipeline:
         state_copies: k, of the optimizer: 1 with momentum, 2 for Adam.
         update_s_per_byte: what the optimizer takes for a byte of parameters, once an update.
         keeps_ties: never cut nodes apart that share a parameter.
+        parts_each: of a worker, which is listed once for each: P workers, P more of the same, ...
     """
 
     workers: tuple[PipelineWorker, ...]
@@ -66,6 +67,7 @@ class Pipeline:
     state_copies: int = 0
     update_s_per_byte: float = 0.0
     keeps_ties: bool = False
+    parts_each: int = 1
 
     def __post_init__(self) -> None:
         if not self.workers:
@@ -78,6 +80,10 @@ class Pipeline:
     @property
     def num_parts(self) -> int:
         return len(self.workers)
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_parts // self.parts_each
 
     def of(self, workers: tuple[PipelineWorker, ...]) -> "Pipeline":
         """The same for other workers."""

@@ -33,6 +33,7 @@ class PartPrice:
         border_forward_s, border_backward_s: to receive and to send, over both of its borders.
         cut_ties: tied parameters of which it holds a copy, and another part one, too.
         update_s: an update's: the optimizer's, and to add up the gradients of these copies.
+        first_s: an update's: that its first micro-batch takes longer.
         parameter_bytes: tied ones that it uses included.
         activation_bytes: that one micro-batch leaves until its backward pass.
         out_bytes: forward over the border behind it, of a micro-batch; gradient_bytes: back.
@@ -48,6 +49,7 @@ class PartPrice:
     border_backward_s: float
     cut_ties: tuple[str, ...]
     update_s: float
+    first_s: float
     parameter_bytes: int
     activation_bytes: int
     out_bytes: int
@@ -82,7 +84,8 @@ class Placement:
     def loads_s(self) -> tuple[float, ...]:
         """What each part's worker is busy with one micro-batch."""
         return tuple(
-            one.work_s + one.border_s + one.update_s / self.micro_batches for one in self.parts
+            one.work_s + one.border_s + (one.update_s + one.first_s) / self.micro_batches
+            for one in self.parts
         )
 
     @property
@@ -100,7 +103,11 @@ class Placement:
     @property
     def balance(self) -> float:
         """The mean of what workers are busy over the most: 1 is even."""
-        loads = self.loads_s
+        return self.balance_of(len(self.parts))
+
+    def balance_of(self, num_workers: int) -> float:
+        """Where each has every such part."""
+        loads = [sum(self.loads_s[number::num_workers]) for number in range(num_workers)]
         return sum(loads) / len(loads) / max(loads) if max(loads) else 1.0
 
     @property
@@ -175,6 +182,7 @@ def part_between(
         cut_ties=tuple(tie.name for tie in cut),
         update_s=parameter_bytes * pipeline.update_s_per_byte / speed
         + sum(2.0 * pipeline.message_s(tie.num_bytes) for tie in cut),
+        first_s=sum(one.first_s for one in own) / speed,
         parameter_bytes=parameter_bytes,
         activation_bytes=kept,
         out_bytes=sum(one.num_bytes for one in leaving),
@@ -191,7 +199,7 @@ def pipeline_step(
 ) -> ScheduleRun:
     """A cut in virtual time, by its pipeline's schedule or another one; without its update."""
     actions = SCHEDULES[schedule or pipeline.schedule](
-        pipeline.num_parts, pipeline.micro_batches, 1
+        pipeline.num_workers, pipeline.micro_batches, pipeline.parts_each
     )
     stages = [
         StageTimes(one.forward_s + one.border_forward_s, one.backward_s + one.border_backward_s)

@@ -42,6 +42,9 @@ NONE = "none"
 _WHOLE_COPIES = (NONE, "data")
 _MEETINGS = 6
 """Of ranks, an update: forward, backward, the step's end, who has gradients, their norm, lines."""
+_PASSES = 4
+"""Of a part's gradients before its optimizer: to where they are averaged, if they are finite, their
+norm (spread/averaging.py)."""
 _WORD_BYTES = 64
 """Of a worker's line in one, about."""
 
@@ -209,7 +212,7 @@ def _data(costs: SplitCosts) -> SplitPrice:
         return _too_few("data", costs)
     graph = costs.graph_at(costs.batch_size / num)
     size = graph.parameter_bytes
-    step_s = graph.work_s / costs.slowest * costs.sharing
+    step_s = graph.alone_s / costs.slowest * costs.sharing
     step_s += _moved_s(costs, _shared_bytes(costs, num)) + _update_s(costs, size / num)
     held = _copy_bytes(costs, graph, num)
     return _priced(costs, "data", step_s, 2 * (num - 1) / num * size, held)
@@ -223,7 +226,7 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
     graph = costs.graph_at(costs.batch_size / num)
     size, copies = graph.parameter_bytes, costs.pipeline.state_copies
     halves = 3 if stage == 3 else 2
-    step_s = graph.work_s / costs.slowest * costs.sharing
+    step_s = graph.alone_s / costs.slowest * costs.sharing
     step_s += (
         _units_s(costs, graph, halves) + _meetings_s(costs, num) + _update_s(costs, size / num)
     )
@@ -256,7 +259,8 @@ def _layer(costs: SplitCosts) -> SplitPrice:
 
     sums = [size for pair in costs.pairs for size in (pair.in_bytes, pair.out_bytes) if size]
     parameter_bytes = held(lambda i: graph.nodes[i].parameter_bytes) + tied
-    step_s = held(lambda i: graph.nodes[i].work_s) / costs.slowest * costs.sharing
+    work_s = held(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
+    step_s = work_s / costs.slowest * costs.sharing
     ends = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
     ends += sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
     step_s += sum(costs.all_reduce_s(size, num) for size in sums)
@@ -284,8 +288,11 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
     num, found = cut.micro_batches, cut.placement
-    step_s = cut.seconds + max(one.update_s for one in found.parts) * costs.at_once
+    step_s = cut.seconds + max(
+        one.update_s * costs.at_once + one.first_s * costs.sharing for one in found.parts
+    )
     step_s += _meetings_s(costs, num_parts)
+    step_s += _moved_s(costs, _PASSES * max(one.parameter_bytes for one in found.parts))
     sent = [_sent(found, number) * num for number in range(num_parts)]
     if replicas > 1:
         sizes = [one.parameter_bytes for one in found.parts]

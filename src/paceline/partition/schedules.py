@@ -50,18 +50,20 @@ class PipelineAction(NamedTuple):
 
 
 def gpipe(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Iterator[PipelineAction]:
-    """All forward, then all backward.
+    """All forward, then all backward; where a rank has several stages, one after the other.
 
     Example:
         >>> " ".join(f"{one.kind}{one.micro_batch}" for one in gpipe(1, 3))
         'F0 F1 F2 B2 B1 B0'
     """
-    _one_stage("gpipe", stages_per_rank)
     for rank in range(ranks):
-        for number in range(micro_batches):
-            yield PipelineAction(rank, FORWARD, rank, number)
-        for number in reversed(range(micro_batches)):
-            yield PipelineAction(rank, BACKWARD, rank, number)
+        own = range(rank, ranks * stages_per_rank, ranks)
+        for stage in own:
+            for number in range(micro_batches):
+                yield PipelineAction(rank, FORWARD, stage, number)
+        for stage in reversed(own):
+            for number in reversed(range(micro_batches)):
+                yield PipelineAction(rank, BACKWARD, stage, number)
 
 
 def one_f_one_b(
@@ -73,7 +75,8 @@ def one_f_one_b(
         >>> " ".join(f"{one.kind}{one.micro_batch}" for one in one_f_one_b(2, 3) if not one.rank)
         'F0 F1 B0 F2 B1 B2'
     """
-    _one_stage("1f1b", stages_per_rank)
+    if stages_per_rank != 1:
+        raise ConfigError("1f1b has one stage for each worker; interleaved has several")
     for rank in range(ranks):
         ahead = min(ranks - 1 - rank, micro_batches)
         for number in range(micro_batches + ahead):
@@ -120,11 +123,6 @@ SCHEDULES: dict[str, PipelineSchedule] = {
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
 }
-
-
-def _one_stage(name: str, stages_per_rank: int) -> None:
-    if stages_per_rank != 1:
-        raise ConfigError(f"{name} has one stage for each worker; interleaved has several")
 
 
 def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: int) -> int:

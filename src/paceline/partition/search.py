@@ -16,9 +16,8 @@ borders as layers; a model of blocks a few for each block. Where there are more 
 
 Sources: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators",
 NeurIPS 2020 (a dynamic programme over sets that need nothing outside); D. Narayanan et al.,
-"PipeDream", SOSP 2019 (the same for chains, by the slowest stage). Changed: the whole step instead
-of the slowest stage, and workers of several speeds. No solver of mixed integer programmes is
-needed.
+"PipeDream", SOSP 2019 (the same for chains, by the slowest stage). Changed: by the whole step, and
+for workers of several speeds.
 """
 
 import itertools
@@ -41,9 +40,8 @@ from .placement import (
     too_large,
 )
 
-MOST_BORDERS = 600
-"""Of which all pairs are looked at."""
-MOST_WINDOWS = 400
+MOST_BORDERS, MOST_WINDOWS = 600, 400
+"""Of borders all pairs are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +207,8 @@ class _Search:
                     if self._pipeline.keeps_ties:
                         return None
                     messages_s += 2.0 * self._pipeline.message_s(num_bytes)
-        update_s = parameter_bytes * self._pipeline.update_s_per_byte / speed + messages_s
-        return load_s + update_s / self._pipeline.micro_batches
+        once_s = parameter_bytes * self._pipeline.update_s_per_byte + after.first_s - before.first_s
+        return load_s + (once_s / speed + messages_s) / self._pipeline.micro_batches
 
     def _fits(self, before: "_Sums", after: "_Sums", number: int, most: int | None) -> bool:
         if most is None:
@@ -262,6 +260,7 @@ class _Sums(NamedTuple):
 
     border: int
     work_s: float
+    first_s: float
     parameter_bytes: int
     kept_bytes: int
     buffer_bytes: int
@@ -275,6 +274,7 @@ class _Sums(NamedTuple):
         return cls(
             border=border,
             work_s=sum(node.work_s for node in inside),
+            first_s=sum(node.first_s for node in inside),
             parameter_bytes=sum(node.parameter_bytes for node in inside),
             kept_bytes=sum(node.activation_bytes for node in inside),
             buffer_bytes=sum(node.buffer_bytes for node in inside),

@@ -9,6 +9,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.costs import SplitCosts
 from ..partition.graph import WorkGraph
-from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, PipelineWorker, workers
+from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
@@ -34,10 +35,14 @@ from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace
 from ..system.ceilings import read_ceilings
 from ..system.processors import num_cores
+from ..tuning.allocator import as_in_workers
+from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
 _USUAL_BATCH = 32
 """Of a model that no task trains."""
+USUAL_MICRO_BATCHES = 8
+"""Of an update, where a cut is looked at by itself."""
 _MEASURED_S = 0.4
 """About how long the larger of the two batches that are measured may take for a step."""
 
@@ -79,26 +84,27 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
     cores = num_cores()
     own_threads = max(1, cores // question.num_workers)
-    update_s_per_byte, state_copies = _update(subject, is_counted)
-    messages = _messages(question.num_workers, cores / own_threads)
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         given = subject.inputs(batch)
         return tuple(one.to("meta") for one in given) if is_counted else given
 
-    wanted = (max(1, batch_size // question.micro_batches), batch_size)
-    traced, small, large, alone_s = _measured(model, inputs, wanted, own_threads)
+    num = question.micro_batches or USUAL_MICRO_BATCHES
+    wanted = (max(1, batch_size // num), batch_size)
+    places = cores / own_threads
+    with (
+        nullcontext() if is_counted else neighbours(question, places, own_threads) as beside,
+        as_in_workers(),
+    ):
+        messages = _messages(question.num_workers, places, beside)
+        traced, small, large, alone_s = _measured(model, inputs, wanted, own_threads, beside)
     graph_at = _between(small, large)
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
-        pipeline=Pipeline(
-            workers=_workers(question, process_bytes), link=messages.link,
-            micro_batches=question.micro_batches, schedule=question.schedule,
-            state_copies=state_copies, update_s_per_byte=update_s_per_byte,
-        ),
+        pipeline=_pipeline(question, process_bytes, messages.link, _update(subject, is_counted)),
         all_reduce_s=messages.all_reduce_s, exchange_s=messages.exchange_s,
         moved_s_per_byte=moved_s_per_byte(), cores=cores, threads=own_threads,
-        micro_batches_each=MICRO_BATCHES_EACH if question.schedule == "gpipe" else (),
+        micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
         pairs=find_pairs(traced, graph_at(batch_size)),
         largest_bytes=max(node.parameter_bytes for node in large.graph.nodes),
         process_bytes=process_bytes,
@@ -110,9 +116,17 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     )  # fmt: skip
 
 
-def _workers(question: SplitQuestion, process_bytes: int) -> tuple[PipelineWorker, ...]:
+def _pipeline(
+    question: SplitQuestion, process_bytes: int, link: LinkCost, update: tuple[float, int]
+) -> Pipeline:
     left_bytes = _left_bytes(question.memory_bytes, process_bytes)
-    return workers(question.num_workers, left_bytes, question.speeds)
+    update_s_per_byte, state_copies = update
+    return Pipeline(
+        workers=workers(question.num_workers, left_bytes, question.speeds), link=link,
+        micro_batches=question.micro_batches or USUAL_MICRO_BATCHES,
+        schedule=question.schedule or "gpipe",
+        state_copies=state_copies, update_s_per_byte=update_s_per_byte,
+    )  # fmt: skip
 
 
 def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
@@ -144,8 +158,10 @@ def _measured(
     inputs: Callable[[int], tuple[Tensor, ...]],
     wanted: tuple[int, int],
     own_threads: int,
+    beside: Neighbours | None,
 ) -> tuple[TracedModel, MeasuredModel, MeasuredModel, float]:
-    """The operations; the costs of two batches with a worker's threads; and one alone with all.
+    """The operations; the costs of two batches with a worker's threads, while others compute, too;
+    and one alone with all.
 
     Args:
         wanted: a micro-batch and the whole batch; smaller ones where these would take too long.
@@ -163,10 +179,10 @@ def _measured(
     for size in sizes:
         traced = _traced_for(traced, model, inputs(size))
         alone.append(measure(traced, inputs(size)))
-        if own_threads == torch.get_num_threads():
+        if own_threads == torch.get_num_threads() and beside is None:
             measured.append(alone[-1])
         else:
-            with threads(own_threads):
+            with threads(own_threads), beside.compute(size) if beside else nullcontext():
                 measured.append(measure(traced, inputs(size)))
     # More threads are not always faster: of a small model, or where others compute here.
     small_s, large_s = (
@@ -232,12 +248,14 @@ class _Messages(NamedTuple):
     exchange_s: Callable[[float, int], float]
 
 
-def _messages(num_workers: int, places: float) -> _Messages:
-    """As ``paceline bench collectives`` has measured them between so many processes, else a socket.
+def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
+    """As ``paceline bench collectives`` has measured them between so many processes; else to those
+    beside this one; else to a socket.
 
     Args:
         places: workers that compute at the same time; more of them take turns.
     """
+    meeting_s = 0.0
     known = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else UNMEASURED
     cost = known.cost
     if cost is not None:
@@ -245,6 +263,9 @@ def _messages(num_workers: int, places: float) -> _Messages:
         slope = max(0.0, large_s - small_s) / (large - small)
         link = LinkCost(latency_s=max(0.0, small_s - small * slope), s_per_byte=slope)
         source = f"measured between {num_workers} processes here, {known.day}"
+    elif beside is not None:
+        link, meeting_s = beside.messages()
+        source = "measured now, between processes"
     else:
         link = measure_loopback()
         source = "loopback, measured now; paceline bench collectives measures processes"
@@ -260,6 +281,8 @@ def _messages(num_workers: int, places: float) -> _Messages:
     def exchange_s(num_bytes: float, num: int) -> float:
         if cost is not None and num == num_workers:
             return at(cost.rounds["all" if num > 2 else "ring", Action.COPY], num_bytes)
+        if meeting_s:
+            return meeting_s + (num - 1) * num_bytes * link.s_per_byte * max(1.0, num / places)
         return (num - 1) * link.round_s(1, num_bytes) * max(1.0, num / places)
 
     return _Messages(link, source, all_reduce_s, exchange_s)

@@ -26,7 +26,9 @@ class SplitQuestion:
         inputs: of a model without a task: the shape of each, without the batch.
         memory_bytes: of each worker, with all that Python and torch take.
         speeds: of each beside this machine; all 1 where nothing is said.
+        micro_batches: of an update; None: as many as a run takes.
         batch_size: of an update over all workers; the task's where nothing is said.
+        schedule: of a pipeline; empty: gpipe, as its run.
     """
 
     spec: str
@@ -34,13 +36,13 @@ class SplitQuestion:
     inputs: tuple[InputShape, ...] = ()
     memory_bytes: int | None = None
     speeds: tuple[float, ...] = ()
-    micro_batches: int = 8
+    micro_batches: int | None = None
     batch_size: int | None = None
-    schedule: str = "1f1b"
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         workers(self.num_workers, self.memory_bytes, self.speeds)
-        if self.micro_batches < 1:
+        if self.micro_batches is not None and self.micro_batches < 1:
             raise ConfigError(f"--micro-batches must be >= 1, got {self.micro_batches}")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"--batch-size must be >= 1, got {self.batch_size}")
@@ -72,7 +74,7 @@ def find_model(question: SplitQuestion) -> Subject:
                 f"such as --input 1,3,32,32"
             ) from None
         raise ConfigError(str(error).removeprefix("--model ")) from error  # `export` has that flag
-    except Exception as error:
+    except Exception as error:  # the user's model may raise anything
         raise ConfigError(
             f"the model of {question.spec} could not be made: {reason(error)}"
         ) from error

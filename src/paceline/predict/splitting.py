@@ -5,6 +5,7 @@ spec -> split_costs.prepare -> SplitCosts -> best_cut, even_cut, try_all_cuts ->
 """
 
 import time
+from dataclasses import replace
 
 from ..collectives.base import LinkCost
 from ..errors import ConfigError
@@ -15,7 +16,7 @@ from ..partition.placement import Placement, check_parts, even_cut, is_allowed, 
 from ..partition.prices import price_splits
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
-from .split_costs import PreparedModel, prepare
+from .split_costs import USUAL_MICRO_BATCHES, PreparedModel, prepare
 from .split_models import SplitQuestion, is_too_large, on_meta
 
 
@@ -25,11 +26,12 @@ def partition(question: SplitQuestion) -> PartitionReport:
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
     """
-    made = prepare(question)
+    num = question.micro_batches or USUAL_MICRO_BATCHES
+    made = prepare(question := replace(question, micro_batches=num))
     costs = made.costs
-    if why := uneven(costs.batch_size, question.micro_batches):
+    if why := uneven(costs.batch_size, num):
         raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
-    micro_batch = costs.batch_size / question.micro_batches
+    micro_batch = costs.batch_size / num
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
     kept = [f"{one.name} is kept whole: {one.why}" for one in made.traced.kept]
     check_parts(graph, pipeline.num_parts, "; ".join(kept[:2]))
@@ -63,7 +65,7 @@ def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
         placement=cut,
         run=pipeline_step(cut, pipeline, cores),
         other=pipeline_step(cut, pipeline, cores, other),
-        update_s=max(one.update_s for one in cut.parts) * costs.sharing,
+        update_s=max(one.update_s + one.first_s for one in cut.parts) * costs.sharing,
         fits=is_allowed(cut, pipeline),
     )
 
@@ -105,7 +107,7 @@ def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str
     rows = [
         ("model", f"{made.subject.name}: {made.num_parameters:,} parameters, "
                   f"{len(traced.pieces)} pieces by {traced.how}"),
-        ("batch", f"{costs.batch_size} samples an update, {question.micro_batches} micro-batches"),
+        ("batch", f"{costs.batch_size} samples an update, {_micro_batches(question, costs)}"),
         ("workers", f"{costs.num_workers} of {costs.threads} thread{'s' * (costs.threads > 1)} on "
                     f"{costs.cores:g} cores"),
         ("messages", f"{costs.pipeline.link.latency_s * 1e6:.0f} us and "
@@ -134,6 +136,13 @@ def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str
                            f"or shares of it compute something else")
         )  # fmt: skip
     return tuple(rows)
+
+
+def _micro_batches(question: SplitQuestion, costs: SplitCosts) -> str:
+    if question.micro_batches is None:
+        named = " unless 1f1b or interleaved is named" * (costs.pipeline.schedule == "gpipe")
+        return f"as many micro-batches as a run takes, by {costs.pipeline.schedule}{named}"
+    return f"{question.micro_batches} micro-batches"
 
 
 def _rate(link: LinkCost) -> str:

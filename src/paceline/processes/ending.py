@@ -15,11 +15,11 @@ know why something is to be ended.
 import contextlib
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from .reading import read_start
@@ -77,7 +77,7 @@ class _Held:
     def is_over(self) -> bool:
         """Whether it has ended; its parent may not have asked for it yet."""
         if self._fd >= 0:
-            return bool(select.select([self._fd], [], [], 0)[0])
+            return bool(wait([self._fd], 0))
         return not self.is_same()
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class ClientLog(MetricsLog):
             known = read_text(place.read(file), _MOST_OF_IDENTITY).strip()
         try:
             identity = self.begin(client, place.path, known or None)
-        except Exception as error:
+        except Exception as error:  # a client's own errors are not known
             raise ConfigError(f"--log {self.name}: its client says {_first(error)}") from None
         place.write(file, identity.encode())
         self._is_open = True
@@ -146,7 +146,7 @@ class ClientLog(MetricsLog):
         """OSError, as of a file: a server that is away ends no training."""
         try:
             self.send(version, values)
-        except Exception as error:
+        except Exception as error:  # the same
             raise OSError(0, f"{self.name}: {_first(error)}") from None
 
     def close(self) -> None:

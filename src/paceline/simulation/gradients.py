@@ -116,7 +116,7 @@ class Together:
     def _compare(self, gradients: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> None:
         """Hold the first gradient against one that is computed alone."""
         self._model.zero_grad()
-        self._task.loss(self._model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        self._task.loss(self._model(inputs), targets).backward()
         for name, parameter in self._model.named_parameters():
             alone = parameter.grad
             self._is_used[name] = alone is not None
@@ -150,7 +150,7 @@ def _without_python(
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is deprecated: nothing else has no compiler
-        script: Callable[..., Any] = torch.jit.trace(flat, example, check_trace=False)  # type: ignore[no-untyped-call]
+        script: Callable[..., Any] = torch.jit.trace(flat, example, check_trace=False)
     return script
 
 
@@ -243,7 +243,7 @@ class Gradients:
     def _add(self, batch: Any) -> float:
         inputs, targets = batch
         value = self._task.loss(self._replica.model(inputs), targets)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return float(value.detach())
 
     def _keep(self, loss: float) -> Computed:

@@ -178,7 +178,7 @@ class LocalSteps:
             optimizer.zero_grad()
             value = self._task.loss(self._replica.model(inputs), targets)
             loss = float(value.detach())
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             optimizer.step()
             if number == self._overlap_steps or number == len(leases):
                 self._merge(late)

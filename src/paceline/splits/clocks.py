@@ -8,7 +8,7 @@ bytes are counted, and divided by what a large product of matrices reaches here,
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +19,52 @@ from ..system.processors import num_cores
 
 _ENOUGH_S = 0.02
 """A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
-_MOST_RUNS = 5
+_LEAST_RUNS, _MOST_RUNS = 2, 5
 _MATRIX = 768
 _COPIED_BYTES = 1 << 26
+
+
+class TakenTimes(NamedTuple):
+    """What something takes.
+
+    Attributes:
+        backward_s: where gradients are added to those that are there.
+        first_s: how much longer where there are none, and room is made for them.
+    """
+
+    forward_s: float
+    backward_s: float
+    first_s: float
 
 
 class TimedClock:
     """By the clock: after a first run the least of a few, since what else runs here adds to it."""
 
-    def both(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
+    def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
         """Seconds forward and backward."""
-        taken: list[tuple[float, float]] = []
-        self._once(forward, module)
-        while not taken or (len(taken) < _MOST_RUNS and sum(map(sum, taken)) < _ENOUGH_S):
-            taken.append(self._once(forward, module))
-        forward_s, backward_s = (min(one) for one in zip(*taken, strict=True))
-        return forward_s, backward_s
+        first, more = list[tuple[float, float]](), list[tuple[float, float]]()
+        step_once(forward, module)
+        while len(first) < _LEAST_RUNS or (
+            len(first) < _MOST_RUNS and sum(map(sum, (*first, *more))) < _ENOUGH_S
+        ):
+            module.zero_grad(set_to_none=True)
+            first.append(step_once(forward, module))
+            more.append(step_once(forward, module))
+        first_s, more_s = (min(one for _, one in taken) for taken in (first, more))
+        forward_s = min(one for one, _ in (*first, *more))
+        return TakenTimes(forward_s, min(first_s, more_s), max(0.0, first_s - more_s))
 
-    def _once(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
-        module.zero_grad(set_to_none=True)
-        start_s = time.perf_counter()
-        outputs = _differentiable(forward())
-        middle_s = time.perf_counter()
-        ones = [torch.ones_like(one) for one in outputs]
-        begin_s = time.perf_counter()
-        if outputs:
-            torch.autograd.backward(outputs, ones)
-        return middle_s - start_s, time.perf_counter() - begin_s
+
+def step_once(forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
+    """Seconds forward and backward, from gradients that are ones."""
+    start_s = time.perf_counter()
+    outputs = _differentiable(forward())
+    middle_s = time.perf_counter()
+    ones = [torch.ones_like(one) for one in outputs]
+    begin_s = time.perf_counter()
+    if outputs:
+        torch.autograd.backward(outputs, ones)
+    return middle_s - start_s, time.perf_counter() - begin_s
 
 
 class CountedClock:
@@ -61,7 +80,7 @@ class CountedClock:
         self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
         self._s_per_byte = moved_s_per_byte()
 
-    def both(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
+    def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
         """Seconds forward and backward, of which the second is said to move twice the bytes."""
         with FlopCounterMode(display=False) as first:
             outputs = forward()
@@ -70,9 +89,10 @@ class CountedClock:
         with FlopCounterMode(display=False) as second:
             if results := _differentiable(outputs):
                 torch.autograd.backward(results, [torch.ones_like(one) for one in results])
-        return (
+        return TakenTimes(
             first.get_total_flops() * self._s_per_flop + num_bytes * self._s_per_byte,
             second.get_total_flops() * self._s_per_flop + 2 * num_bytes * self._s_per_byte,
+            0.0,
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode
-from .clocks import CountedClock, TimedClock, tensors_in
+from .clocks import CountedClock, TakenTimes, TimedClock, tensors_in
 from .pieces import place
 from .tracing import TracedModel, untouched
 
@@ -29,7 +29,7 @@ class MeasuredModel:
 
     Args:
         graph: of this batch.
-        forward_s, backward_s: of the whole, measured as one.
+        forward_s, backward_s: of the whole, measured as one, as an update of its own.
         is_counted: nothing was measured but what this machine reaches: the model has no numbers.
     """
 
@@ -52,12 +52,13 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
         walk = _Walk(traced, clock)
         walk.run(*inputs)
         whole = clock.both(lambda: traced.module(*inputs), traced.module)
-    forward_s = sum(one.forward_s for one in walk.costs) or 1.0
-    backward_s = sum(one.backward_s for one in walk.costs) or 1.0
-    graph = _graph(traced, walk, whole[0] / forward_s, whole[1] / backward_s)
+    forward_s = sum(one.taken.forward_s for one in walk.costs) or 1.0
+    backward_s = sum(one.taken.backward_s + one.taken.first_s for one in walk.costs) or 1.0
+    whole_back_s = whole.backward_s + whole.first_s
+    graph = _graph(traced, walk, whole.forward_s / forward_s, whole_back_s / backward_s)
     return MeasuredModel(
-        graph=graph, batch_size=len(inputs[0]), forward_s=whole[0], backward_s=whole[1],
-        is_counted=is_counted,
+        graph=graph, batch_size=len(inputs[0]), forward_s=whole.forward_s,
+        backward_s=whole_back_s, is_counted=is_counted,
     )  # fmt: skip
 
 
@@ -71,8 +72,7 @@ class _Piece(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PieceCost:
-    forward_s: float
-    backward_s: float
+    taken: TakenTimes
     kept_bytes: int  # besides what other pieces make
     parameters: tuple[nn.Parameter, ...]
 
@@ -131,7 +131,7 @@ class _Walk(fx.Interpreter):
             return [made[node] for node in leaving]
 
         kept_bytes = self._kept(forward, [*values, *leaving], parameters)
-        seconds = self._clock.both(forward, _Piece(parameters))
+        taken = self._clock.both(forward, _Piece(parameters))
         for node in piece:
             value = self.env[node] = _detached(made[node])
             self._note(node, value)
@@ -141,8 +141,7 @@ class _Walk(fx.Interpreter):
             self.env[node] = value
         self.costs.append(
             _PieceCost(
-                forward_s=seconds[0], backward_s=seconds[1], kept_bytes=kept_bytes,
-                parameters=tuple(parameters),
+                taken=taken, kept_bytes=kept_bytes, parameters=tuple(parameters)
             )
         )  # fmt: skip
 
@@ -226,8 +225,9 @@ def _graph(traced: TracedModel, walk: _Walk, forward: float, backward: float) ->
     nodes = tuple(
         WorkNode(
             name=_name(piece),
-            forward_s=cost.forward_s * forward,
-            backward_s=cost.backward_s * backward,
+            forward_s=cost.taken.forward_s * forward,
+            backward_s=cost.taken.backward_s * backward,
+            first_s=cost.taken.first_s * backward,
             parameter_bytes=sum(one.nbytes for one in cost.parameters if len(users[id(one)]) == 1),
             activation_bytes=cost.kept_bytes + kept[number],
             buffer_bytes=_buffer_bytes(traced, piece),

@@ -142,7 +142,7 @@ def outputs_of(root: fx.GraphModule, node: fx.Node) -> Any:
     spec = getattr(info, "out_spec", None)
     if spec is None:
         return node.args[0]
-    return torch.utils._pytree.tree_unflatten(node.args[0], spec)  # type: ignore[arg-type]
+    return torch.utils._pytree.tree_unflatten(node.args[0], spec)  # type: ignore[arg-type]  # the output of a graph is what its spec flattens
 
 
 def run_parts(parts: Sequence[ModelPart], inputs: Sequence[Tensor]) -> Any:

@@ -75,7 +75,7 @@ def trace(module: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
         try:
             with torch.no_grad():
                 module(*inputs)
-        except Exception as error:
+        except Exception as error:  # the user's model may raise anything
             raise ConfigError(f"the model does not run on its inputs: {reason(error)}") from error
         graph_module, how, kept = _operations(module, inputs)
         pieces = Pieces(graph_module)
@@ -167,7 +167,7 @@ class _Tracer(fx.Tracer):
         name = self.path_of_module(m)
         try:
             return super().call_module(m, forward, args, kwargs)
-        except Exception:
+        except Exception:  # raised again: only the place is noted
             if self.failed_in is None:
                 self.failed_in = name
             raise
@@ -273,7 +273,7 @@ def _computes_the_same(module: nn.Module, other: nn.Module, inputs: Sequence[Ten
             torch.manual_seed(0)
             try:
                 given = one(*(tensor.clone() for tensor in inputs))
-            except Exception:
+            except Exception:  # a traced graph that raises is not the same
                 return False
             results.append(torch.utils._pytree.tree_leaves(given))
     ours, theirs = ([x for x in one if isinstance(x, Tensor)] for one in results)

@@ -5,11 +5,15 @@
     meeting     what each of a copy's workers is about to do, before any of them does it
     cut         where the model is cut: measured by one, said to all, proved on an example
     borders     what crosses each border, for any number of rows
+    modes       in training or in evaluation, as all of a copy's workers are
+    chunks      micro-batches of all workers, and tensors of any number of rows
     pipeline    micro-batches through the parts, and their gradients back
+    scheduled   there and back by 1f1b or interleaved, where the loss is known
     averaging   the optimizer's step, each worker on its part
     whole       the model as one again: state_dict, checkpoints
     base        the user's own module, computed by several: what all ways share
     model       in parts, behind one another
+    trained     likewise, where the loss is known
     layered     layers divided over channels: all rows through each worker's columns
     columns     which layers are, and how they compute
     shards      each parameter in pieces, put together where it is needed
@@ -58,8 +62,8 @@ alone may ask. A checkpoint is what one device would have written, and any split
 
 *Rejected:* one member for a whole copy, whose other workers follow it (each batch would be loaded
 by all of them or sent, each output sent to all, and every message to a member told to several
-processes); `torch.distributed.pipelining`'s schedules for a script's own loop (they call the loss
-themselves, in the last stage, and a script's loss line stands behind ``model(x)``).
+processes); for a script's own loop schedules that call the loss themselves, in the last part (a
+script's loss line stands behind ``model(x)``). A task's loss is known: scheduled.py.
 
 This room must not know protocols, messages or how ranks find each other.
 """

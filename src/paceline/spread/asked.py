@@ -8,6 +8,8 @@ what can be done instead. This module must not know how parts are computed.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from ..errors import ConfigError
 from ..exchange.through_store import StoreExchange
 from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
-from ..tuning.candidate import Forward
+from ..tuning.allocator import as_in_workers
+from ..tuning.candidate import Forward, LossForward
 from ..tuning.fast import made_up_loss
 from .base import SpreadModel
 from .borders import inputs_of
@@ -30,7 +33,10 @@ from .group import Ranks, SplitGroups
 from .layered import ColumnModel, make_columns
 from .model import PipelinedModel
 from .shards import ShardedModel
+from .trained import BatchLoss, TrainedModel, batch_loss
 
+_USUAL = "gpipe"
+"""The schedule of a pipeline where nothing is said: with or without its loss, and the fastest."""
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
     (lambda c: c.steps_together, "a step that all make together (closures, optimizer hooks)"),
@@ -122,7 +128,7 @@ def spread_over(
     Args:
         mini_batch: samples of a worker's, the most.
     """
-    ranks = exchange.ranks
+    ranks, num_samples = exchange.ranks, partial(_num_samples, exchange)
     assert ranks is not None
     _share_weights(ranks, model)
 
@@ -133,24 +139,59 @@ def spread_over(
             )
         return found
 
-    def num_samples() -> int:
-        grant = exchange.grant()
-        return sum(one.num_samples for one in grant.leases) if grant is not None else 0
-
-    def look() -> None:
-        with kept_random_state(), _evaluating(model):
-            (forward or made_up_loss)(model, _batch(loader, mini_batch))
-
     if name.stage:
+        look = partial(_look, model, loader, forward, mini_batch)
         groups = SplitGroups(ranks, name)
         return ShardedModel(model, optimizers, groups, name.stage, look, num_samples)
     if name.is_layer:
         groups = SplitGroups(ranks, name)
         columns = make_columns(model, inputs, mini_batch, groups)
         return ColumnModel(model, optimizers, columns, groups, num_samples)
-    cut = make_cut(model, inputs, mini_batch, ranks, name)
+    name = replace(name, schedule=name.schedule or _USUAL)
+    known = None if name.schedule == _USUAL else known_loss(name, model, loader, forward)
+    with as_in_workers():
+        cut = make_cut(model, inputs, mini_batch, ranks, name)
     groups = SplitGroups(ranks, name, cut.order)
-    return PipelinedModel(model, optimizers, cut, groups, num_samples)
+    if known is None:
+        return PipelinedModel(model, optimizers, cut, groups, num_samples)
+    assert isinstance(forward, LossForward)
+    made = TrainedModel(model, optimizers, cut, groups, num_samples, known)
+    forward.trained = made.train_on
+    return made
+
+
+def _look(
+    model: nn.Module, loader: DataLoader[Any], forward: Forward | None, mini_batch: int
+) -> None:
+    """One forward pass of so many samples, as an evaluation makes it."""
+    with kept_random_state(), _evaluating(model):
+        (forward or made_up_loss)(model, _batch(loader, mini_batch))
+
+
+def _num_samples(exchange: StoreExchange) -> int:
+    """Of this worker's mini-batch."""
+    grant = exchange.grant()
+    return sum(one.num_samples for one in grant.leases) if grant is not None else 0
+
+
+def known_loss(
+    name: SplitName, model: nn.Module, loader: DataLoader[Any], forward: Forward | None
+) -> BatchLoss:
+    """The loss, which the last part computes.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        if not isinstance(forward, LossForward):
+            raise ConfigError("a script's loss stands behind model(x)")
+        with kept_random_state():
+            return batch_loss(model, forward.loss, lambda size: _batch(loader, size))
+    except ConfigError as error:
+        raise ConfigError(
+            f"split {name}: {name.schedule} needs the loss of each micro-batch in the last part, "
+            f"and {error}; write {replace(name, schedule=_USUAL)}"
+        ) from None
 
 
 @contextmanager

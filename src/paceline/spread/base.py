@@ -27,6 +27,8 @@ from .group import SplitGroups
 from .meeting import Intent, Meeting, PartTask
 from .whole import SpreadState
 
+_WITH_BATCH = (PartTask.FORWARD, PartTask.TRAIN)
+
 
 class OwnTensors(nn.Module):
     """What a worker holds of a model, under the model's names.
@@ -164,10 +166,8 @@ class SpreadModel(abc.ABC):
 
     def _note_shares(self, every: Sequence[Intent]) -> None:
         """By what each worker's gradient is weighed, from the samples that they have."""
-        total = sum(one.samples for one in every if one.doing is PartTask.FORWARD)
-        self._shares = [
-            one.samples / max(1, total) if one.doing is PartTask.FORWARD else 0.0 for one in every
-        ]
+        samples = [one.samples if one.doing in _WITH_BATCH else 0 for one in every]
+        self._shares = [one / max(1, sum(samples)) for one in samples]
 
     def _refuse_outside(self) -> None:
         if not self._num_samples():
@@ -235,8 +235,8 @@ class SpreadModel(abc.ABC):
     def keep_state_dict(self, optimizers: Sequence[Optimizer]) -> None:
         """``state_dict()`` of each optimizer is of the whole model."""
         for number, one in enumerate(optimizers):
-            one.state_dict = partial(self.optimizer_state, number, one)  # type: ignore[method-assign]
-            one.load_state_dict = _refuse_to_load_state  # type: ignore[method-assign]
+            one.state_dict = partial(self.optimizer_state, number, one)  # type: ignore[method-assign]  # of this optimizer alone
+            one.load_state_dict = _refuse_to_load_state  # type: ignore[method-assign]  # the same
 
     def own_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Of all parameters of the model those that lie here, whose gradients are clipped as one.

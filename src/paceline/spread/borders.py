@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..partition.names import SplitName
 from ..splits.parts import ModelPart, run_parts
 from ..splits.tracing import untouched
-from .pipeline import TensorShape
+from .chunks import TensorShape
 
 Inputs = Callable[[int], tuple[Tensor, ...]]
 """What the model is called with, for so many samples."""
@@ -82,7 +82,7 @@ def find_borders(
         found = [_crossing(parts, inputs(size)) for size in sizes]
     form = torch.utils._pytree.tree_structure(_made_by(parts, model, inputs(sizes[0])))
     borders = tuple(
-        tuple(_shape(a, b, sizes) for a, b in zip(one, other, strict=True))
+        tuple(shape_of(a, b, sizes) for a, b in zip(one, other, strict=True))
         for one, other in zip(*found, strict=True)
     )
     return borders, form
@@ -111,7 +111,7 @@ def _crossing(parts: Sequence[ModelPart], given: Sequence[Tensor]) -> list[list[
     return found
 
 
-def _shape(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> TensorShape:
+def shape_of(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> TensorShape:
     """How a tensor grows with rows."""
     if sizes[0] == sizes[1]:
         return TensorShape(one.dtype, tuple(one.shape), (0,) * one.ndim)

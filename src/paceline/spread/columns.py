@@ -201,7 +201,7 @@ def _with_bias(made: Tensor, bias: Tensor | None, layer: nn.Module) -> Tensor:
         return made
     if isinstance(layer, nn.Linear):
         return made + bias
-    spatial = layer.weight.ndim - 2  # type: ignore[operator]
+    spatial = layer.weight.ndim - 2  # type: ignore[operator]  # a layer has a weight
     return made + bias.view(-1, *[1] * spatial)
 
 
@@ -258,7 +258,7 @@ class ColumnLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of all channels of ``x``."""
-        made = self._call(_Enter.apply(x, self._group), self.weight, self.bias)  # type: ignore[no-untyped-call]
+        made = self._call(_Enter.apply(x, self._group), self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch's has no types
         self._random.part()
         return made
 
@@ -278,11 +278,11 @@ class RowLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Of this worker's channels; what is given is whole."""
         self._random.rejoin()
-        made: Tensor = _Sum.apply(self._call(x, self.weight, None), self._group)  # type: ignore[no-untyped-call]
+        made: Tensor = _Sum.apply(self._call(x, self.weight, None), self._group)  # type: ignore[no-untyped-call]  # torch's has no types
         if self.bias is None:
             return made
         spatial = 0 if self._is_linear else self.weight.ndim - 2
-        return made + self.bias.view(-1, *[1] * spatial)  # type: ignore[operator]
+        return made + self.bias.view(-1, *[1] * spatial)  # type: ignore[operator]  # a bias is a tensor
 
 
 class _Enter(torch.autograd.Function):

@@ -9,7 +9,7 @@ in training, outputs that are no rows, code that reads ``self.training`` itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
 from .borders import Inputs, find_borders, leaves_of, sent_bytes
+from .chunks import TensorShape
 from .group import Ranks, tell_all
-from .pipeline import TensorShape
 
 _CLOSE = 1e-4
 _UNEVEN = 1.15
@@ -46,6 +46,7 @@ class ModelCut:
         form: what the model gives, as torch's trees have it.
         most: micro-batches of a worker's mini-batch at most.
         order: of a copy's workers, whose part comes first.
+        schedule: what micro-batches follow in training.
         fixed_rows: of each micro-batch, where it can be no other; None: any number.
         balance: that is predicted, the mean over the most.
         note: for the plan.
@@ -57,6 +58,7 @@ class ModelCut:
     form: Any
     most: int
     order: tuple[int, ...]
+    schedule: str
     fixed_rows: int | None
     balance: float
     note: str
@@ -87,11 +89,13 @@ def make_cut(
 
     Args:
         mini_batch: samples of a worker's, the most.
+        name: with its schedule; gpipe where it says none.
         seconds: measures how fast this worker is, while all others do, too.
 
     Raises:
         ConfigError: the model cannot be cut into so many parts, or would compute something else.
     """
+    name = name if name.schedule else replace(name, schedule="gpipe")
     given = inputs(min(mini_batch, FEW))
     traced = followed(model, given)
     _refuse_too_few(traced, name)
@@ -99,7 +103,9 @@ def make_cut(
     seat, took_s = ranks.everyone.rank, seconds(model, given)
     speeds = _speeds(tell_all(ranks.everyone, took_s), name)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
-    own = None if seat else _choose(traced, inputs, (most, mini_batch), name, speeds)
+    cores, own = num_cores() / torch.get_num_threads(), None
+    if seat < max(1, cores):  # as many as compute at a time, since they take memory's time, too
+        own = _choose(traced, inputs, (most, mini_batch), name, speeds)
     chosen = tell_all(ranks.everyone, own)[0]
     _refuse_other_pieces(traced, chosen, seat)
     parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["most"])
@@ -110,6 +116,7 @@ def make_cut(
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"],
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
+        schedule=name.schedule,
         fixed_rows=rows if is_fixed else None,
         sent_bytes=sent_bytes(model, borders, mini_batch, name),
     )  # fmt: skip
@@ -153,11 +160,12 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
 
 def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:
     """Raise ConfigError where there are more parts than pieces, with what keeps pieces together."""
-    if (found := len(traced.pieces)) >= name.parts:
+    wanted = name.parts * name.parts_each
+    if (found := len(traced.pieces)) >= wanted:
         return
     kept = "; ".join(f"{one.name or 'it'} is kept whole: {one.why}" for one in traced.kept[:2])
     raise ConfigError(
-        f"{name} is {name.parts} parts, and {type(traced.module).__name__} has {found} "
+        f"{name} is {wanted} parts, and {type(traced.module).__name__} has {found} "
         f"piece{'s' * (found > 1)} that can be cut apart{f' ({kept})' if kept else ''}: use fewer "
         "parts, or --split shard"
     )
@@ -215,18 +223,23 @@ def _choose(
     Args:
         sizes: the most samples that are measured, and those of a mini-batch.
     """
-    num_parts, link = name.parts, measure_loopback()
+    each = name.parts_each
     cores = num_cores() / torch.get_num_threads() / name.copies
-    graphs = ((most * num_parts, one) for most, one in _measured(traced, inputs, *sizes))
-    setting = Pipeline(workers=workers(num_parts, speeds=speeds), link=link, schedule="gpipe")
+    graphs = ((most * name.parts, one) for most, one in _measured(traced, inputs, *sizes))
+    if each > 1:  # worker k has parts k, k + P, ...: whose they are is not chosen
+        speeds = [1.0] * (name.parts * each)
+    setting = Pipeline(
+        workers=workers(name.parts * each, speeds=speeds), link=measure_loopback(),
+        schedule=name.schedule, parts_each=each,
+    )  # fmt: skip
     seconds, num, cut, graph = fastest_cut(graphs, setting, cores)
     part_of = cut.part_of()
     return {
         "part_of": [part_of[node] for node in range(len(graph))],
-        "most": num // num_parts,
-        "balance": cut.balance,
-        "order": [one.worker for one in cut.parts],
-        "note": _note(cut, graph, num, seconds, str(name)) + _of_speeds(cut, speeds),
+        "most": num // name.parts,
+        "balance": cut.balance_of(name.parts),
+        "order": [one.worker for one in cut.parts] if each == 1 else list(range(name.parts)),
+        "note": _note(cut, graph, num, seconds, name) + _of_speeds(cut, speeds),
     }
 
 
@@ -251,7 +264,7 @@ def _measured(
             yield most, small.at(_rows(mini_batch, most), least, large, largest)
 
 
-def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:
+def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: SplitName) -> str:
     """The cut in one line of the plan."""
     said = []
     for one in cut.parts:
@@ -259,8 +272,9 @@ def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str)
         last = graph.nodes[one.nodes[-1]].name.rpartition(" .. ")[2]
         said.append(first if first == last else f"{first} .. {last}")
     return (
-        f"{name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
-        f"{cut.balance:.0%}, {seconds * 1e3:.1f} ms a step predicted, without the optimizer"
+        f"{replace(name, schedule='')}: {' | '.join(said)}; {num} micro-batches by "
+        f"{name.schedule}, balance {cut.balance_of(name.parts):.0%}, {seconds * 1e3:.1f} ms a step "
+        "predicted, without the optimizer"
     )
 
 

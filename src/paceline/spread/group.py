@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ..exchange.group import MemberGroup, Pending
 from ..partition.names import SplitName

@@ -28,12 +28,13 @@ from ..splits.tracing import TracedModel, untouched
 from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors
 from .borders import Inputs, find_borders, leaves_of
+from .chunks import Chunk, TensorShape, Values
 from .columns import LayerPair, PassRandom, can_divide, divide, pair_of
 from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import PeerGroup, SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
-from .pipeline import Chunk, Passed, TensorShape, Values
+from .pipeline import Passed
 
 _INPUT, _OUTPUT_GRAD = range(2)
 """Tags of messages."""
@@ -91,8 +92,8 @@ def make_columns(
     borders, form = find_borders(model, whole, inputs, (2, 3))
     return ColumnCut(
         cut=ModelCut(
-            parts=whole, order=(), borders=borders, form=form, most=1, fixed_rows=None, balance=1.0,
-            note=_note(traced, pairs, groups),
+            parts=whole, order=(), schedule="", borders=borders, form=form, most=1, fixed_rows=None,
+            balance=1.0, note=_note(traced, pairs, groups),
             sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
         ),
         traced=traced, pairs=pairs, is_random=_is_random(model, given),
@@ -122,7 +123,7 @@ def _note(traced: TracedModel, pairs: Sequence[LayerPair], groups: SplitGroups) 
     shown = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
     layers = [traced.graph_module.get_submodule(str(node.target))
               for pair in pairs for node in (pair.first, pair.second)]  # fmt: skip
-    divided = sum(one.weight.nbytes for one in layers)  # type: ignore[misc]
+    divided = sum(one.weight.nbytes for one in layers)  # type: ignore[misc]  # a layer has a weight
     whole = sum(one.nbytes for one in traced.module.parameters())
     return (
         f"{groups.name}: channels of {shown} on all workers; "
@@ -259,7 +260,7 @@ class ColumnRunner:
             if one.owner == self._group.rank:
                 outputs[one.number] = [x.detach()[start : start + one.rows] for x in made]
             start += one.rows
-        return outputs, Passed(chunks, [([], made)]) if keeps else None
+        return outputs, Passed(chunks, [[([], made)]]) if keeps else None
 
     def backward(self, passed: Passed, own: Values) -> None:
         """The gradients of all rows through these columns, added to their own.
@@ -267,7 +268,7 @@ class ColumnRunner:
         Args:
             own: of the outputs of this worker's rows that have gradients.
         """
-        _, made = passed.kept.pop()
+        ((_, made),) = passed.kept.pop()
         shapes = [one for one in self._borders[-1] if one.has_gradient]
         gradients = self._gather(passed.chunks, own, shapes, _OUTPUT_GRAD)
         tensors = [x for x, one in zip(made, self._borders[-1], strict=True) if one.has_gradient]

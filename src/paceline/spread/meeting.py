@@ -33,12 +33,15 @@ class PartTask(IntEnum):
     LOOK = 2
     """A forward pass without gradients."""
     BACKWARD = 3
+    TRAIN = 4
+    """There and back by a schedule, where the loss is known."""
 
 
 _WORDS = {
     PartTask.FORWARD: "calls the model",
     PartTask.LOOK: "calls the model without gradients",
     PartTask.BACKWARD: "is in backward()",
+    PartTask.TRAIN: "trains on a mini-batch",
 }
 
 

@@ -7,8 +7,7 @@
 This module must not know the loop.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,16 +17,20 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..replica.absent import forget
 from .base import OwnTensors, SpreadModel
+from .chunks import chunk_rows, chunks_of
 from .cut import ModelCut
 from .group import SplitGroups, tell_all
-from .meeting import Intent, PartTask, mode_of
-from .pipeline import PartRunner, Passed, chunk_rows, chunks_of
+from .meeting import Intent, PartTask
+from .modes import in_mode, module_mode
+from .pipeline import PartRunner, Passed
 
 if TYPE_CHECKING:
     from .layered import ColumnRunner
 
 _MUCH_WORSE = 0.85
 _NOTHING = Intent(PartTask.STEP_END)
+ChunksOfOwn = dict[int, list[Tensor]]
+"""The tensors of each of a worker's micro-batches."""
 
 
 class PipelinedModel(SpreadModel):
@@ -57,8 +60,12 @@ class PipelinedModel(SpreadModel):
         self._stand_in(optimizers)
 
     def _make_runner(self) -> "PartRunner | ColumnRunner":
-        here = self.groups.part
-        return PartRunner(self.cut.parts[here].module, self.groups.copy, self.cut.borders)
+        return PartRunner(self._modules(), self.groups.copy, self.cut.borders)
+
+    def _modules(self) -> list[nn.Module]:
+        """Of this worker's parts."""
+        own = self.cut.parts[self.groups.part :: self.groups.copy.size]
+        return [part.module for part in own]
 
     def _hold(self, optimizers: Sequence[Optimizer]) -> None:
         """Give up what this worker does not step."""
@@ -74,10 +81,11 @@ class PipelinedModel(SpreadModel):
         self._give_up_others(optimizers, named, holders)
 
     def _holders(self, named: dict[str, nn.Parameter]) -> dict[str, list[int]]:
-        """The parts that hold each parameter: the first one, where nobody computes with it."""
-        parts = list(enumerate(self.cut.parts))
+        """The workers that hold each parameter: the first one, where nobody computes with it."""
+        size = self.groups.copy.size
+        parts = [(number % size, part) for number, part in enumerate(self.cut.parts)]
         return {
-            name: [number for number, part in parts if name in part.parameters] or [0]
+            name: sorted({number for number, part in parts if name in part.parameters}) or [0]
             for name in named
         }
 
@@ -86,13 +94,14 @@ class PipelinedModel(SpreadModel):
     ) -> OwnTensors:
         here, buffers = self.groups.part, dict(self._module.named_buffers())
         used = {name for part in self.cut.parts for name in part.buffers}
-        mine = set(self.cut.parts[here].buffers)
+        own = self.cut.parts[here :: self.groups.copy.size]
+        mine = {name for part in own for name in part.buffers}
         if here == 0:
             mine |= buffers.keys() - used
         return OwnTensors(
             [(name, one) for name, one in named.items() if here in holders[name]],
             [(name, one) for name, one in buffers.items() if name in mine],
-            self.cut.parts[here].module,
+            own[0].module if len(own) == 1 else nn.ModuleList(part.module for part in own),
         )
 
     def _give_up_others(
@@ -130,8 +139,12 @@ class PipelinedModel(SpreadModel):
             )
             self._has_told = True
 
-    def _forward(self, *given: Any, **named: Any) -> Any:
-        """All workers of the copy call it."""
+    def _checked(self, given: Sequence[Any], named: Iterable[str] = ()) -> tuple[int, ChunksOfOwn]:
+        """The rows of this worker's mini-batch, and its micro-batches.
+
+        Raises:
+            ConfigError: the model is called otherwise than it was cut for.
+        """
         wanted = self.cut.borders[0]
         is_right = len(given) == len(wanted) and all(
             isinstance(one, Tensor) and one.dtype is shape.dtype and one.ndim == len(shape.fixed)
@@ -147,20 +160,23 @@ class PipelinedModel(SpreadModel):
             raise ConfigError(
                 "a split model's inputs require gradients, which are not sent back to them"
             )
-        rows = len(given[0])
-        self._check_rows(given, rows)
-        keeps = torch.is_grad_enabled()
-        doing = PartTask.FORWARD if keeps else PartTask.LOOK
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
+        self._check_rows(given, rows := len(given[0]))
+        parts = [torch.split(one, chunk_rows(rows, self.cut.most)) for one in given]
+        return rows, {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
+
+    def _forward(self, *given: Any, **named: Any) -> Any:
+        """All workers of the copy call it."""
+        rows, own = self._checked(given, named)
+        keeps = torch.is_grad_enabled()
+        doing = PartTask.FORWARD if keeps else PartTask.LOOK
         mine = Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed())
         every = self._meet(mine)
-        parts = [torch.split(one, chunk_rows(rows, self.cut.most)) for one in given]
-        own = {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
         number, outputs = self._run(every, own, keeps=keeps)
         made = [torch.cat(one) for one in zip(*(outputs[i] for i in sorted(outputs)), strict=True)]
         if keeps:
-            made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]
+            made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
         return torch.utils._pytree.tree_unflatten(made, self.cut.form)
 
     def _seed(self) -> int:
@@ -190,13 +206,13 @@ class PipelinedModel(SpreadModel):
                 )
 
     def _run(
-        self, every: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool
-    ) -> tuple[int, dict[int, list[Tensor]]]:
+        self, every: Sequence[Intent], own: ChunksOfOwn, *, keeps: bool
+    ) -> tuple[int, ChunksOfOwn]:
         """A forward pass that all have come to, or serve."""
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        every = [one if one.doing is doing else _NOTHING for one in every]
+        every = only(doing, every)
         chunks = chunks_of([one.rows for one in every], self.cut.most)
-        with self._in_mode(next(one.mode for one in every if one.doing)):
+        with in_mode(self._module, next(one.mode for one in every if one.doing)):
             outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:
             return -1, outputs
@@ -216,33 +232,7 @@ class PipelinedModel(SpreadModel):
         self._run_back(number, rows, [None] * len(self.cut.borders[-1]))
 
     def _mode(self) -> int:
-        return mode_of(one.training for one in self._module.modules())
-
-    @contextmanager
-    def _in_mode(self, mode: int) -> Iterator[None]:
-        """This part in the mode that others are in.
-
-        Raises:
-            ConfigError: it is a mix, and here it is another one.
-        """
-        if (mine := self._mode()) == mode:
-            yield
-            return
-        if mode > 1:
-            raise ConfigError(
-                "another worker calls the model with some modules in training and others not, and "
-                "here they are others (model.train(), model.eval()): set them in all workers alike"
-            )
-        modules = list(self._module.modules())
-        before = [one.training for one in modules]
-        for one in modules:
-            one.training = bool(mode)
-        try:
-            yield
-        finally:
-            for one, flag in zip(modules, before, strict=True):
-                one.training = flag
-        assert self._mode() == mine
+        return module_mode(self._module)
 
     def backward(self, number: int, rows: int, gradients: Sequence[Tensor | None]) -> None:
         """Of the forward pass of this number, from the gradients of this worker's outputs."""
@@ -268,6 +258,11 @@ class PipelinedModel(SpreadModel):
         own = dict(enumerate(zip(*(torch.split(x, sizes) for x in whole), strict=True)))
         with torch.enable_grad():
             self._pipeline.backward(passed, own)
+
+
+def only(doing: PartTask, every: Sequence[Intent]) -> list[Intent]:
+    """What those said who do this; the others nothing."""
+    return [one if one.doing is doing else _NOTHING for one in every]
 
 
 class _Computed(torch.autograd.Function):

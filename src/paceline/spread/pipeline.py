@@ -6,14 +6,15 @@
     inputs   of each worker -> part 0         outputs     last part -> each worker
     border   part k -> part k + 1             gradients   all of it the other way
 
-The schedule is gpipe's, since a script's loss stands between the two (Y. Huang et al., "GPipe",
-2019, section 2.2). Micro-batches of all workers take turns, so that nobody's outputs come last.
-What a part needs for its backward pass it keeps. This module must not know what a loss is.
+So it is where a script's loss stands between the two (gpipe: Y. Huang et al., "GPipe", 2019,
+section 2.2); scheduled.py goes back earlier, where the loss is known. Where a worker has several
+parts, they are k, k + P, ... of P workers. Micro-batches of all workers take turns, so that
+nobody's outputs come last. What a part needs for its backward pass it keeps. This module must not
+know what a loss is.
 """
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,70 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from ..exchange.group import Pending
+from .chunks import Chunk, TensorShape, Values
 from .group import PeerGroup
 
-_INPUT, _BORDER, _OUTPUT, _OUTPUT_GRAD, _BORDER_GRAD = range(5)
-"""Tags: of two kinds of messages between the same two workers neither waits for the other."""
-
-
-class TensorShape(NamedTuple):
-    """What crosses a border, for any number of rows of a micro-batch.
-
-    Attributes:
-        fixed, growing: each dimension is ``fixed + growing * rows``.
-    """
-
-    dtype: torch.dtype
-    fixed: tuple[int, ...]
-    growing: tuple[int, ...]
-
-    def empty(self, rows: int) -> Tensor:
-        """Room for one."""
-        return torch.empty(self._size(rows), dtype=self.dtype)
-
-    def num_bytes(self, rows: int) -> int:
-        return math.prod(self._size(rows)) * self.dtype.itemsize
-
-    def _size(self, rows: int) -> list[int]:
-        return [a + b * rows for a, b in zip(self.fixed, self.growing, strict=True)]
-
-    @property
-    def has_gradient(self) -> bool:
-        return self.dtype.is_floating_point or self.dtype.is_complex
-
-
-class Chunk(NamedTuple):
-    """A micro-batch: whose it is, which of theirs, and its rows."""
-
-    owner: int
-    number: int
-    rows: int
-
-
-def chunk_rows(rows: int, most: int) -> list[int]:
-    """The rows of each micro-batch, at most so many, as even as can be.
-
-    Example:
-        >>> chunk_rows(7, 3)
-        [3, 2, 2]
-    """
-    num = min(rows, most)
-    return [rows // num + (i < rows % num) for i in range(num)] if num else []
-
-
-def chunks_of(rows: Sequence[int], most: int) -> list[Chunk]:
-    """The micro-batches of all workers, in the order in which they are computed.
-
-    Args:
-        rows: of each worker's mini-batch.
-    """
-    own = [chunk_rows(one, most) for one in rows]
-    return [
-        Chunk(owner, number, sizes[number])
-        for number in range(max(map(len, own), default=0))
-        for owner, sizes in enumerate(own)
-        if number < len(sizes)
-    ]
+INPUT, TARGET, LOSS, _OUTPUT, _OUTPUT_GRAD, _BORDERS = range(6)
+"""Tags: of two kinds of messages between the same two workers neither waits for the other. From the
+last one on there are two for each border, there and back."""
 
 
 @dataclass(slots=True)
@@ -92,33 +35,33 @@ class Passed:
     """A forward pass that a backward pass may follow.
 
     Attributes:
-        kept: of each chunk what its part was given and made; empty: the backward pass is over.
+        kept: of each of this worker's parts, and each chunk, what it was given and made; empty: the
+            backward pass is over.
     """
 
     chunks: list[Chunk]
-    kept: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
-
-
-Values = Mapping[int, Sequence[Tensor]]
-"""Of a worker's own chunks, by their index."""
+    kept: list[list[tuple[list[Tensor], list[Tensor]]]] = field(default_factory=list)
 
 
 class PartRunner:
-    """One worker's part.
+    """One worker's parts.
 
     Args:
-        module: takes what crosses the border before it, gives what crosses the one behind it.
+        modules: of its parts, each of which takes what crosses the border before it and gives what
+            crosses the one behind it; the first is as the worker is numbered.
         borders: what crosses each: inputs, ..., outputs.
     """
 
     def __init__(
-        self, module: nn.Module, group: PeerGroup, borders: Sequence[Sequence[TensorShape]]
+        self,
+        modules: Sequence[nn.Module],
+        group: PeerGroup,
+        borders: Sequence[Sequence[TensorShape]],
     ) -> None:
-        self._module, self._group = module, group
-        self._part, self._last = group.rank, group.size - 1
-        self._given, self._made = borders[self._part], borders[self._part + 1]
-        self._outputs = borders[-1]
-        self._inputs = borders[0]
+        self._modules, self._group, self._borders = modules, group, borders
+        self.here, self._end = group.rank, group.size - 1
+        self.last = len(borders) - 2
+        self._parts = range(self.here, self.last + 1, group.size)
         self._sent: list[tuple[Pending, Tensor]] = []
         self.busy_s = 0.0
         """Of computing, forward and backward, since it was set to 0."""
@@ -126,101 +69,148 @@ class PartRunner:
     def forward(
         self, chunks: list[Chunk], own: Values, *, keeps: bool
     ) -> tuple[dict[int, list[Tensor]], Passed | None]:
-        """All micro-batches through this part; the outputs of those that are this worker's.
+        """All micro-batches through these parts; the outputs of those that are this worker's.
 
         Args:
             keeps: a backward pass may follow.
         """
         passed = Passed(chunks) if keeps else None
-        given = [self._given_of(one, own) for one in chunks]
+        given = [self.given_of(one, self.here, own) for one in chunks]
         outputs: dict[int, Sequence[Tensor] | Incoming] = {}
         for one in self._mine(chunks):
-            if self._part:
-                self._send(own[one.number], 0, _INPUT)
-            if self._part != self._last:
-                rooms = [shape.empty(one.rows) for shape in self._outputs]
-                outputs[one.number] = self._expect(rooms, self._last, _OUTPUT)
+            if self.here:
+                self._send(own[one.number], 0, INPUT)
+            if self.here != self._end:
+                rooms = [shape.empty(one.rows) for shape in self._borders[-1]]
+                outputs[one.number] = self.expect(rooms, self._end, _OUTPUT)
         with torch.set_grad_enabled(keeps):
-            for at, one in enumerate(chunks):
-                entering = _there(given[at])
-                given[at] = ()
-                if keeps and self._part:
-                    entering = [x.requires_grad_(x.is_floating_point()) for x in entering]
-                start_s = time.perf_counter()
-                made = _tensors(self._module(*entering))
-                self.busy_s += time.perf_counter() - start_s
+            for part in self._parts:
+                if part != self.here:
+                    given = [self.given_of(one, part, own) for one in chunks]
+                kept = []
+                for at, one in enumerate(chunks):
+                    entering = self._entering(part, given[at], keeps=keeps)
+                    given[at] = ()
+                    made = tensors_of(self._compute(part, entering))
+                    if keeps:
+                        kept.append((entering, made))
+                    self._give(one, part, made, outputs)
                 if passed is not None:
-                    passed.kept.append((entering, made))
-                self._give(one, made, outputs)
-        found = {number: _there(one) for number, one in outputs.items()}
+                    passed.kept.append(kept)
+        found = {number: there(one) for number, one in outputs.items()}
         self._finish()
         return found, passed
 
     def _mine(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        return [one for one in chunks if one.owner == self._part]
+        return [one for one in chunks if one.owner == self.here]
 
-    def _given_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Incoming":
-        """What this part is given of a micro-batch, on its way as soon as its maker has it."""
-        if self._part == 0 and one.owner == 0:
+    def given_of(self, one: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
+        """What a part is given of a micro-batch, on its way as soon as its maker has it."""
+        if part == 0 and one.owner == 0:
             return own[one.number]
-        source, tag = (one.owner, _INPUT) if self._part == 0 else (self._part - 1, _BORDER)
-        return self._expect([shape.empty(one.rows) for shape in self._given], source, tag)
+        source, tag = (one.owner, INPUT) if part == 0 else (self._worker(part - 1), _there_of(part))
+        return self.expect([shape.empty(one.rows) for shape in self._borders[part]], source, tag)
+
+    def _worker(self, part: int) -> int:
+        return part % self._group.size
+
+    def _entering(
+        self, part: int, given: "Sequence[Tensor] | Incoming", *, keeps: bool
+    ) -> list[Tensor]:
+        found = there(given)
+        if keeps and part:
+            found = [x.requires_grad_(x.is_floating_point()) for x in found]
+        return found
+
+    def _compute(self, part: int, entering: Sequence[Tensor]) -> Any:
+        start_s = time.perf_counter()
+        made = self._modules[part // self._group.size](*entering)
+        self.busy_s += time.perf_counter() - start_s
+        return made
 
     def _give(
-        self, one: Chunk, made: Sequence[Tensor], outputs: "dict[int, Sequence[Tensor] | Incoming]"
+        self,
+        one: Chunk,
+        part: int,
+        made: Sequence[Tensor],
+        outputs: "dict[int, Sequence[Tensor] | Incoming]",
     ) -> None:
         """What it has made goes on, or to whose it is."""
         leaving = [tensor.detach() for tensor in made]
-        if self._part < self._last:
-            self._send(leaving, self._part + 1, _BORDER)
-        elif one.owner == self._part:
+        if part < self.last:
+            self._send(leaving, self._worker(part + 1), _there_of(part + 1))
+        elif one.owner == self.here:
             outputs[one.number] = leaving
         else:
             self._send(leaving, one.owner, _OUTPUT)
 
     def backward(self, passed: Passed, own: Values) -> None:
-        """The gradients of all micro-batches through this part, which adds them to its own.
+        """The gradients of all micro-batches through these parts, which add them to their own.
 
         Args:
             own: of the outputs of this worker's chunks that have gradients.
         """
-        coming = [self._gradients_of(one, own) for one in passed.chunks]
-        if self._part != self._last:
+        if self.here != self._end:
             for one in self._mine(passed.chunks):
-                self._send(own[one.number], self._last, _OUTPUT_GRAD)
-        for at in range(len(passed.chunks)):
-            given, made = passed.kept[at]
-            passed.kept[at] = ([], [])
-            has_gradient = [made[i] for i, shape in enumerate(self._made) if shape.has_gradient]
-            pairs = [
-                (tensor, gradient)
-                for tensor, gradient in zip(has_gradient, _there(coming[at]), strict=True)
-                if tensor.requires_grad
-            ]
-            coming[at] = ()
-            if pairs:
-                tensors, gradients = zip(*pairs, strict=True)
-                start_s = time.perf_counter()
-                torch.autograd.backward(tensors, gradients)
-                self.busy_s += time.perf_counter() - start_s
-            if self._part:
-                back = [given[i] for i, shape in enumerate(self._given) if shape.has_gradient]
-                self._send(
-                    [torch.zeros_like(x) if x.grad is None else x.grad for x in back],
-                    self._part - 1,
-                    _BORDER_GRAD,
-                )
-        passed.kept.clear()
+                self._send(own[one.number], self._end, _OUTPUT_GRAD)
+        for part in reversed(self._parts):
+            coming = [self.gradients_of(one, part, own) for one in passed.chunks]
+            kept = passed.kept.pop()
+            for at in range(len(passed.chunks)):
+                given, made = kept[at]
+                kept[at] = ([], [])
+                gradients, coming[at] = there(coming[at]), ()
+                self._go_back(part, given, made, gradients)
         self._finish()
 
-    def _gradients_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Incoming":
-        """Of what this part has made of a micro-batch."""
-        is_last = self._part == self._last
-        if is_last and one.owner == self._part:
+    def _go_back(
+        self,
+        part: int,
+        given: Sequence[Tensor],
+        made: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+    ) -> None:
+        """One micro-batch through a part, and what it was given has gradients for the one before.
+
+        Args:
+            made, gradients: those of it that have gradients, and these.
+        """
+        shapes = self._borders[part + 1]
+        has_gradient = [one for one, shape in zip(made, shapes, strict=True) if shape.has_gradient]
+        pairs = [
+            (tensor, gradient)
+            for tensor, gradient in zip(has_gradient, gradients, strict=True)
+            if tensor.requires_grad
+        ]
+        if pairs:
+            self._compute_back(*zip(*pairs, strict=True))
+        self._give_back(part, given)
+
+    def _compute_back(self, made: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        start_s = time.perf_counter()
+        torch.autograd.backward(made, gradients)
+        self.busy_s += time.perf_counter() - start_s
+
+    def _give_back(self, part: int, given: Sequence[Tensor]) -> None:
+        if part:
+            back = [
+                torch.zeros_like(one) if one.grad is None else one.grad
+                for one, shape in zip(given, self._borders[part], strict=True)
+                if shape.has_gradient
+            ]
+            self._send(back, self._worker(part - 1), _back_of(part))
+
+    def gradients_of(self, one: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
+        """Of what a part has made of a micro-batch."""
+        is_last = part == self.last
+        if is_last and one.owner == self.here:
             return own[one.number]
-        source, tag = (one.owner, _OUTPUT_GRAD) if is_last else (self._part + 1, _BORDER_GRAD)
-        rooms = [shape.empty(one.rows) for shape in self._made if shape.has_gradient]
-        return self._expect(rooms, source, tag)
+        source, tag = (
+            (one.owner, _OUTPUT_GRAD) if is_last else (self._worker(part + 1), _back_of(part + 1))
+        )
+        shapes = self._borders[part + 1]
+        rooms = [shape.empty(one.rows) for shape in shapes if shape.has_gradient]
+        return self.expect(rooms, source, tag)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -229,7 +219,7 @@ class PartRunner:
             whole = one.contiguous()
             self._sent.append((self._group.begin_send(whole, peer, tag), whole))
 
-    def _expect(self, rooms: list[Tensor], peer: int, tag: int) -> "Incoming":
+    def expect(self, rooms: list[Tensor], peer: int, tag: int) -> "Incoming":
         return Incoming(rooms, [self._group.begin_receive(one, peer, tag) for one in rooms])
 
     def _finish(self) -> None:
@@ -246,7 +236,7 @@ class Incoming(NamedTuple):
     under_way: list[Pending]
 
 
-def _there(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
+def there(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
     """Once they have arrived."""
     if not isinstance(tensors, Incoming):
         return list(tensors)
@@ -255,5 +245,14 @@ def _there(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
     return tensors.rooms
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def tensors_of(values: Any) -> list[Tensor]:
     return [one for one in torch.utils._pytree.tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def _there_of(border: int) -> int:
+    """The tag of what crosses a border forward."""
+    return _BORDERS + 2 * border
+
+
+def _back_of(border: int) -> int:
+    return _BORDERS + 2 * border + 1

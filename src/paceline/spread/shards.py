@@ -211,7 +211,7 @@ class ShardedModel(SpreadModel):
         leaves, form = torch.utils._pytree.tree_flatten(made)
         number, self._num_passes = self._num_passes, self._num_passes + 1
         tensors = [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
-        entered = iter(_Entered.apply(self, number, *tensors)) if tensors else iter(())  # type: ignore[no-untyped-call]
+        entered = iter(_Entered.apply(self, number, *tensors)) if tensors else iter(())  # type: ignore[no-untyped-call]  # torch's has no types
         rows = [
             next(entered) if isinstance(one, Tensor) and one.requires_grad else one
             for one in leaves

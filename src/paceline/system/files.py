@@ -164,7 +164,7 @@ class OpenFolder:
                 if is_synced:
                     os.fsync(file.fileno())
                 self.rename(beside, name)
-            except BaseException:
+            except BaseException:  # raised again: no half file stays
                 self.remove_file(beside)
                 raise
 

@@ -14,6 +14,8 @@ library preloaded for it.
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -91,6 +93,15 @@ def is_tuned() -> bool:
     names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return any(name in os.environ for name in names) or "glibc.malloc." in tunables
+
+
+@contextmanager
+def as_in_workers() -> Iterator[None]:
+    """Freed memory stays meanwhile, as it does in processes that an engine begins."""
+    with kept_process():
+        if may_keep():
+            keep(True)
+        yield
 
 
 class kept_process:

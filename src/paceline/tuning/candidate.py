@@ -26,6 +26,26 @@ Forward = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> loss, one forward pass as the training loop makes it."""
 
 
+class LossForward:
+    """A forward pass whose loss stands apart from the model: ``loss(model(inputs), targets)``.
+
+    Attributes:
+        loss: (outputs, targets) -> the mean over the batch.
+        trained: takes the place of both, (inputs, targets) -> loss, in a model that several workers
+            compute; None: nothing does.
+    """
+
+    def __init__(self, loss: Callable[[Any, Tensor], Tensor]) -> None:
+        self.loss = loss
+        self.trained: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        if self.trained is not None and torch.is_grad_enabled():
+            return self.trained(inputs, targets)
+        return self.loss(model(inputs), targets)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objects:
     """What a candidate changes.

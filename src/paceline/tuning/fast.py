@@ -121,7 +121,7 @@ def _tried(subject: TrialSubject, given: Speed, every: Sequence[Candidate]) -> O
         return try_all(subject, given, every)
     except ConfigError:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's model may raise anything
         raise _no_step(error) from error
 
 

@@ -106,7 +106,7 @@ class Arm:
         self._optimizer.zero_grad()
         with autocast(subject.device, self.speed.precision):
             loss = subject.forward(self._model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
         return loss.detach()
 

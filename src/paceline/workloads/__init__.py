@@ -117,7 +117,7 @@ def _own_task(spec: str) -> "Task":
             value = value()
         except PacelineError:
             raise
-        except Exception as error:
+        except Exception as error:  # the user's code may raise anything
             raise ConfigError(f"task {spec} could not be made: {_last_line(error)}") from error
     if not isinstance(value, Task):
         raise ConfigError(
@@ -143,7 +143,7 @@ def _import(name: str, spec: str) -> ModuleType:
                 f"packages); a file mytasks.py is named mytasks:attribute"
             ) from error
         raise ConfigError(f"importing {name} failed: {_last_line(error)}") from error
-    except Exception as error:
+    except Exception as error:  # the same
         raise ConfigError(f"importing {name} failed: {_last_line(error)}") from error
 
 

@@ -28,7 +28,7 @@ for step in range(10000):
     start = (step * 64) % (len(ids) - 65)
     x = ids[start : start + 64].unsqueeze(0).to(device)
     y = ids[start + 1 : start + 65].unsqueeze(0).to(device)
-    logits, state = model(x, state)
+    logits, state = model(x, state)  # <- hidden-not-detached
     loss = loss_fn(logits.view(-1, len(chars)), y.view(-1))
     optimizer.zero_grad()
     loss.backward(retain_graph=True)  # <- graph-retained

@@ -1,0 +1,211 @@
+"""Processes beside this one that do what a run's other workers do, while costs are measured.
+
+    this process   rank 0         measures each piece of the model         a message, there and back
+    neighbours     rank 1 .. n-1  compute the whole model all the time     answer, and meet
+
+So what several processes take from each other on one machine, memory above all, is in what is
+measured, and a message costs what the library for messages takes. A neighbour makes the model anew
+by its name, and ends with this process: its connection breaks. This module must not know what is
+measured.
+"""
+
+import base64
+import datetime
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
+
+from ..collectives.base import LinkCost
+from ..splits.clocks import step_once
+from ..tuning.allocator import keep, may_keep
+from .split_models import SplitQuestion, find_model
+
+MOST_NEIGHBOURS = 3
+"""More of them would take longer to begin than all that is measured."""
+_PATIENCE = datetime.timedelta(seconds=90)
+_LONGEST = datetime.timedelta(hours=2)
+"""Of what is measured beside; where this process has died, its connection breaks at once."""
+_WORDS = 6
+"""Of a line of a meeting."""
+_SMALL_TIMES, _LARGE_TIMES = 100, 6
+_LARGE_BYTES = 1 << 22
+_LOOK_S = 0.02
+_END_S = 20.0
+"""Until one that was told to end is killed; it ends later where many processes compute."""
+_ENOUGH_S = 0.05
+"""A neighbour computes for so long before anything is measured beside it."""
+
+
+class MessageCosts(NamedTuple):
+    """What is sent between processes here takes.
+
+    Attributes:
+        link: of one message between two.
+        meeting_s: of a line from each to all.
+    """
+
+    link: LinkCost
+    meeting_s: float
+
+
+class Neighbours:
+    """This process's side.
+
+    Args:
+        size: all processes, this one included.
+        computing: of them, that compute at the same time.
+    """
+
+    def __init__(self, question: SplitQuestion, size: int, computing: int, threads: int) -> None:
+        self._size, self._computing, self._turn = size, computing, 0
+        self._store: Any = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=_PATIENCE)
+        asked = base64.b64encode(pickle.dumps((question, computing, threads))).decode()
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self._store.port), str(rank), str(size)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, text=True,
+            )
+            for rank in range(1, size)
+        ]  # fmt: skip
+        for one in self.processes:
+            assert one.stdin is not None
+            with suppress(BrokenPipeError):
+                one.stdin.write(asked + "\n")
+                one.stdin.flush()
+
+    def are_there(self) -> bool:
+        """Whether all have made the model; waits until that is known."""
+        for rank, one in enumerate(self.processes, start=1):
+            while not self._store.check([f"here {rank}"]):
+                if one.poll() is not None:
+                    return False
+                time.sleep(_LOOK_S)
+        self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _PATIENCE)
+        return True
+
+    def messages(self) -> MessageCosts:
+        """Measured, while nobody computes."""
+        self._say("answer")
+        costs = _exchange(self._group, 0, self._size)
+        assert costs is not None
+        return costs
+
+    @contextmanager
+    def compute(self, batch_size: int) -> Iterator[None]:
+        """They compute meanwhile, as many samples each."""
+        turn = self._say(f"compute {batch_size}")
+        for rank in range(1, self._computing):
+            self._store.wait([f"computes {turn} {rank}"], _PATIENCE)
+        try:
+            yield
+        finally:
+            self._store.set(f"enough {turn}", "1")
+
+    def _say(self, word: str) -> int:
+        self._turn += 1
+        self._store.set(f"turn {self._turn}", word)
+        return self._turn
+
+    def close(self) -> None:
+        self._say("end")
+        for one in self.processes:
+            try:
+                one.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                one.kill()
+                one.wait()
+            assert one.stdin is not None
+            with suppress(BrokenPipeError):
+                one.stdin.close()
+
+
+@contextmanager
+def neighbours(question: SplitQuestion, places: float, threads: int) -> Iterator[Neighbours | None]:
+    """Those of a run of so many workers; None: it has one, or the model cannot be made in another
+    process (its module is not found there).
+
+    Args:
+        places: workers that compute at the same time.
+        threads: of each.
+    """
+    size = min(question.num_workers, 1 + MOST_NEIGHBOURS)
+    if size < 2:
+        yield None
+        return
+    found = Neighbours(question, size, min(max(1, int(places)), size), threads)
+    try:
+        yield found if found.are_there() else None
+    finally:
+        found.close()
+
+
+def _exchange(group: Any, rank: int, size: int) -> MessageCosts | None:
+    """What rank 0 has measured; the others answer."""
+    taken = []
+    for num_bytes, times in ((_WORDS * 8, _SMALL_TIMES), (_LARGE_BYTES, _LARGE_TIMES)):
+        room = torch.zeros(num_bytes, dtype=torch.uint8)
+        least_s = float("inf")
+        for _ in range(times if rank < 2 else 0):
+            start_s = time.perf_counter()
+            if rank == 0:
+                group.send([room], 1, 0).wait()
+                group.recv([room], 1, 0).wait()
+            else:
+                group.recv([room], 0, 0).wait()
+                group.send([room], 0, 0).wait()
+            least_s = min(least_s, time.perf_counter() - start_s)
+        taken.append(least_s / 2)
+    mine, every = torch.zeros(_WORDS), [torch.zeros(_WORDS) for _ in range(size)]
+    least_s = float("inf")
+    for _ in range(_SMALL_TIMES):
+        start_s = time.perf_counter()
+        group.allgather([every], [mine]).wait()
+        least_s = min(least_s, time.perf_counter() - start_s)
+    if rank:
+        return None
+    slope = max(0.0, taken[1] - taken[0]) / _LARGE_BYTES
+    return MessageCosts(LinkCost(latency_s=taken[0], s_per_byte=slope), least_s)
+
+
+def _serve(port: int, rank: int, size: int) -> None:
+    """A neighbour's life."""
+    question, computing, own_threads = pickle.loads(base64.b64decode(sys.stdin.readline()))
+    torch.set_num_threads(own_threads)
+    if may_keep():
+        keep(True)
+    store: Any = TCPStore("127.0.0.1", port, None, is_master=False, timeout=_PATIENCE)
+    subject = find_model(question)
+    model = subject.model.train()
+    store.set(f"here {rank}", "1")
+    group = dist.ProcessGroupGloo(store, rank, size, _PATIENCE)
+    turn = 0
+    while True:
+        turn += 1
+        store.wait([f"turn {turn}"], _LONGEST)
+        word, _, number = store.get(f"turn {turn}").decode().partition(" ")
+        if word == "end":
+            return
+        if word == "answer":
+            _exchange(group, rank, size)
+            continue
+        if rank >= computing:
+            continue
+        inputs, begin_s, is_told = subject.inputs(int(number)), time.perf_counter(), False
+        while not store.check([f"enough {turn}"]):
+            step_once(lambda: model(*inputs), model)  # noqa: B023  called at once
+            if not is_told and time.perf_counter() - begin_s > _ENOUGH_S:
+                store.set(f"computes {turn} {rank}", "1")
+                is_told = True
+
+
+if __name__ == "__main__":
+    _serve(*map(int, sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""Micro-batches of all workers, and what crosses the borders between parts, for any rows of one.
+
+    worker 0   mini-batch of 7 rows, at most 3 micro-batches   ->  3 2 2
+    worker 1   mini-batch of 2 rows                            ->  1 1
+    computed   0.0 (3)  1.0 (1)  0.1 (2)  1.1 (1)  0.2 (2)         in turns
+
+This module must not know what is computed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TensorShape(NamedTuple):
+    """What crosses a border, for any number of rows of a micro-batch.
+
+    Attributes:
+        fixed, growing: each dimension is ``fixed + growing * rows``.
+    """
+
+    dtype: torch.dtype
+    fixed: tuple[int, ...]
+    growing: tuple[int, ...]
+
+    def empty(self, rows: int) -> Tensor:
+        """Room for one."""
+        return torch.empty(self._size(rows), dtype=self.dtype)
+
+    def num_bytes(self, rows: int) -> int:
+        return math.prod(self._size(rows)) * self.dtype.itemsize
+
+    def _size(self, rows: int) -> list[int]:
+        return [a + b * rows for a, b in zip(self.fixed, self.growing, strict=True)]
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+
+class Chunk(NamedTuple):
+    """A micro-batch: whose it is, which of theirs, and its rows."""
+
+    owner: int
+    number: int
+    rows: int
+
+
+def chunk_rows(rows: int, most: int) -> list[int]:
+    """The rows of each micro-batch, at most so many, as even as can be.
+
+    Example:
+        >>> chunk_rows(7, 3)
+        [3, 2, 2]
+    """
+    num = min(rows, most)
+    return [rows // num + (i < rows % num) for i in range(num)] if num else []
+
+
+def chunks_of(rows: Sequence[int], most: int) -> list[Chunk]:
+    """The micro-batches of all workers, in the order in which they are computed.
+
+    Args:
+        rows: of each worker's mini-batch.
+    """
+    own = [chunk_rows(one, most) for one in rows]
+    return [
+        Chunk(owner, number, sizes[number])
+        for number in range(max(map(len, own), default=0))
+        for owner, sizes in enumerate(own)
+        if number < len(sizes)
+    ]
+
+
+Values = Mapping[int, Sequence[Tensor]]
+"""Of a worker's own chunks, by their index."""

@@ -1,0 +1,44 @@
+"""Processes beside what is measured: they compute meanwhile, answer messages, and end."""
+
+import time
+
+import psutil
+
+from paceline.predict.neighbours import neighbours
+from paceline.predict.split_models import SplitQuestion
+
+
+def test_others_compute_meanwhile_and_messages_have_a_price() -> None:
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
+        assert beside is not None
+        costs = beside.messages()
+        assert 0.0 < costs.link.latency_s < 0.1
+        assert costs.link.s_per_byte > 0.0
+        assert costs.meeting_s > 0.0
+        (process,) = beside.processes
+        other = psutil.Process(process.pid)
+        with beside.compute(4):
+            before_s = other.cpu_times().user
+            while other.cpu_times().user - before_s < 0.05:
+                time.sleep(0.01)
+        assert beside.messages().meeting_s > 0.0  # it has come back from computing
+    assert process.returncode == 0
+
+
+def test_one_that_would_have_to_wait_for_a_core_does_not_compute() -> None:
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
+        assert beside is not None
+        (process,) = beside.processes
+        beside.messages()
+        with beside.compute(4):
+            other = psutil.Process(process.pid)
+            before_s = sum(other.cpu_times()[:2])
+            time.sleep(0.2)
+            assert sum(other.cpu_times()[:2]) - before_s < 0.15
+
+
+def test_a_model_that_no_other_process_can_make_is_measured_alone() -> None:
+    with neighbours(SplitQuestion(spec="nowhere_to_be_found:model", num_workers=2), 2, 1) as beside:
+        assert beside is None
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=1), 1, 1) as beside:
+        assert beside is None
