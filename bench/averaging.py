@@ -76,7 +76,7 @@ def main() -> None:
     note, rows, texts = machine(), list[list[str]](), list[str]()
     for name in options.tasks.split(","):
         recipe = RECIPES[name]
-        num_samples = len(load_task(name, WORKERS).data().train)  # type: ignore[arg-type]
+        num_samples = len(load_task(name, WORKERS).data().train)  # type: ignore[arg-type]  # a map-style data set has a length
         all_steps = -(-num_samples // (recipe.mini_batch_size * WORKERS))
         rows += measured(name, all_steps, options.repeats, has_to_write=options.write)
         texts.append(

@@ -234,8 +234,11 @@ def crossing_rows(num_rounds: int) -> list[list[str]]:
         near = [one for one in crossings if one.is_near]
         far = [said_of(one) for one in crossings if not one.is_near]
         text = "; ".join([f"{len(near)} of {len(crossings)}", *far])
+        reached = "no" if far else "yes"
+        if not crossings:
+            text, reached = "none clearly takes over from another", ""
         what = f"{num_ranks} processes: where one schedule takes over, predicted within a factor"
-        rows.append([f"{what} of 2", text, "all", "no" if far else "yes"])
+        rows.append([f"{what} of 2", text, "all", reached])
     return rows
 
 

@@ -12,6 +12,16 @@ text, and has a verdict on every finding in them, given by reading the script; w
 no rule found stands there as missed. FOLDER holds the repositories as owner+name; a script that is
 another than was judged, or a finding that was not judged, ends the run. Writes
 results/doctor-static.md.
+
+The scripts of tests/doctor/strangers were written, and labelled in words (``# wrong: ...``), by
+somebody who had not read the rules. tests/doctor/strangers.txt has what the rules made of them at
+first, before any was mended by them: line of the label, rule that is for it (- none), found or
+missed, and the line of the finding where it is another; at the end what was found without a label
+(overlooked by the labels, wrong, or later: true, and found only since).
+
+tests/doctor/drawn is a second set, in the same form (drawn.txt), by the author of the newer rules:
+which faults its scripts have was drawn by lot from faults.txt, which was put down before these
+rules were, and the scripts were labelled before any rule was tried on them.
 """
 
 import argparse
@@ -29,8 +39,10 @@ from paceline.doctor.findings import Severity
 from table import machine, write_table
 
 TESTS = Path(__file__).parent.parent / "tests" / "doctor"
-CORPUS = TESTS / "corpus"
+CORPUS, STRANGERS, DRAWN = TESTS / "corpus", TESTS / "strangers", TESTS / "drawn"
 LABEL = re.compile(r"  # <- ([\w-]+(?:, [\w-]+)*)$", re.MULTILINE)
+WORDS = re.compile(r"  # wrong: .*$", re.MULTILINE)
+FAULTS = ("found", "missed")
 Place = tuple[int, str]
 """Line and rule."""
 
@@ -41,6 +53,22 @@ class Judged(NamedTuple):
     path: str
     digest: str
     verdicts: dict[Place, str]
+
+
+class Labelled(NamedTuple):
+    """A label of a stranger, or a finding without one.
+
+    Attributes:
+        line: of the label, or of the finding where nobody labelled it.
+        rule: empty: none is for it.
+        first: what it was at first: found, missed, overlooked by the labels, or wrong.
+        place: where the rule speaks of it.
+    """
+
+    line: int
+    rule: str
+    first: str
+    place: Place
 
 
 class Tally:
@@ -100,6 +128,94 @@ def judged() -> Iterator[Judged]:
         yield Judged(path, digest, {(int(line), rule): said for line, rule, said in words})
 
 
+def by_strangers(folder: Path = STRANGERS) -> dict[Path, list[Labelled]]:
+    """The scripts of a set, as the list beside its folder has them; right ones with nothing."""
+    found: dict[Path, list[Labelled]] = {path: [] for path in sorted(folder.glob("*.py"))}
+    for block in re.split(r"\n(?=\S)", folder.with_suffix(".txt").read_text().strip()):
+        name, *rows = block.splitlines()
+        for line, rule, first, *at in (row.split() for row in rows):
+            rule = rule.strip("-") and rule
+            place = (int(at[0] if at else line), rule)
+            found[folder / name].append(Labelled(int(line), rule, first, place))
+    return found
+
+
+def found_in_stranger(path: Path) -> set[Place]:
+    """What is found without its labels."""
+    return found_in(WORDS.sub("", path.read_text()), path.name)
+
+
+class Tried(NamedTuple):
+    """What the rules made of a set at first, and what they do now.
+
+    Attributes:
+        first: how many faults and findings were what, at first.
+        num_faults, num_without_rule: labelled; of these, for how many there is no rule.
+        num_now, num_wrong: faults found now, and findings that are not true.
+    """
+
+    first: Counter[str]
+    num_faults: int
+    num_without_rule: int
+    num_now: int
+    num_wrong: int
+
+    @property
+    def at_first(self) -> str:
+        """Recall and precision before any rule was mended by the set."""
+        count = self.first
+        num_findings = count["found"] + count["overlooked"] + count["wrong"]
+        return (
+            f"At first the rules found {count['found']} of {self.num_faults} faults (recall "
+            f"{count['found'] / self.num_faults:.0%}); of {num_findings} findings "
+            f"{count['found']} were labelled (precision {count['found'] / num_findings:.0%}), "
+            f"{count['overlooked']} true and overlooked by the labels, {count['wrong']} wrong."
+        )
+
+
+def tried_on(folder: Path) -> Tried:
+    """What the rules made, and make, of a set."""
+    scripts = by_strangers(folder)
+    counts = Counter(one.first for rows in scripts.values() for one in rows)
+    faults = [
+        (path, one) for path, rows in scripts.items() for one in rows if one.first in FAULTS
+    ]  # fmt: skip
+    now = {path: found_in_stranger(path) for path in scripts}
+    known = {path: {one.place for one in rows if one.first != "wrong"}
+             for path, rows in scripts.items()}  # fmt: skip
+    return Tried(
+        counts, len(faults), sum(not one.rule for _, one in faults),
+        sum(one.place in now[path] for path, one in faults),
+        sum(len(now[path] - known[path]) for path in scripts),
+    )  # fmt: skip
+
+
+def of_strangers() -> str:
+    """What the rules made of the strangers' scripts at first, and what they do now."""
+    one = tried_on(STRANGERS)
+    return (
+        f"Strangers: {len(by_strangers())} scripts of somebody who had not read the rules, "
+        f"labelled before the rules were tried on them. {one.at_first} Rules were mended, and "
+        "written, by these scripts since, so that what they find now says less: "
+        f"{one.num_now} of {one.num_faults}, {one.num_wrong} wrong; for {one.num_without_rule} of "
+        "the faults there is no rule."
+    )
+
+
+def of_drawn() -> str:
+    """The same of the second set."""
+    one = tried_on(DRAWN)
+    rows = (DRAWN / "faults.txt").read_text().splitlines()
+    num_listed = sum(row[:1].isdigit() for row in rows)
+    return (
+        f"Drawn: {len(by_strangers(DRAWN))} more scripts, with {one.num_faults} faults drawn by "
+        f"lot from {num_listed} that were put down before the newer rules were written; the "
+        "scripts were labelled before any rule was tried on them, but their author had written "
+        f"the newer rules, and no stranger. {one.at_first} For {one.num_without_rule} of the "
+        f"faults there is no rule. Now: {one.num_now} of {one.num_faults}, {one.num_wrong} wrong."
+    )
+
+
 def in_public(folder: Path, script: Judged) -> tuple[set[Place], set[Place]]:
     """What a reader holds for mistakes in a public script, and what is found."""
     raw = (folder / script.path).read_bytes()
@@ -130,7 +246,7 @@ def main() -> None:
     names = [name for name in (*RULES, "syntax") if name in corpus.names | public.names]
     rows = [(name, *corpus.row(name), *public.row(name)) for name in names]
     rows.append(("**all**", *corpus.row(), *public.row()))
-    print(*map(" | ".join, rows), sep="\n")
+    print(*map(" | ".join, rows), of_strangers(), of_drawn(), sep="\n")
     if asked.write:
         write(rows, names, len(scripts), others, where)
 
@@ -149,7 +265,8 @@ def write(
         "they say more of what the rules miss than of how often they are wrong elsewhere. Public: "
         f"{len(others)} unmodified scripts of {', '.join(repositories)}; every finding was judged "
         "by reading the script. Their recall counts only what a reader happened to see and no rule "
-        "found, so the true one is lower. In neither, so tried on their own examples only: "
+        f"found, so the true one is lower. {of_strangers()} {of_drawn()} In neither "
+        "corpus nor public, so tried on their own examples, and some on strangers' scripts: "
         f"{', '.join(silent)}. {where}"
     )
     kinds = ("right", "wrong", "missed", "precision", "recall")

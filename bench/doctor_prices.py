@@ -14,29 +14,8 @@ from pathlib import Path
 from paceline.doctor.observed.launching import ScriptRun, observe
 from table import machine, write_table
 
-SCRIPT = """\
-import time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-torch.set_num_threads(1)
-class Slept(Dataset):
-    def __len__(self):
-        return 256
-    def __getitem__(self, i):
-        time.sleep({decode_s})
-        return torch.ones(64), i % 4
-model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(Slept(), batch_size=8, shuffle=True, num_workers={workers},
-                    persistent_workers={workers} > 0)
-for epoch in range(10_000):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-"""
+SCRIPT = (Path(__file__).parent.parent / "tests" / "doctor" / "slept.txt").read_text()
+"""What tests of the doctor observe, too: its samples sleep {decode_s}, by {workers} workers."""
 
 
 def main() -> None:

@@ -156,7 +156,7 @@ def serve(pipe: Any, kind: type[Plain] | type[Fast], name: str) -> None:
 def told(pipe: Any) -> tuple[str, int] | None:
     """What is asked next; None: nothing any longer."""
     try:
-        return pipe.recv()  # type: ignore[no-any-return]
+        return pipe.recv()  # type: ignore[no-any-return]  # what the other end sends
     except EOFError:
         return None
 

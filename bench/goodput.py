@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from havoc_run import left_behind
 from paceline.events import Apply, EpochEnd, Grant, Joined
 from paceline.trace import FILE_NAME, read_trace

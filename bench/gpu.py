@@ -189,11 +189,11 @@ def main() -> None:
         start = time.perf_counter()
         try:
             found = check(options.device)
-        except Exception as error:
+        except Exception as error:  # a check may fail in any way; the others go on
             traceback.print_exc()
             found = [check.__name__, f"{type(error).__name__}: {error}"[:120], "", "no"]
         more = [found] if isinstance(found[0], str) else found
-        rows += more  # type: ignore[arg-type]
+        rows += more  # type: ignore[arg-type]  # a check gives rows, or one
         for row in more:
             print(" | ".join(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"

@@ -64,7 +64,7 @@ class Network:
         torch.manual_seed(0)
         model = self.make().to(device)
         fused = {"fused": True} if is_fused else {}
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, **fused)  # type: ignore[arg-type]
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, **fused)  # type: ignore[arg-type]  # fused is a flag
 
 
 def networks(is_small: bool) -> list[Network]:
@@ -94,7 +94,7 @@ def by_hand(network: Network, device: str, *, is_half: bool, is_tuned: bool = Fa
     """The loop that somebody writes who knows."""
     model, optimizer = network.parts(device, is_fused=is_tuned)
     if is_tuned and network.has_planes:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
     call: Any = torch.compile(model) if is_tuned else model
 
     def loop() -> Iterator[Tensor]:

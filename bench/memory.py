@@ -61,7 +61,7 @@ class MeasuredEngine(InlineEngine):
     def __init__(self, num_seats: int) -> None:
         super().__init__(num_seats)
         self.shared = SharedMemory.create()
-        self.arena = self.shared  # type: ignore[assignment]
+        self.arena = self.shared  # type: ignore[assignment]  # it has all that is asked of an arena
 
     def close(self) -> None:
         MeasuredEngine.used_bytes = self.shared.used_bytes()

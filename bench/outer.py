@@ -98,7 +98,7 @@ def main() -> None:
                   "test error"]  # fmt: skip
         text = (
             f"{asked.task}, {WORKERS} workers, {asked.epochs} epochs of "
-            f"{len(task.data().train):,} samples, in virtual time. "  # type: ignore[arg-type]
+            f"{len(task.data().train):,} samples, in virtual time. "  # type: ignore[arg-type]  # a map-style data set has a length
             f"Losses are medians of {asked.repeats} seeds, with the least and the greatest; rates "
             f"are each one's best of {said(RATES)}, with large batches of {said(LARGE_RATES)}. MB: "
             f"what all workers push. {note}"

@@ -62,8 +62,8 @@ class Tuning:
     def model(self) -> nn.Module:
         model = make_model("lenet")
         if self.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return torch.compile(model) if self.compile else model  # type: ignore[return-value]
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
+        return torch.compile(model) if self.compile else model  # type: ignore[return-value]  # it is a module, too
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """In the order that the model has."""

@@ -159,7 +159,7 @@ def simpy_s(num_pushes: int) -> float:
     import simpy
 
     env, rng = simpy.Environment(), random.Random(0)
-    version, staleness, arrived = [0], {}, simpy.Store(env)  # type: ignore[var-annotated]
+    version, staleness, arrived = [0], {}, simpy.Store(env)  # type: ignore[var-annotated]  # simpy has no types
 
     def worker(number: int) -> Iterator[object]:
         while True:
@@ -170,7 +170,7 @@ def simpy_s(num_pushes: int) -> float:
     def server() -> Iterator[object]:
         for _ in range(num_pushes // K):
             for _ in range(K):
-                _, begun_at = yield arrived.get()  # type: ignore[misc]
+                _, begun_at = yield arrived.get()  # type: ignore[misc]  # the same
                 lag = version[0] - begun_at
                 staleness[lag] = staleness.get(lag, 0) + 1
             version[0] += 1
@@ -309,7 +309,7 @@ def plain_per_s(num_gradients: int) -> float:
     for i in range(num_gradients):
         inputs, targets = leased.fetch(leases[i % len(leases)])
         model.zero_grad()
-        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        task.loss(model(inputs), targets).backward()
     return num_gradients / (time.perf_counter() - start_s)
 
 

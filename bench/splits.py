@@ -1,34 +1,36 @@
 """Splits of a model beside what was predicted of them: steps, memory, and what they come to.
 
-    python bench/splits.py [--rounds 3] [--only steps | memory | equal | large] [--write]
+    python bench/splits.py [--rounds 3] [--only steps | memory | equal | large | torch] [--write]
 
     steps    every split of four models on 2 and 3 processes, live beside the table
     memory   100 million parameters on 2 processes: the most a worker held, beside the table
     large    510 million: what `plan --memory` advises where one copy does not fit, run for a few
              steps; the most that any process of it held from its begin to its end
-    equal    20 steps of one model split in each way, beside one device
+    equal    20 steps of one model split in each way, beside one device (alike.py)
+    torch    two stages beside torch's own pipelining with the even cut (pipelines.py)
 
 Steps and memory are `paceline bench splits`; equality is in float64 with momentum, weight decay and
 tied weights, and as a loss curve in float32. Writes results/splits.md and a picture for each model;
-ends with 1 where a run did not end, or came to something else. Above 300 lines with its script.
+ends with 1 where a run did not end, or came to something else.
 """
 
 import argparse
 import contextlib
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
+from alike import equal, equal_tasks
 from paceline import Splits, Task
 from paceline.bench.splits import LiveSplitsQuestion, measure_splits
 from paceline.plan import format_bytes
@@ -39,7 +41,8 @@ from paceline.report.text import three_figures
 from paceline.workloads import load_task
 from paceline.workloads.base import loss_metrics
 from paceline.workloads.transformer import Transformer
-from table import RESULTS, machine, write_table
+from pipelines import ours_s, theirs_s
+from table import RESULTS, machine, say, write_table
 
 HERE = Path(__file__).stem
 MODELS = {
@@ -52,53 +55,6 @@ Form = Callable[[float], str]
 HEADER = ("what", "workers", "split", "measured", "predicted", "predicted / measured")
 LIMIT = 5 << 30
 """Bytes of a worker: 510 million parameters with gradients and momentum take 6.1 GB."""
-SPLITS = ("data", "network:2", "layer:2", "shard:1", "shard:2", "shard:3")
-CLOSE = {"float64": 1e-6, "float32": 1e-3}
-SCRIPT = """
-import sys
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-out, kind = sys.argv[1], getattr(torch, sys.argv[2])
-pace = paceline.connect()
-torch.manual_seed(3)
-rng = torch.Generator().manual_seed(1)
-inputs = torch.randn(240, 16, generator=rng, dtype=torch.float64).to(kind)
-targets = inputs[:, :4].argmax(1)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
-        self.wide, self.narrow, self.out = nn.Linear(16, 64), nn.Linear(64, 16), nn.Linear(16, 4)
-        self.third.weight = self.second.weight
-        self.to(kind)
-
-    def forward(self, x):
-        x = torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x))))))
-        return self.out(self.narrow(torch.relu(self.wide(x))))
-
-
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
-model, optimizer, loader = pace.prepare(model, optimizer, loader)
-curve = []
-for epoch in pace.epochs(1):
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        with torch.no_grad():
-            curve.append(float(nn.functional.cross_entropy(model(inputs), targets)))
-state = model.state_dict()
-if pace.is_main:
-    torch.save({"curve": curve, "state": state}, out)
-"""
-"""A model of one kind of numbers, trained for 20 updates; its loss over all samples after each."""
 
 
 def made_task(name: str, layers: int, width: int, batch: int) -> Task:
@@ -136,10 +92,6 @@ def million510() -> Task:
 # -- live beside predicted -------------------------------------------------------------------------
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def live(task: str, workers: int, rounds: int) -> LiveSplits:
     return measure_splits(
         LiveSplitsQuestion(task=task, workers=workers, rounds=rounds),
@@ -165,6 +117,21 @@ def memory() -> Iterator[list[str]]:
         yield row("memory, 100 million parameters", 2, one.split, figures, in_bytes)
 
 
+def beside_torch(rounds: int) -> Iterator[list[str]]:
+    """Seconds of ours, of torch's, and how many times as fast ours is; in turn."""
+    for name, least in (("uneven", 1.15), ("even", 0.98)):
+        ours, theirs = [], []
+        for number in range(rounds):
+            say(f"beside torch, {name}, round {number + 1} of {rounds}")
+            ours.append(ours_s(name))
+            theirs.append(theirs_s(name))
+        pairs = [b / a for a, b in zip(ours, theirs, strict=True)]
+        said = f"{statistics.median(pairs):.3f} ({min(pairs):.3f} to {max(pairs):.3f}), >= {least}"
+        middle = [three_figures(statistics.median(one)) for one in (ours, theirs)]
+        what = f"a step, {load_task(f'pipelines:{name}', 2).name}; torch's own, even; times as fast"
+        yield [what, "2", "network", *middle, said]
+
+
 def in_bytes(value: float) -> str:
     return format_bytes(round(value))
 
@@ -182,9 +149,7 @@ def row(what: str, workers: int, split: str, figures: Figures, form: Form) -> li
 def large() -> list[str]:
     """What is advised for 510 million parameters and 5 GiB a worker, run for six updates."""
     task = f"{HERE}:million510"
-    report = plan_splits(
-        SplitQuestion(spec=task, num_workers=2, memory_bytes=LIMIT, schedule="gpipe")
-    )
+    report = plan_splits(SplitQuestion(spec=task, num_workers=2, memory_bytes=LIMIT))
     advised = report.table.advised
     say(f"advised: {advised.name}, {report.table.reason}; {'; '.join(report.notes)}")
     words = ["train", task, "--workers", "2", "--split", advised.name.replace("shard-", "shard:"),
@@ -214,66 +179,10 @@ def peak_bytes(process: psutil.Process) -> int:
     return next((int(one.split()[1]) << 10 for one in rows if one.startswith("VmHWM")), 0)
 
 
-# -- what splits come to ---------------------------------------------------------------------------
-
-
-class Ended(NamedTuple):
-    """What a run came to."""
-
-    curve: list[float]
-    state: dict[str, Tensor]
-
-
-def equal() -> Iterator[list[str]]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
-        for kind, close in CLOSE.items():
-            expected = trained(folder, kind, "")
-            for split in SPLITS:
-                say(f"{kind}, {split}")
-                found = trained(folder, kind, split)
-                what, far = farthest(found, expected, kind)
-                if far > close:
-                    sys.exit(f"{split} in {kind}: {what} differ by {far:.1e}")
-                yield [
-                    f"{what} in {kind}, 20 updates",
-                    "2",
-                    split,
-                    f"{far:.1e}",
-                    f"< {close:g}",
-                    "",
-                ]
-
-
-def trained(folder: Path, kind: str, split: str) -> Ended:
-    out = folder / "out.pt"
-    out.unlink(missing_ok=True)
-    words = ["--workers", "2", "--split", split] if split else ["--workers", "1"]
-    subprocess.run(
-        [sys.executable, "-m", "paceline", "launch", *words, "--run-dir",
-         str(folder / f"run-{kind}-{split or 1}"),
-         "train.py", str(out), kind],
-        cwd=folder, check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    return Ended(**torch.load(out))
-
-
-def farthest(found: Ended, expected: Ended, kind: str) -> tuple[str, float]:
-    """Weights, relative to the largest of each; of 32 bits the loss after each update."""
-    if kind == "float32":
-        pairs = zip(found.curve, expected.curve, strict=True)
-        return "loss curves", max(abs(a - b) for a, b in pairs)
-    far = 0.0
-    for name, one in expected.state.items():
-        far = max(far, float((one - found.state[name]).abs().max() / one.abs().max()))
-    return "weights", far
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("steps", "memory", "equal", "large"))
+    parser.add_argument("--only", choices=("steps", "memory", "equal", "large", "torch"))
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     where = machine()
@@ -288,6 +197,9 @@ def main() -> None:
         rows += memory()
     if asked.only in (None, "equal"):
         rows += equal()
+        rows += equal_tasks()
+    if asked.only in (None, "torch"):
+        rows += beside_torch(asked.rounds)
     for one in rows:
         print(" | ".join(one))
     if asked.write:

@@ -68,7 +68,7 @@ def step_times_ms(core: int, seconds: int) -> list[float]:
 
     def step() -> None:
         optimizer.zero_grad()
-        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        task.loss(model(inputs), targets).backward()
         optimizer.step()
 
     for _ in range(20):

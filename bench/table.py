@@ -14,6 +14,11 @@ import torch
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
+def say(line: str) -> None:
+    """How far it is."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median, with the least and the most."""
     middle = statistics.median(values)
