@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import ConfigError, WorkerError
+from paceline.errors import ConfigError, ScriptLost, WorkerError
 from runs import run_script
 
 LOOP = """\
@@ -105,6 +105,54 @@ def test_a_worker_that_comes_back_goes_through_what_was_gone_through(tmp_path: P
         fault=("kill worker 1 at update 2",), respawn=True, delay=("100ms",),
     )  # fmt: skip
     assert said == ["True", "False", "False"]
+
+
+COMES_BACK = """
+    if epoch == 1:
+        if pace.worker == 0 and not os.path.exists("died"):
+            open("died", "w").close()
+            os.kill(os.getpid(), 9)
+        time.sleep(1.0)  # the new life is there, and has no more epochs
+        if pace.worker == 1:
+            os.kill(os.getpid(), 9)
+    with pace.once() as is_first:
+        note(f"{epoch} {pace.worker} {is_first}")
+with pace.once() as is_first:
+    note(f"end {pace.worker} {is_first}")
+    time.sleep(0.3 * is_first)
+"""
+
+
+def test_who_came_back_is_not_waited_for_at_a_block_that_it_never_comes_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main worker dies behind the last epoch, is there again, and the next main one dies.
+
+    Whoever takes part is the main one then; behind the loop all go through one block again.
+    """
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ScriptLost):  # what a main worker alone does there is said to be lost
+        notes(tmp_path, between=COMES_BACK.strip(), workers=4, respawn=True)
+    said = (tmp_path / "notes.txt").read_text().split("\n")[:-1]
+    inside = [one for one in said if not one.startswith("end")]
+    assert sorted(inside[:4]) == ["0 0 True", "0 1 False", "0 2 False", "0 3 False"]
+    assert inside[4:] == ["1 2 True", "1 3 False"]
+    [first] = [one for one in said if one.startswith("end") and one.endswith("True")]
+    others = [one for one in said if one.startswith("end") and one.endswith("False")]
+    assert said.index(first) < min(said.index(one) for one in others)
+
+
+def test_a_newcomers_blocks_are_those_of_the_others_from_its_first_epoch_on(
+    tmp_path: Path,
+) -> None:
+    """It begins in epoch 2, behind a block between epochs that it never saw."""
+    between = "with pace.once() as is_first:\n        time.sleep(0.3 * is_first)"
+    between += "\n        note(f'{epoch} {pace.worker} {is_first}')"
+    said = notes(
+        tmp_path, between=between, workers=2, respawn=True, delay=("200ms",),
+        fault=("kill worker 1 at update 4",),
+    )  # fmt: skip
+    assert said == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
 
 
 def test_inside_the_loaders_loop_it_is_refused_with_the_line_to_write(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ class Exchange(abc.ABC):
         return
 
     def hear_stop(self) -> None:
-        """The script leaves its epochs: the end that it asked for between two comes first."""
+        """The script leaves its epochs early: the end that it asked for between two comes first."""
         return
 
     @abc.abstractmethod

@@ -37,7 +37,7 @@ from .evaluation import EvaluationRanges, SharedRanges
 from .lockstep import Stage
 from .member import Carrier, MemberSide
 from .peers import PeerRounds
-from .turns import Beginning, Turns
+from .turns import THE_END, Beginning, Turns
 from .unedited import Unedited
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ class StoreExchange(Exchange):
             self.is_cut_short = True
             return False
         own.is_between = False
+        self._turns.come_to(2 * epoch + 2)
         self.come_to_end(is_epochs=self.has_opened)
         kept, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
@@ -413,6 +414,8 @@ class StoreExchange(Exchange):
     def hear_stop(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:
             self._mail.answer(said.Stop)
+        if self.is_stopped:
+            self._turns.come_to(THE_END)
 
     @property
     def is_main(self) -> bool:
@@ -523,6 +526,7 @@ class StoreExchange(Exchange):
             published = self._publish_settled(is_first=False)
         self._channel.send(said.Rested(epoch, self.place(), published))
         self._mail.answer(said.Goodbye)
+        self._turns.come_to(THE_END if self.is_stopped else 2 * epoch + 1)
 
     # -- trials ---------------------------------------------------------------------------------
 

@@ -7,8 +7,14 @@
     others:  enter .......... wait ......... woken: block
 
 Whoever is the main worker by then does it, whole: what a dead one had half done is done again.
-Blocks are counted, so members may come by at any time, and one that joins later goes through what
-was gone through. This module must not know what weights are good for, nor what a block does.
+
+    stretch 0    | epoch 0 | stretch 2    | epoch 1 | stretch 4   ...   stretch 2 n + 1, or THE_END
+    block 1, 2   |         | block 1, 2   |         | block 1           behind the loop of n epochs
+
+Blocks are counted, so members may come by at any time; and in each stretch of the script from 1, as
+one that joins later never comes by at those between the epochs before, and goes through those ahead
+of its first one that were gone through. This module must not know what weights are good for, nor
+what a block does.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +25,12 @@ from ..store.versions import LossScale
 from .base import State
 from .inbox import POLL_S, Inbox
 from .model_copy import ModelCopy
+
+
+THE_END = 1 << 30
+"""The stretch behind the loop of a run that was stopped, in whatever epoch."""
+_BLOCKS = 1 << 24
+"""More than a stretch has."""
 
 
 class Beginning:
@@ -114,13 +126,18 @@ class Turns:
         self._seat = seat
         self._is_main = is_main
         self._look = look
-        self._num_entered = 0
+        self._entered = 0
+        """_BLOCKS for each stretch, and the blocks of this one."""
+
+    def come_to(self, stretch: int) -> None:
+        """Blocks are counted from here on, unless the script has come further already."""
+        self._entered = max(self._entered, stretch * _BLOCKS)
 
     @contextmanager
     def once(self) -> Iterator[bool]:
         """The next block; True for who goes first. It counts as done also when it raises."""
-        self._num_entered += 1
-        is_first = self._wait(self._num_entered)
+        self._entered += 1
+        is_first = self._wait(self._entered)
         if is_first:
             self._control[INSIDE] = self._seat + 1
         try:
@@ -128,10 +145,10 @@ class Turns:
         finally:
             if is_first:
                 self._control[INSIDE] = 0
-                self._control.set_and_wake(ONCE, self._num_entered)
+                self._control.set_and_wake(ONCE, self._entered)
 
     def _wait(self, number: int) -> bool:
-        """Whether this member goes first through block ``number``; else somebody has."""
+        """Whether this member goes first through this block; else somebody has."""
         while self._control[ONCE] < number:
             if self._is_main():
                 return True

@@ -26,6 +26,11 @@ _ERRORS: dict[str, type[WorkerError] | type[ConfigError]] = {
 """Whose a member's failure is: its own, the user's, or none that anybody can go on after."""
 
 
+def _rank(one: RosterEntry) -> tuple[bool, int]:
+    """The lowest of them is the next main one."""
+    return not one.has_joined, one.seat
+
+
 class Output(Protocol):
     """What the main worker prints."""
 
@@ -93,7 +98,7 @@ class Departures:
         others = [other for other in run.roster.live if not other.is_done]
         if others and not run.has_said_goodbye:
             if self.is_main(member):  # blocks of pace.once() wait for a main one
-                self._main = min(others, key=lambda other: other.seat).number
+                self._main = min(others, key=_rank).number
                 run.dispatch.tell(self._main, BeMain())
             self._left_at_end(member)
         self._borders.end_if_all_rested()
@@ -269,13 +274,15 @@ class Departures:
         return member == (min(self._run.roster.members) if self._main is None else self._main)
 
     def _choose_main(self) -> None:
-        """The main worker is gone: the one on the lowest live seat prints and saves from now on.
+        """The main worker is gone: another one prints and saves from now on.
 
-        Also where its script came to an end of its own, and those of the others go on.
+        The one on the lowest live seat, of those that take part already, if there are any: a
+        newcomer's script does not come by where the others are, and may wait for it. Also where
+        its script came to an end of its own, and those of the others go on.
         """
         live = [one for one in self._run.roster.live if not one.is_done]
         if live:
-            main = min(live, key=lambda one: one.seat)
+            main = min(live, key=_rank)
             self._main = main.number
             self._output.follow(main.seat)  # before it is told: what it prints then is shown
             self._run.dispatch.tell(main.number, BeMain())

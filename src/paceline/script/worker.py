@@ -799,6 +799,7 @@ class Pace:
         passes = self._passes
         for position in range(passes.first_position, len(values)):
             if self._exchange.is_stopped:
+                self._exchange.hear_stop()
                 self._say_what_did_nothing()
                 return
             passes.arrive(position)

@@ -69,7 +69,8 @@ SKIPPED: Final = (_words(), _words())
 SNAPSHOT: Final = _words(3)
 """Number of the checkpoint that was asked for last (writer: coordinator)."""
 ONCE: Final = SNAPSHOT + 1
-"""Blocks of ``pace.once()`` that somebody has gone through (writer: the main member)."""
+"""The last block of ``pace.once()`` that somebody has gone through, as ``exchange/turns.py`` counts
+them (writer: the main member)."""
 INSIDE: Final = SNAPSHOT + 2
 """1 more than the seat of who goes first through such a block now; else 0 (the same writer)."""
 

@@ -20,6 +20,7 @@ fork server's, from its first moment to its last. This module must not know what
 
 import contextlib
 import gc
+import importlib
 import json
 import multiprocessing
 import multiprocessing.process
@@ -43,6 +44,8 @@ _MAX_BYTES = 1 << 20
 _UNABLE = 71
 """The exit code of who could not be begun (EX_OSERR)."""
 _MOST_LETTERS = 500
+_IN_EVERY_MEMBER = ("torch._dynamo", "numpy.ctypeslib", "cloudpickle", "safetensors.torch")
+"""Each would import them: the first optimizer, the first array that is shared, the model's end."""
 
 
 class Config(dict[str, Any]):
@@ -286,10 +289,10 @@ def _kill_group(pid: int) -> None:
 def _import_all() -> None:
     """Before the fork, once for all members; none of it is garbage, none is looked for in it."""
     gc.disable()
-    import numpy  # noqa: F401  each is imported to be there in every member
-    import torch
-    import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
-
+    for name in _IN_EVERY_MEMBER:
+        importlib.import_module(name)
+    from ... import trainer  # noqa: F401  as those are
+    from ...exchange import shares  # noqa: F401  the same
     from ...script import worker  # noqa: F401  the same
     from . import process  # noqa: F401  the same
 

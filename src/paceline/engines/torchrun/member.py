@@ -53,6 +53,7 @@ _LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(one + i for one in SCALE for i 
 _SCHEDULES = ((RHYTHMS, MOST_SCHEDULES), (COUNTS, 2 * MOST_SCHEDULES), (ARGUMENTS, MOST_SCHEDULES))
 _FIRST = 1
 """What LAYOUT says when the model is laid out as it was prepared (exchange/turns.py)."""
+_ONCE_KEY = "once"
 _OTHER_RHYTHM = 1
 """See ``script/shared_schedule.py``."""
 
@@ -80,7 +81,7 @@ class RankControl(Control):
             if value == _FIRST:  # all others come for it now, and the script may go on to change it
                 self.carrier.settle()
         elif index == ONCE:
-            self._words.set(f"once/{value}", "")
+            self._words.set(_ONCE_KEY, str(value))
 
     def wait_while(
         self,
@@ -93,8 +94,8 @@ class RankControl(Control):
         if index == LAYOUT and is_early(self[LAYOUT]):
             self.carrier.take()
         elif index == ONCE:
-            while self._words.check([f"once/{self[ONCE] + 1}"]):
-                self[ONCE] += 1
+            if self._words.check([_ONCE_KEY]):
+                self[ONCE] = int(self._words.get(_ONCE_KEY))
         return super().wait_while(index, is_early, timeout_s, is_soon=is_soon)
 
 
