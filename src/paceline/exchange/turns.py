@@ -26,7 +26,6 @@ from .base import State
 from .inbox import POLL_S, Inbox
 from .model_copy import ModelCopy
 
-
 THE_END = 1 << 30
 """The stretch behind the loop of a run that was stopped, in whatever epoch."""
 _BLOCKS = 1 << 24

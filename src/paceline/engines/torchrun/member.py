@@ -93,9 +93,8 @@ class RankControl(Control):
     ) -> bool:
         if index == LAYOUT and is_early(self[LAYOUT]):
             self.carrier.take()
-        elif index == ONCE:
-            if self._words.check([_ONCE_KEY]):
-                self[ONCE] = int(self._words.get(_ONCE_KEY))
+        elif index == ONCE and self._words.check([_ONCE_KEY]):
+            self[ONCE] = int(self._words.get(_ONCE_KEY))
         return super().wait_while(index, is_early, timeout_s, is_soon=is_soon)
 
 
