@@ -6,6 +6,7 @@ scripts are forked likewise, where a test asks for their result: tests/support/f
 """
 
 import gc
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,14 @@ import torch
 
 from paceline.cli import app as command
 from paceline.engines.local.client import warm
+
+os.environ |= {
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
+"""Before torch's compiler is imported, here or in a process of a test: a test compiles a function or
+two, and processes that compile, or headers compiled beforehand, take longer than that.
+"""
 
 
 @pytest.hookimpl(wrapper=True)
