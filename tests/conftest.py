@@ -21,8 +21,8 @@ os.environ |= {
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-"""Before torch's compiler is imported, here or in a process of a test: a test compiles a function or
-two, and processes that compile, or headers compiled beforehand, take longer than that.
+"""Before torch's compiler is imported, here or in a process of a test: of a function or two that a
+test compiles, processes to compile in and headers compiled beforehand would take most of the time.
 """
 
 
