@@ -102,6 +102,9 @@ class Clips:
         Raises:
             ConfigError: they are not all to be clipped alike.
         """
+        if not self._asks:
+            self._norms = []
+            return UNCLIPPED
         mine = [one for one in self._asks if one.mask & stepped]
         norms = [one for one in mine if one.clip.has_norm]
         values = [one for one in mine if one.clip.has_value]
