@@ -140,17 +140,28 @@ def test_who_came_back_is_not_waited_for_at_a_block_that_it_never_comes_by(
     assert next(one for one in said if one.startswith("end")) == "end 2 True"
 
 
+AWAITS_IT = """
+        while epoch == 1 and open(folder + "/notes.txt").read().count("here 1") < 2:
+            time.sleep(0.05)
+        time.sleep(0.5 * epoch)  # and it has time to enter
+"""
+SLOW_BLOCK = """
+    with pace.once() as is_first:
+        time.sleep(0.3 * is_first)
+        note(f"{epoch} {pace.worker} {is_first}")
+"""
+
+
 def test_a_newcomers_blocks_are_those_of_the_others_from_its_first_epoch_on(
     tmp_path: Path,
 ) -> None:
     """It begins in epoch 2, behind a block between epochs that it never saw."""
-    between = "with pace.once() as is_first:\n        time.sleep(0.3 * is_first)"
-    between += "\n        note(f'{epoch} {pace.worker} {is_first}')"
     said = notes(
-        tmp_path, between=between, workers=2, respawn=True, delay=("200ms",),
-        fault=("kill worker 1 at update 4",),
+        tmp_path, before="note(f'here {pace.worker}')", inside=AWAITS_IT.strip(),
+        between=SLOW_BLOCK.strip(), workers=2, respawn=True, fault=("kill worker 1 at update 4",),
     )  # fmt: skip
-    assert said == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
+    blocks = [one for one in said if not one.startswith("here")]
+    assert blocks == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
 
 
 def test_inside_the_loaders_loop_it_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
