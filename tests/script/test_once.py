@@ -159,7 +159,8 @@ def test_a_newcomers_blocks_are_those_of_the_others_from_its_first_epoch_on(
     """It begins in epoch 2, behind a block between epochs that it never saw."""
     said = notes(
         tmp_path, before="note(f'here {pace.worker}')", inside=AWAITS_IT.strip(),
-        between=SLOW_BLOCK.strip(), workers=2, respawn=True, fault=("kill worker 1 at update 4",),
+        between=SLOW_BLOCK.strip(), workers=2, path="store", respawn=True,
+        fault=("kill worker 1 at update 4",),
     )  # fmt: skip
     blocks = [one for one in said if not one.startswith("here")]
     assert blocks == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
