@@ -146,7 +146,7 @@ def test_a_resumed_run_between_peers_comes_out_equal(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
     """What came after the checkpoint was lost, and what was in flight then is free again."""
     every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
-    live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("100ms",))
+    live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("250ms",))
     checkpoints = live.folder / "checkpoints"
     numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
     versions = {

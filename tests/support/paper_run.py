@@ -27,6 +27,7 @@ from paceline.errors import (
     AllGone,
     LinkError,
     PacelineError,
+    ScriptLost,
     WorkerError,
 )
 from paceline.protocols import parse
@@ -202,6 +203,9 @@ def judge_end(outcome: Outcome) -> None:
         assert outcome.version < 0, "a run that had begun was not ended in order"
         return
     assert engine.happened, f"nothing had happened: {error}"
+    if isinstance(error, ScriptLost):  # the main worker's, and all updates are made
+        assert outcome.version >= 0, repr(error)
+        return
     assert isinstance(error, WorkerError | LinkError), repr(error)
     if isinstance(error, LinkError) and any(one.kind == "stop" for one in engine.happened):
         return  # nobody was left who could have copied the end within the curfew

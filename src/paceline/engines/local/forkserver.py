@@ -44,7 +44,7 @@ _MAX_BYTES = 1 << 20
 _UNABLE = 71
 """The exit code of who could not be begun (EX_OSERR)."""
 _MOST_LETTERS = 500
-_IN_EVERY_MEMBER = ("torch._dynamo", "numpy.ctypeslib", "cloudpickle", "safetensors.torch")
+_IN_EVERY_MEMBER = ("torch", "torch._dynamo", "numpy.ctypeslib", "cloudpickle", "safetensors.torch")
 """Each would import them: the first optimizer, the first array that is shared, the model's end."""
 
 
