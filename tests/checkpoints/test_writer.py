@@ -93,10 +93,11 @@ def test_while_the_run_goes_its_checkpoint_fails_in_words_and_the_next_has_anoth
 
 
 def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
-    tmp_path: Path, struck: Callable[[int], list[int]]
+    tmp_path: Path, struck: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is of its own version, although the next one was due before it was written."""
     assert not struck(signal.SIGSTOP)
+    monkeypatch.setattr(writer, "_STOPPED_S", 1.0)  # longer than the run: none is given up in it
     epochs = 3
     task = replace(TASK, epochs=epochs)
     run = train(task, tmp_path, workers=2, checkpoint_every="1 epoch", keep=9)
