@@ -166,6 +166,19 @@ def test_a_newcomers_blocks_are_those_of_the_others_from_its_first_epoch_on(
     assert blocks == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
 
 
+BEHIND = """
+pass
+with pace.once() as is_first:
+    time.sleep(0.3 * is_first)
+    note(f"{pace.worker} {is_first}")
+"""
+
+
+def test_behind_a_run_that_was_stopped_one_goes_first(tmp_path: Path) -> None:
+    said = notes(tmp_path, between=BEHIND.strip(), workers=3, updates=2)
+    assert (said[0], sorted(said[1:])) == ("0 True", ["1 False", "2 False"])
+
+
 def test_inside_the_loaders_loop_it_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"pace\.once\(\) stands inside the loader's loop.*is_main"

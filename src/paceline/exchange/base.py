@@ -278,7 +278,7 @@ class Exchange(abc.ABC):
         """End the whole run at the next step border."""
         return
 
-    def hear_stop(self) -> None:
+    def leave_epochs(self) -> None:
         """The script leaves its epochs early: the end that it asked for between two comes first."""
         return
 

@@ -411,7 +411,7 @@ class StoreExchange(Exchange):
         if self._peers.are_on and own.grant is not None:
             self._control[ALARM] = 1  # no round comes after, however late this is heard
 
-    def hear_stop(self) -> None:
+    def leave_epochs(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:
             self._mail.answer(said.Stop)
         if self.is_stopped:

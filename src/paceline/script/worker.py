@@ -799,14 +799,14 @@ class Pace:
         passes = self._passes
         for position in range(passes.first_position, len(values)):
             if self._exchange.is_stopped:
-                self._exchange.hear_stop()
+                self._exchange.leave_epochs()
                 self._say_what_did_nothing()
                 return
             passes.arrive(position)
             try:
                 yield values[position]
             except GeneratorExit:  # a break
-                self._exchange.hear_stop()
+                self._exchange.leave_epochs()
                 raise
             self._exchange.is_cut_short = False
             self._finish_leaving()
