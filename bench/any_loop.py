@@ -34,7 +34,7 @@ from worlds import World
 MODEL, GLOBAL_BATCH, STEPS = "gpt", 24, 12
 ROLES = {"pace": "pace", "again": "pace", "ddp": "ddp"}
 WANTED_OF_DDP = 1.0
-PAIRS_A_ROUND, MOST_S_A_ROUND = 50, 22.5
+BLOCKS_A_ROUND, PAIRS_A_ROUND, MOST_S_A_ROUND = 3, 50, 22.5
 NOISE, WIDTH = 64, 608
 """So that a step of the GAN takes some 30 ms, as those of LeNet."""
 loss_of = nn.functional.cross_entropy
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     note, added = machine(), []
-    rows = beside_ddp(options.rounds)
+    rows = beside_ddp(BLOCKS_A_ROUND * options.rounds)
     show(rows)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     data = make_data(60_000)
@@ -219,8 +219,9 @@ def main() -> None:
         "loops", "ms a step", "held against, ms a step", "median ratio", "95 % interval", "pairs",
         "wanted", "reached",
     ]  # fmt: skip
+    num_blocks = BLOCKS_A_ROUND * options.rounds
     how = (
-        f"Of DDP the lower end is wanted, of one worker the upper one. {options.rounds} blocks of "
+        f"Of DDP the lower end is wanted, of one worker the upper one. {num_blocks} blocks of "
         f"{STEPS} steps beside DDP, blocks of {overhead.STEPS} for one worker, in turn; median "
         "(least to most); interval of the median by bootstrap over pairs. Four lines add, a step: "
     )

@@ -1,6 +1,6 @@
 """What a stream costs: LeNet from an iterable data set against the same samples by their numbers.
 
-    python bench/streams.py [--rounds 8] [--epochs 2] [--write]
+    python bench/streams.py [--rounds 12] [--write]
 
 Two workers under full-sync, 256 samples an update. A stream goes between peers as other data does,
 but for the end of each pass; its samples come one by one, where a data set of tensors gathers a
@@ -12,14 +12,15 @@ a random order, each a launch of its own:
     gathered      the samples by their numbers, a mini-batch at once: between peers; and as a stream
                   whose data set gives whole mini-batches
 
-What a run says itself is compared: images a second over its epochs, after the first. Writes
-results/streams.md.
+Images a second are compared: over as many updates as an epoch has, from an update in the first one
+on, so that one border of epochs is among them. Writes results/streams.md.
 """
 
 import argparse
 import os
 import random
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from paceline.workloads import load_task
 from table import interval, machine, spread, write_table
 
 BATCH, WORKERS, WANTED = 256, 2, 0.97
+WARM, COUNTED = 30, 235
+"""Updates before the clock runs, and while it does: an epoch has 235."""
 KINDS = {
     "one by one, between peers": ("samples", "peers"),
     "one by one, through the store": ("samples", "store"),
@@ -87,8 +90,8 @@ def loader_of(kind: str, data: Any) -> Any:
     return DataLoader(samples, batch_size=BATCH, num_workers=1)
 
 
-def train(kind: str, epochs: int) -> None:
-    """In a worker: the loop of a script."""
+def train(kind: str, seconds: Path) -> None:
+    """In a worker: the loop of a script; the main one writes how long the counted updates took."""
     import paceline
 
     pace = paceline.connect()
@@ -101,27 +104,32 @@ def train(kind: str, epochs: int) -> None:
     batch = "per-worker" if kind == "stream of batches" else "global"
     model, optimizer, loader = pace.prepare(model, optimizer, loader, batch=batch)
     loss_of = nn.functional.cross_entropy
-    for _ in pace.epochs(epochs):
+    num_updates, begun_s = 0, 0.0
+    for _ in pace.epochs(2):
         for inputs, targets in loader:
             with pace.step():
                 optimizer.zero_grad()
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
+            num_updates += 1
+            if num_updates == WARM:
+                begun_s = time.perf_counter()
+            elif num_updates == WARM + COUNTED and pace.is_main:
+                seconds.write_text(str(time.perf_counter() - begun_s))
 
 
-def images_per_s(kind: str, path: str, epochs: int) -> float:
-    """Of one run, without its first epoch."""
+def images_per_s(kind: str, path: str) -> float:
+    """Of one run."""
     with tempfile.TemporaryDirectory() as folder:
         settings = RunSettings(
             workers=WORKERS, protocol="full-sync", path=path, device="cpu", seed=0,
             run_dir=str(Path(folder) / "run"), checkpoint_every="never",
+            updates=WARM + COUNTED + 1,
         )  # fmt: skip
-        program = ScriptProgram(path=__file__, args=("--kind", kind, "--epochs", str(epochs)))
-        summary = launch_run(program, settings, QuietObserver())
-        assert summary is not None
-        later = summary.epochs[1:]
-        updates = sum(one.updates for one in later)
-        return updates * BATCH / sum(one.seconds for one in later)
+        seconds = Path(folder) / "seconds"
+        program = ScriptProgram(path=__file__, args=("--kind", kind, "--seconds", str(seconds)))
+        launch_run(program, settings, QuietObserver())
+        return COUNTED * BATCH / float(seconds.read_text())
 
 
 def rows_of(speeds: dict[str, list[float]]) -> list[list[str]]:
@@ -145,13 +153,13 @@ def rows_of(speeds: dict[str, list[float]]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--kind", help="for a worker")
+    parser.add_argument("--seconds", type=Path, help="for a worker")
     options = parser.parse_args()
     if options.kind:
-        train(options.kind, options.epochs)
+        train(options.kind, options.seconds)
         return
     note, rng = machine(), random.Random(0)
     speeds: dict[str, list[float]] = {name: [] for name in KINDS}
@@ -159,7 +167,7 @@ def main() -> None:
         order = list(KINDS)
         rng.shuffle(order)
         for name in order:
-            speeds[name].append(images_per_s(*KINDS[name], options.epochs))
+            speeds[name].append(images_per_s(*KINDS[name]))
             print(f"{name}: {speeds[name][-1]:,.0f} images/s", flush=True)
     rows = rows_of(speeds)
     for row in rows:
