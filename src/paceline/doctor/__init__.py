@@ -15,7 +15,7 @@
     values       numbers, shapes and texts that are written out
     ranks        how many dimensions a value has
     rule         what a rule is; catalogue: all of them
-    loop, gradients, model, inputs, precision, waits, several     the rules, by group
+    loop, evaluation, gradients, model, inputs, precision, waits, several     rules, by group
     rights       what is right, and why; annotated: a listing with both
     mends        what several rules do to mend a script
     findings     what is found, as values

@@ -3,11 +3,12 @@
 A new rule is a file in a group's folder and a name in that folder's `__init__`.
 """
 
-from . import gradients, inputs, loop, model, precision, several, waits
+from . import evaluation, gradients, inputs, loop, model, precision, several, waits
 from .rule import ScriptRule
 
 GROUPS = {
     "loop": loop.RULES,
+    "evaluation": evaluation.RULES,
     "gradients": gradients.RULES,
     "model": model.RULES,
     "inputs": inputs.RULES,

@@ -8,8 +8,8 @@
     tensors      which expressions are tensors of a device (`tensors`)
     chains       layers in the order in which they compute (`layers`)
 
-Facts are read, never guessed: what the text does not say is None, and rules are silent on it. This
-module must not know rules.
+Facts are read, never guessed: what the text does not say is None, and rules are silent on it.
+Above 300 lines because every rule asks one object. This module must not know rules.
 """
 
 import re
@@ -70,6 +70,11 @@ class Facts:
 
     # -- words ----------------------------------------------------------------------------------
 
+    @cached_property
+    def uncommented(self) -> str:
+        """The text without what is said in comments only."""
+        return re.sub(r"(?m)#.*$", "", self.text)
+
     def code(self, node: cst.CSTNode) -> str:
         return self.script.code(node).strip()
 
@@ -117,9 +122,7 @@ class Facts:
     def has_accelerator(self) -> bool:
         """Whether it names a device other than the CPU, or leaves the device to a library."""
         by_library = self.script.calls("prepare", "fit", "Accelerator")
-        return (
-            bool(by_library) or _ACCELERATOR.search(re.sub(r"(?m)#.*$", "", self.text)) is not None
-        )
+        return bool(by_library) or _ACCELERATOR.search(self.uncommented) is not None
 
     # -- models ---------------------------------------------------------------------------------
 
@@ -184,7 +187,14 @@ class Facts:
         if any(self.is_module_call(one) and not self.is_loss_call(one) for one in made):
             return True
         is_named = isinstance(expr, cst.Name | cst.Attribute) and self.code(expr) != "self"
-        return is_named and not made and self.code(expr) in self._with_parameters
+        is_unknown = not any(self._is_known(one) for one in made)
+        return is_named and is_unknown and self.code(expr) in self._with_parameters
+
+    def _is_known(self, made: cst.Call) -> bool:
+        """Whether the text, or torch, says what this makes."""
+        name = self.script.meaning(made.func)
+        is_own = name in self.flow.classes or self.flow.function_of(made) is not None
+        return is_own or name.startswith("torch.") or self.is_loss_call(made)
 
     def is_loss_call(self, call: cst.Call) -> bool:
         """Whether this makes a loss function."""

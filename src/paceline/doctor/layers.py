@@ -124,8 +124,16 @@ def _find_chains(facts: Facts) -> list[Chain]:
     return found
 
 
-def sequential(facts: Facts, call: cst.Call) -> list[Layer]:
-    """The layers of a Sequential, inner ones unfolded; empty where they cannot be listed."""
+def sequential(
+    facts: Facts, call: cst.Call, outer: frozenset[cst.Call] = frozenset()
+) -> list[Layer]:
+    """The layers of a Sequential, inner ones unfolded; empty where they cannot be listed.
+
+    Args:
+        outer: those that it stands in: ``net.fc = nn.Sequential(net.fc, ...)`` may name itself.
+    """
+    if call in outer:
+        return []
     if facts.has_stars(call) or not re.search(r"(^|\.)nn\.Sequential$", facts.meaning(call)):
         return []
     found: list[Layer] = []
@@ -135,7 +143,7 @@ def sequential(facts: Facts, call: cst.Call) -> list[Layer]:
             return []
         name = facts.script.meaning(one.func)
         if name.endswith("Sequential"):
-            found += sequential(facts, one) or [Layer(one, "unknown")]
+            found += sequential(facts, one, outer | {call}) or [Layer(one, "unknown")]
         elif facts.is_module_call(one) and name not in facts.modules:
             found.append(layer_of(facts, one))
         else:

@@ -117,5 +117,5 @@ def _contexts(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
             yield call, "under autocast: matrix products in 16 bits where the device has them"
     for turn in turns(facts):
         for one in turn.of(CallRole.BACKWARD):
-            if "autocast" in facts.text and not facts.is_in(one.call, "autocast$"):
+            if "autocast" in facts.uncommented and not facts.is_in(one.call, "autocast$"):
                 yield one.call, "backward() stands outside autocast, as it should"

@@ -17,7 +17,7 @@ from ..porting.tree import positional
 from .facts import Facts
 from .values import literal
 
-_DEPTH = 12
+_DEPTH = 40
 _HOST = {"item", "tolist", "cpu", "numpy", "size", "dim", "numel", "backward", "is_cuda",
          "stride", "get_device", "data_ptr", "type", "element_size", "nelement", "ndimension",
          "is_contiguous", "step", "state_dict", "register_hook", "zero_grad"}  # fmt: skip
@@ -89,7 +89,25 @@ class Tensors:
             one.value for one in facts.script.within(function)
             if isinstance(one, cst.Return) and one.value is not None
         ]  # fmt: skip
-        return bool(returned) and all(self.is_tensor(one, depth) for one in returned)
+        return bool(returned) and all(
+            self.is_tensor(one, depth) or self._are_collected(one, depth) for one in returned
+        )
+
+    def _are_collected(self, returned: cst.BaseExpression, depth: int) -> bool:
+        """Whether this is a list of tensors: made empty, and appended to."""
+        if not isinstance(returned, cst.Name):
+            return False
+        facts, scope = self.facts, self.facts.script.scope(returned)
+        bound = facts.flow.bindings(returned.value, scope)
+        is_empty = [isinstance(one.value, cst.List) and not one.value.elements for one in bound]
+        added = [
+            positional(one)[0] for one in facts.methods("append")
+            if facts.code(facts.owner(one)) == returned.value and positional(one)
+            and facts.script.scope(one) is scope
+        ]  # fmt: skip
+        return (
+            is_empty == [True] and bool(added) and all(self.is_tensor(one, depth) for one in added)
+        )
 
     def _is_device(self, expr: cst.BaseExpression | None) -> bool:
         """Whether this names a device, not a type, and not the CPU alone."""

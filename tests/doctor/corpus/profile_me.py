@@ -19,7 +19,7 @@ for epoch in range(3):
     for x, y in loader:
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)  # <- non-blocking-unpinned
         noise = torch.randn(x.shape).to(device)  # <- made-then-moved
-        loss = nn.functional.cross_entropy(net.forward(x + 0.1 * noise), y)  # <- forward-past-wrapper
+        loss = nn.functional.cross_entropy(net.forward(x + 0.1 * noise), y)  # <- forward-by-name
         opt.zero_grad()
         loss.backward()
         opt.step()

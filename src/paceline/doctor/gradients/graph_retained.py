@@ -24,7 +24,7 @@ _MAKES = re.compile(r"^torch\.(rand|zeros|ones|tensor|full|empty|arange)")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if "create_graph" in facts.text:
+    if "create_graph" in facts.uncommented:
         return
     for turn in turns(facts):
         backward = turn.of(CallRole.BACKWARD)

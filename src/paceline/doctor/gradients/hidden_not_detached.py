@@ -64,7 +64,9 @@ def _is_carried(facts: Facts, turn: TrainingTurn, statement: cst.Assign, name: s
         )
     ]
     is_anew = any(word.search(one) for one in targets)
-    return not is_anew and "detach" not in facts.text and "repackage" not in facts.text
+    return (
+        not is_anew and "detach" not in facts.uncommented and "repackage" not in facts.uncommented
+    )
 
 
 _RNN = [*STEP[:2], "out, hidden = model(x, hidden)", "loss = loss_fn(out, y)", *STEP[3:]]

@@ -24,7 +24,11 @@ _LAYERS = re.compile(r"(^|\.)nn\.(Linear|Conv\dd|Sequential|LSTM|GRU|Embedding)$
 
 def check(facts: Facts) -> Iterator[Found]:
     every = [networks(facts, one) for _, one in facts.steps.steps]
-    if not every or not all(every) or re.search(r"add_param_group|functional_call", facts.text):
+    if (
+        not every
+        or not all(every)
+        or re.search(r"add_param_group|functional_call", facts.uncommented)
+    ):
         return
     trained = set().union(*every)
     seen: set[cst.Call] = set()
@@ -62,15 +66,15 @@ def _is_elsewhere(facts: Facts, model: cst.BaseExpression, trained: set[cst.Call
     """Whether it is frozen or loaded by name, part of a trained network, or handed on whole."""
     name = re.escape(facts.code(model))
     if "self." in name or re.search(
-        rf"\b{name}\b[^\n]*({_FROZEN})|({_FROZEN})[^\n]*\b{name}\b", facts.text
+        rf"\b{name}\b[^\n]*({_FROZEN})|({_FROZEN})[^\n]*\b{name}\b", facts.uncommented
     ):
         return True
-    if re.search(rf"\bfor\b[^\n]*\b{name}\b", facts.text) or re.search(
-        rf"\b{name}\.\w*param", facts.text
+    if re.search(rf"\bfor\b[^\n]*\b{name}\b", facts.uncommented) or re.search(
+        rf"\b{name}\.\w*param", facts.uncommented
     ):
         return True
     handed = re.compile(rf"[(,\[=]\s*{name}\s*[,)\]]")
-    return handed.search(facts.text) is not None
+    return handed.search(facts.uncommented) is not None
 
 
 RULE = ScriptRule.of(

@@ -4,6 +4,7 @@ augmented_validation       A model is evaluated on pictures that are changed at 
 batch_norm_of_one          Batch norm is trained with a batch of one sample
 device_in_workers          A data set uses CUDA, and worker processes read it
 files_without_workers      Files are decoded in the process that trains
+filled_one_by_one          A batch's tensor is filled number by number
 fitted_before_split        Features are scaled by what is known of all data, and split afterwards
 loader_made_in_loop        A loader is made anew in each epoch, of the same data
 model_gets_loader          A model is called with the loader itself

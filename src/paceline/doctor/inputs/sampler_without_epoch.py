@@ -18,7 +18,7 @@ from ..values import literal
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if "set_epoch" in facts.text:
+    if "set_epoch" in facts.uncommented:
         return
     for call in facts.script.calls("DistributedSampler"):
         if literal(by_name(call).get("shuffle")) == "False" or facts.has_stars(call):

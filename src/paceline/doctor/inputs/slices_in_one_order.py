@@ -26,7 +26,7 @@ _SLICE = re.compile(r"^\[(\w+):(\w+|\1\+\w+|min\(.*\))\]$")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if _MIXES.search(re.sub(r"(?m)#.*$", "", facts.text)):
+    if _MIXES.search(facts.uncommented):
         return
     for turn in turns(facts):
         loop = turn.loop

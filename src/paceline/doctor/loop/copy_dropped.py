@@ -40,7 +40,7 @@ def _is_tensor(facts: Facts, name: cst.Name) -> bool:
         if isinstance(loop, cst.For) and facts.loaders_of_loop(loop):
             inside = [one for one in facts.script.within(loop.target) if isinstance(one, cst.Name)]
             if name.value in [one.value for one in inside]:
-                return True
+                return not _is_mapping(facts, name.value, loop)
     made = facts.flow.origins(name)
     return bool(made) and all(
         isinstance(one, cst.Call)
@@ -49,8 +49,23 @@ def _is_tensor(facts: Facts, name: cst.Name) -> bool:
     )
 
 
+def _is_mapping(facts: Facts, name: str, loop: cst.For) -> bool:
+    """Whether a batch has names: what tokenizers give moves in place, and a dict has no to()."""
+    for one in facts.script.within(loop.body):
+        if isinstance(one, cst.Arg) and one.star == "**" and facts.code(one.value) == name:
+            return True
+        if isinstance(one, cst.Subscript) and facts.code(one.value) == name:
+            place = one.slice[0].slice
+            if isinstance(place, cst.Index) and isinstance(place.value, cst.SimpleString):
+                return True
+    return False
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
     sick=(looped(["x.to(device)", *STEP[1:]]),),
-    healthy=(looped(),),
+    healthy=(
+        looped(), looped(["x.to(device)", STEP[1], "loss = model(**x).loss", *STEP[3:]]).replace("for x, y in", "for x in"),
+        looped(["x.to(device)", STEP[1], "loss = loss_fn(model(x['ids']), x['labels'])", *STEP[3:]]).replace("for x, y in", "for x in"),
+    ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             rf"(?m)^[^#\n]*\b{re.escape(name)}(\.(eval|train|to|cuda|parameters)\(|\()"
         )
         is_alone = sum(one.name == name for one in facts.script.bindings) == 1
-        if is_same or (is_alone and used.search(facts.text)):
+        if is_same or (is_alone and used.search(facts.uncommented)):
             yield Found(call, f"{name} is what load_state_dict gives back, no model")
 
 

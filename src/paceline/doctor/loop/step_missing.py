@@ -23,7 +23,7 @@ _ELSE = re.compile(
 
 def check(facts: Facts) -> Iterator[Found]:
     makes = [one for one in facts.script.every_call if _OPTIMIZERS.search(facts.meaning(one))]
-    if not makes or _ELSE.search(facts.text):
+    if not makes or _ELSE.search(facts.uncommented):
         return
     names = [one.name for one in facts.script.bindings if one.value in makes]
     handed = {

@@ -23,7 +23,7 @@ _ZEROES = re.compile(
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if not _ZEROES.search(facts.text):
+    if not _ZEROES.search(facts.uncommented):
         for turn in turns(facts):
             step = turn.of(CallRole.STEP)[0]
             if step.is_scaled or _optimizers(facts, facts.owner(step.call)):
@@ -50,7 +50,7 @@ def _zeroed(facts: Facts) -> set[cst.CSTNode]:
     """The optimizers whose zero_grad() is called; empty: something else is set to zero, too."""
     calls = list(facts.methods("zero_grad"))
     known = [_optimizers(facts, facts.owner(one)) for one in calls]
-    is_all = len(_ZEROES.findall(re.sub(r"set_to_none", "", facts.text))) == len(calls)
+    is_all = len(_ZEROES.findall(re.sub(r"set_to_none", "", facts.uncommented))) == len(calls)
     return set().union(*known) if is_all and all(known) else set()
 
 

@@ -8,7 +8,7 @@ comment_differs              The comment above says another number of features o
                              code has
 dropout_always_on            ``F.dropout`` of a module is not told whether it is training
 feature_mismatch             A layer is given another number of features than it takes
-forward_past_wrapper         ``forward()`` of a wrapped model is called directly
+forward_by_name              ``forward()`` of a model is called directly
 frozen_without_effect        Layers are to be frozen, and stay as they are
 grown_by_cat                 A tensor grows by ``torch.cat`` in each turn of a loop
 kl_of_probabilities          A Kullback-Leibler divergence is given probabilities as its first

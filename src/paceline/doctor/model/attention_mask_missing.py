@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _without_comments(facts: Facts) -> str:
-    return re.sub(r"(?m)#.*$", "", facts.text)
+    return facts.uncommented
 
 
 def _pads(facts: Facts) -> bool:

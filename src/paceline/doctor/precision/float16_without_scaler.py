@@ -24,7 +24,7 @@ _HAS = re.compile(r"[Ss]caler|[Aa]ccelerat|deepspeed|apex")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if _HAS.search(facts.text):
+    if _HAS.search(facts.uncommented):
         return
     for turn in turns(facts):
         for block in facts.flow.reached([turn.loop.body]):

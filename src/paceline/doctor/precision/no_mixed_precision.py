@@ -20,7 +20,7 @@ _HAS = re.compile(
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if _HAS.search(facts.text):
+    if _HAS.search(facts.uncommented):
         return
     call = next(facts.forward_calls(), None)
     if call is not None:

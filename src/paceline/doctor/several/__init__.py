@@ -8,6 +8,8 @@ ranks_write_one_file         Every process writes the same file
 same_data_everywhere         Each process of a data-parallel run goes over all of the data
 synchronized_each_backward   Accumulated gradients are averaged over the processes with each
                              backward pass
+unused_parameters_sought     DistributedDataParallel looks for unused parameters in a model that
+                             uses all of them
 """
 
 from ..rule import rules_in

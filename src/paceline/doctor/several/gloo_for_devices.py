@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
             one for one in facts.methods("cuda", "to")
             if _CUDA.search(facts.code(one)) and facts.is_model(facts.owner(one))
         ]  # fmt: skip
-        if is_gloo and not is_guarded and moved and "nccl" not in facts.text:
+        if is_gloo and not is_guarded and moved and "nccl" not in facts.uncommented:
             yield Found(
                 call, f"gloo, and line {facts.script.line(moved[0])} puts the model on CUDA"
             )

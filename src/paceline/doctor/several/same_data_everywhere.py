@@ -24,7 +24,7 @@ _ELSE = re.compile(
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if not facts.script.calls("DistributedDataParallel") or _ELSE.search(facts.text):
+    if not facts.script.calls("DistributedDataParallel") or _ELSE.search(facts.uncommented):
         return
     if re.search(r"rank", _data_text(facts)):
         return

@@ -28,7 +28,7 @@ _ELSE = (
 
 def check(facts: Facts) -> Iterator[Found]:
     wraps = facts.script.calls("DistributedDataParallel")
-    if not wraps or any(one in facts.text for one in _ELSE):
+    if not wraps or any(one in facts.uncommented for one in _ELSE):
         return
     for turn in turns(facts):
         backward, step = turn.of(CallRole.BACKWARD), turn.of(CallRole.STEP)

@@ -4,8 +4,9 @@ branch_on_tensor          A branch asks a tensor of the device in each turn
 cache_emptied_each_turn   Memory is given back, or rubbish collected, in each turn
 item_in_loop              A number is read from the device in each turn
 made_then_moved           A tensor is made on the host in each turn, and then moved
-non_blocking_at_once      A copy is not to block, of memory that is not pinned, and the next
-                          line uses it
+mask_as_index             A boolean mask of the device is an index in each turn
+non_blocking_at_once      A copy is not to block, of memory that is not pinned, and the next line
+                          uses it
 numpy_in_loop             A tensor of the device is copied to the host in each turn
 pinned_by_hand            A tensor is pinned right before it is moved
 print_in_loop             A tensor of the device is printed in each turn

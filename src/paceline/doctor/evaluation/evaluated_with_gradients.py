@@ -23,7 +23,7 @@ _USES = re.compile(r"backward\(|autograd|requires_grad|\.grad\b|\.step\(|functio
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if "set_grad_enabled(False)" in facts.text or not turns(facts):
+    if "set_grad_enabled(False)" in facts.uncommented or not turns(facts):
         return
     seen = set()
     for call in facts.forward_calls():

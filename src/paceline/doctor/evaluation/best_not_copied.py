@@ -44,7 +44,9 @@ def _is_kept(facts: Facts, binding: Binding, loop: cst.CSTNode) -> bool:
         for one in facts.script.nodes
         if isinstance(one, cst.Name | cst.Attribute)
     )
-    is_changed = re.search(rf"deepcopy\(\s*{re.escape(binding.name)}\b", facts.text) is not None
+    is_changed = (
+        re.search(rf"deepcopy\(\s*{re.escape(binding.name)}\b", facts.uncommented) is not None
+    )
     return is_used and not is_made_inside and not is_changed
 
 

@@ -1,0 +1,67 @@
+"""A model is put on its device anew in a loop around its training.
+
+Nothing moves where it is there already, but each parameter is looked at; and where it is not, the
+optimizer was made before the parameters were moved.
+
+Fix: put the line before the loop, and before the optimizer is made.
+Source: torch.optim documentation, "Constructing it": move a model before its optimizer is made.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.dataflow import AnyLoop
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import loops_around, turns
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    training: set[cst.CSTNode] = set()
+    for turn in turns(facts):
+        training |= {turn.loop, *loops_around(facts, turn)}
+    moves = [
+        one for one in facts.methods("to", "cuda", "xpu", "cpu")
+        if isinstance(facts.owner(one), cst.Name | cst.Attribute) and facts.is_model(facts.owner(one))
+    ]  # fmt: skip
+    for call in moves:
+        loop = _loop_of(facts, call)
+        if loop not in training or _is_to_cpu(facts, call):
+            continue
+        name, inside = facts.code(facts.owner(call)), set(facts.script.within(loop.body))
+        made = facts.made(facts.owner(call))
+        if made and not _is_sent_away(facts, name) and not inside.intersection(made):
+            yield Found(call, f"{facts.code(call)} in a loop, of a model that was made before it")
+
+
+def _is_sent_away(facts: Facts, name: str) -> bool:
+    """Whether it is moved to the host somewhere, also as ``model.eval().cpu()``."""
+    return any(
+        _is_to_cpu(facts, one) and facts.code(facts.owner(one)).partition("(")[0].startswith(name)
+        for one in facts.methods("to", "cpu")
+    )
+
+
+def _loop_of(facts: Facts, call: cst.Call) -> AnyLoop | None:
+    """The innermost loop around it, in its own function."""
+    return next((one for one in facts.script.up(call) if isinstance(one, AnyLoop)), None)
+
+
+def _is_to_cpu(facts: Facts, call: cst.Call) -> bool:
+    given = call.args[0].value if call.args else None
+    return facts.method(call) == "cpu" or (literal(given) or "").startswith("cpu")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped(epoch="model.cuda()"), looped(epoch="model = model.to(device)")),
+    healthy=(
+        looped(before="model.cuda()"), looped(epoch="model.cuda()", after="model.cpu()"),
+        looped(epoch="model.to(device)", after="torch.save(model.eval().cpu(), 'model.pt')"),
+        looped(epoch="model = nn.Linear(16, 8).to(device)"), looped(epoch="best = model.to('cpu')"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""DistributedDataParallel looks for unused parameters in a model that uses all of them.
+
+find_unused_parameters=True walks the whole graph of each forward pass before gradients may be sent;
+torch warns of it once where it finds none.
+
+Fix: leave find_unused_parameters out.
+Source: torch.nn.parallel.DistributedDataParallel documentation, find_unused_parameters.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import positional
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+_WHOLE = re.compile(
+    r"^torchvision\.models\.(resnet|resnext|wide_resnet|vit_|vgg|alexnet|densenet|mobilenet|"
+    r"efficientnet|convnext|swin|regnet|shufflenet|squeezenet|mnasnet|maxvit)\w*$"
+)
+"""Those whose forward pass has one way, which all parameters lie on."""
+_CHOOSES = (cst.If, cst.IfExp, cst.For, cst.While, cst.Try, cst.Return, cst.Match)
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.script.calls("DistributedDataParallel"):
+        given = positional(call)
+        if not given or not facts.flag(call, "find_unused_parameters"):
+            continue
+        made = facts.made(given[0])
+        if (
+            made
+            and all(_is_whole(facts, one) for one in made)
+            and "requires_grad" not in facts.uncommented
+        ):
+            yield Found(call, f"every parameter of {facts.code(made[0].func)} is used")
+
+
+def _is_whole(facts: Facts, made: cst.Call) -> bool:
+    name = facts.meaning(made)
+    if name.endswith("nn.Sequential"):
+        return all(facts.meaning(one).startswith("torch.nn.") for one in _parts(made))
+    return _WHOLE.search(name) is not None or _has_one_way(facts, facts.modules.get(name))
+
+
+def _parts(made: cst.Call) -> list[cst.BaseExpression]:
+    return [one.value for one in made.args]
+
+
+def _has_one_way(facts: Facts, node: cst.ClassDef | None) -> bool:
+    """Whether each part that __init__ makes is named in a forward pass without a choice."""
+    rows = node.body.body if node is not None else ()
+    methods = {one.name.value: one for one in rows if isinstance(one, cst.FunctionDef)}
+    if set(methods) != {"__init__", "forward"}:
+        return False
+    forward = list(facts.script.within(methods["forward"].body))
+    if sum(isinstance(one, _CHOOSES) for one in forward) > 1:  # the return at its end
+        return False
+    used = {facts.code(one) for one in forward if isinstance(one, cst.Attribute)}
+    made = {
+        one.name for one in facts.script.bindings
+        if facts.script.scope(one.node) is methods["__init__"] and one.name.startswith("self.")
+    }  # fmt: skip
+    return bool(made) and made <= used
+
+
+_NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 8)
+    def forward(self, x{more}):
+        {body}
+net = nn.parallel.DistributedDataParallel(Net().to(device){found})
+"""
+_ALL, _FOUND = "return self.second(self.first(x))", ", find_unused_parameters=True"
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(
+        looped(before=_NET.format(more="", body=_ALL, found=_FOUND)),
+        looped(before="from torchvision import models\nnet = nn.parallel.DistributedDataParallel(models.vit_b_16(num_classes=8).to(device), find_unused_parameters=True)"),
+    ),
+    healthy=(
+        looped(before=_NET.format(more="", body=_ALL, found="")),
+        looped(before=_NET.format(more="", body="return self.second(x)", found=_FOUND)),
+        looped(before=_NET.format(more=", both=True", body="if both:\n            x = self.first(x)\n        return self.second(x)", found=_FOUND)),
+        looped(before="from torchvision import models\nnet = nn.parallel.DistributedDataParallel(models.googlenet().to(device), find_unused_parameters=True)"),
+    ),
+)  # fmt: skip
