@@ -37,6 +37,7 @@ for epoch in pace.epochs(2):
             optimizer.step()
     if epoch == 0:
         print(f"holds {(held_bytes() - before) / size:.2f}", flush=True)
+        pace.sum(1.0)  # both have said it: the first error ends the other one
         model[2].weight.data[700, 700] += 1.0
 """
 

@@ -87,6 +87,7 @@ class Script(NamedTuple):
         calls: what follows each epoch: "count", "sum".
         stops_at: (epoch, step) at which it asks for the end; step -1: after that epoch's loop.
         leaves_at: likewise, where it leaves its loop.
+        looks_at: steps at which it looks whether the run has been stopped.
         extends_at, gives_back_at: steps at which it asks for one mini-batch more, or skips its own.
     """
 
@@ -94,6 +95,7 @@ class Script(NamedTuple):
     calls: tuple[str, ...] = ()
     stops_at: tuple[int, int] | None = None
     leaves_at: tuple[int, int] | None = None
+    looks_at: tuple[int, ...] = ()
     extends_at: tuple[int, ...] = ()
     gives_back_at: tuple[int, ...] = ()
 
@@ -189,6 +191,8 @@ class PaperMember:
             yield Turn("compute")
             if self._script.stops_at == (epoch, step):
                 self._send(said.AskStop())
+            if step in self._script.looks_at:
+                yield from self._is_stopped()
             if self._script.leaves_at == (epoch, step):
                 yield from self._leave_epoch()
                 return
@@ -335,17 +339,24 @@ class PaperMember:
 
     def _answer(self, kind: type[T]) -> Doing[T]:
         """The next message of this kind; those before it stay, in order."""
-        others: list[ToMember] = []
-        while not isinstance(message := (yield from self._next()), kind):
-            others.append(message)
+        *others, message = yield from self._take_to(kind)
         self._queue.extendleft(reversed(others))
+        assert isinstance(message, kind)
         return message
+
+    def _take_to(self, kind: type[T]) -> Doing[list[ToMember]]:
+        """The messages up to the next one of this kind, with it."""
+        taken = [(yield from self._next())]
+        while not isinstance(taken[-1], kind):
+            taken.append((yield from self._next()))
+        return taken
 
     def _is_stopped(self) -> Doing[bool]:
         if not self._has_stopped:
             self._hear()
             if self._is_ending:
-                yield from self._answer(Stop)
+                taken = yield from self._take_to(Stop)
+                self._queue.extendleft(reversed(taken))
         return self._has_stopped or any(isinstance(one, Stop) for one in self._queue)
 
     def _settle(self, is_there: Callable[[], bool]) -> Doing[None]:

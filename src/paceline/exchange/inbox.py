@@ -173,7 +173,7 @@ class Inbox:
         self._queue: deque[ToMember] = deque()
         self.is_main = is_main
         self.has_stopped = False
-        """Whether a stop was taken."""
+        """Whether a stop was heard."""
         self._is_ending = False
         """Whether a stop is on its way."""
 
@@ -181,12 +181,13 @@ class Inbox:
     def is_stopped(self) -> bool:
         """Whether a stop has come, be it that it waits behind other messages.
 
-        One that comes as soon as the end of the run is copied is waited for.
+        One that comes as soon as the end of the run is copied is waited for. It stays: a script
+        may ask in the midst of an epoch, which ends with it.
         """
         if not self.has_stopped:
             self.look()
             if self._is_ending:
-                self.answer(Stop)
+                self._queue.extendleft(reversed(self._take_to(Stop)))
         return self.has_stopped or any(isinstance(one, Stop) for one in self._queue)
 
     def next(self) -> ToMember:
@@ -220,11 +221,17 @@ class Inbox:
 
     def answer(self, kind: type[T]) -> T:
         """The next message of this kind; those before it stay, in order."""
-        others = []
-        while not isinstance(message := self.next(), kind):
-            others.append(message)
+        *others, message = self._take_to(kind)
         self._queue.extendleft(reversed(others))
+        assert isinstance(message, kind)
         return message
+
+    def _take_to(self, kind: type[T]) -> list[ToMember]:
+        """The messages up to the next one of this kind, with it."""
+        taken = [self.next()]
+        while not isinstance(taken[-1], kind):
+            taken.append(self.next())
+        return taken
 
     def look(self) -> None:
         """Take in what has come, without waiting."""

@@ -1,0 +1,82 @@
+"""A script that asks whether the run is stopped, in the midst of an epoch.
+
+    worker 0   step, step, the end comes
+    worker 1   step: asks until it hears of the end, then ENDS: goes on, breaks, raises
+
+The stop that it has heard of is still what its epoch ends with.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runs import nothing_left
+
+Say = Callable[[str], tuple[int, str, str]]
+
+SCRIPT = """\
+import time, torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+
+def train():
+    loader = DataLoader(TensorDataset(torch.rand(64, 2)), batch_size=4)
+    model = nn.Linear(2, 1)
+    model, optimizer, loader = pace.prepare(model, SGD(model.parameters(), lr=0.1), loader)
+    for epoch in pace.epochs(2):
+        for (x,) in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                if pace.worker == 1:
+                    while not pace.is_stopped:
+                        time.sleep(0.01)
+                    ENDS
+                FAILS
+                optimizer.step()
+    pace.print("behind the epochs")
+
+TRAINS
+print("the script goes on")
+"""
+TRIAL = """\
+try:
+    with pace.trial():
+        train()
+except ArithmeticError as error:
+    print(f"caught: {error}")
+"""
+RAISE = "raise ArithmeticError('too large')"
+
+
+@pytest.mark.parametrize("ends", ["pass", "break"])
+def test_the_end_comes_once(say: Say, tmp_path: Path, ends: str) -> None:
+    text = SCRIPT.replace("ENDS", ends).replace("FAILS", "pass").replace("TRAINS", "train()")
+    code, said = launch(say, tmp_path, text, "--updates 2")
+    assert code == 0, said
+    assert said.count("behind the epochs") == 1
+    assert "2 updates are done" in said
+
+
+def test_a_trial_that_fails_in_both_ends_for_both(say: Say, tmp_path: Path) -> None:
+    fails = f"if pace.version == 1: {RAISE}"
+    text = SCRIPT.replace("ENDS", RAISE).replace("FAILS", fails).replace("TRAINS", TRIAL)
+    code, said = launch(say, tmp_path, text, "")
+    assert code == 0, said
+    assert "caught: too large" in said
+    assert "the script goes on" in said
+
+
+def launch(say: Say, tmp_path: Path, text: str, flags: str) -> tuple[int, str]:
+    script = tmp_path / "asks.py"
+    script.write_text(text)
+    words = f"--workers 2 --device cpu --threads 1 --protocol async --run-dir run {flags}"
+    with nothing_left():
+        code, out, err = say(f"launch {words} {script}")
+    assert "Traceback" not in out + err
+    return code, out + err
