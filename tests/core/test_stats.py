@@ -3,6 +3,8 @@
 import math
 import random
 
+import pytest
+
 from paceline.core.stats import Patience, ServiceTimes
 
 
@@ -56,6 +58,18 @@ def test_a_worker_that_takes_three_times_as_long_is_named() -> None:
     (slow,) = times(w0=[0.1, 0.11] * 10, w1=[0.3, 0.33] * 10, w2=[0.1, 0.12] * 10).slow()
     assert slow.worker == 1
     assert 2.5 < slow.factor < 3.2
+
+
+def test_whether_it_is_slow_by_its_input_is_told_by_the_difference() -> None:
+    service = ServiceTimes()
+    for step_s, input_s, theirs_s in [(0.30, 0.21, 0.01), (0.33, 0.20, 0.02)] * 10:
+        service.add(1, step_s, input_s)
+        service.add(0, 0.1, theirs_s)
+        service.add(2, 0.1, theirs_s)
+    (slow,) = service.slow()
+    assert slow[3:] == pytest.approx((0.205, 0.015))
+    assert slow.is_by_input
+    assert not slow._replace(input_s=0.1).is_by_input
 
 
 def test_a_few_long_steps_and_steps_that_vary_make_nobody_slow() -> None:

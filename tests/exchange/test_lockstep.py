@@ -17,8 +17,8 @@ def line(stage: float) -> Line:
     """What a member with two samples shows."""
     return Line(
         num_samples=0.0, weight=2.0, loss=0.5, fault=0.0, compute_s=0.0, wait_s=0.0, push_s=0.0,
-        squared_norm=0.0, max_norm=math.inf, max_value=math.inf, hyper=7.0, bad_version=-1.0,
-        leaves=0.0, snapshot=0.0, stage=stage,
+        input_s=0.0, squared_norm=0.0, max_norm=math.inf, max_value=math.inf, hyper=7.0,
+        bad_version=-1.0, leaves=0.0, snapshot=0.0, stage=stage,
     )  # fmt: skip
 
 

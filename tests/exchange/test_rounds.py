@@ -17,8 +17,8 @@ from paceline.wire import messages as said
 def line(**changes: float) -> Line:
     plain = Line(
         num_samples=2.0, weight=2.0, loss=0.5, fault=0.0, compute_s=0.0, wait_s=0.0, push_s=0.0,
-        squared_norm=0.0, max_norm=UNCLIPPED.max_norm, max_value=UNCLIPPED.max_value, hyper=7.0,
-        bad_version=-1.0, leaves=0.0, snapshot=0.0,
+        input_s=0.0, squared_norm=0.0, max_norm=UNCLIPPED.max_norm,
+        max_value=UNCLIPPED.max_value, hyper=7.0, bad_version=-1.0, leaves=0.0, snapshot=0.0,
     )  # fmt: skip
     return plain._replace(**changes)
 

@@ -34,11 +34,13 @@ PROGRESS = Progress(
     workers=(
         WorkerProgress(
             worker=0, state="training", pushes=512, samples_per_s=4456.0,
-            compute_share=0.9, wait_share=0.05, push_share=0.05, mean_staleness=0.0,
+            compute_share=0.9, input_share=0.0, wait_share=0.05, push_share=0.05,
+            mean_staleness=0.0,
         ),
         WorkerProgress(
             worker=1, state="gone", pushes=510, samples_per_s=4450.0,
-            compute_share=0.4, wait_share=0.5, push_share=0.1, mean_staleness=1.5,
+            compute_share=0.4, input_share=0.0, wait_share=0.5, push_share=0.1,
+            mean_staleness=1.5,
         ),
     ),
 )  # fmt: skip
@@ -102,6 +104,18 @@ def test_the_live_table_has_a_row_for_each_worker() -> None:
     assert lines[3][:4] == ["1", "gone", "510", "4,450"]
     assert lines[3][-1] == "########++.........."
     assert lines[4][-5:] == ["22", "%", "58.2", "s", "left"]
+
+
+def test_input_has_a_column_where_it_takes_time() -> None:
+    slow = dataclasses.replace(PROGRESS.workers[0], input_share=0.6)
+    console = Console(file=io.StringIO(), width=110)
+    console.print(draw(dataclasses.replace(PROGRESS, workers=(slow, PROGRESS.workers[1])), 110))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[1][4:8] == ["input", "compute", "wait", "push"]
+    assert lines[2][4:8] == ["60", "%", "30", "%"]
+    assert lines[2][-1] == "::::::::::::######+."
+    assert lines[3][4:8] == ["0", "%", "40", "%"]
 
 
 @pytest.mark.parametrize(

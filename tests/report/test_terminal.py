@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.stats import SlowWorker
 from paceline.report.summary import summarize
-from paceline.report.terminal import render_summary
+from paceline.report.terminal import describe_slow, render_summary
 from paceline.report.text import format_duration
 from resealing import reseal
 
@@ -35,6 +36,30 @@ worker    pushes  images/s   compute    wait    push  abandoned
 files: RUN
 test acc: 0.80, 2.2 sec/epoch on ['cpu:0', 'cpu:1']"""
     )
+
+
+def test_the_time_until_batches_are_there_stands_beside_that_of_computing(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    first, second = summary.per_worker
+    told = replace(summary, per_worker=(replace(first, input_s=1.25), second))
+    head, row, other = (line.split() for line in render_summary(told)[-6:-3])
+    assert head[3:7] == ["input", "compute", "wait", "push"]
+    assert row[3:11] == ["50", "%", "38", "%", "8", "%", "4", "%"]
+    assert other[3:7] == ["0", "%", "67", "%"]
+    narrow = [line.split() for line in render_summary(told, columns=50)[-6:-3]]
+    assert narrow[0] == ["worker", "pushes", "input", "compute", "wait", "push"]
+    assert narrow[1][2:6] == ["50", "%", "38", "%"]
+
+
+def test_who_is_slow_by_its_input_is_told_so() -> None:
+    by_input = SlowWorker(1, 0.040, 0.020, input_s=0.025, others_input_s=0.002)
+    said = describe_slow(by_input, 0.5)
+    assert said == (
+        "worker 1 is slow: 40 ms a step, the others 20 ms (2.0 times as long); its batches are "
+        "there after 25 ms, those of the others after 2 ms; the others wait 50% of their time"
+    )
+    by_itself = by_input._replace(input_s=0.011)
+    assert "batches" not in describe_slow(by_itself, 0.5)
 
 
 def test_it_ends_with_what_a_trial_would_measure_where_none_was_made(run_dir: Path) -> None:

@@ -32,7 +32,7 @@ class Line(NamedTuple):
     def entry(self) -> Entry:
         """What the coordinator is told of it."""
         size = sum(lease.num_samples for lease in self.leases)
-        return Entry(size, 1.0, said.OK, float(size), *STEP[:3])
+        return Entry(size, 1.0, said.OK, float(size), *STEP[:3], STEP.input_s)
 
 
 @dataclass(slots=True)

@@ -44,16 +44,27 @@ class Stats:
 
 
 class SlowWorker(NamedTuple):
-    """A worker whose usual step takes longer than the others'; both are medians, in seconds."""
+    """A worker whose usual step takes longer than the others'; all are medians, in seconds.
+
+    Attributes:
+        input_s, others_input_s: of their steps, until the batches were there.
+    """
 
     worker: int
     usual_s: float
     others_s: float
+    input_s: float = 0.0
+    others_input_s: float = 0.0
 
     @property
     def factor(self) -> float:
         """How many times as long."""
         return self.usual_s / self.others_s if self.others_s else math.inf
+
+    @property
+    def is_by_input(self) -> bool:
+        """Whether most of what its step takes longer is its input."""
+        return 2.0 * (self.input_s - self.others_input_s) >= self.usual_s - self.others_s
 
 
 class ServiceTimes:
@@ -73,13 +84,16 @@ class ServiceTimes:
     def __init__(self, num_kept: int = 32) -> None:
         self._num_kept = num_kept
         self._steps_s: dict[int, deque[float]] = {}
+        self._inputs_s: dict[int, deque[float]] = {}
 
-    def add(self, worker: int, step_s: float) -> None:
-        """A step of this worker took so long."""
+    def add(self, worker: int, step_s: float, input_s: float = 0.0) -> None:
+        """A step of this worker took so long; ``input_s``: until its batches were there."""
         steps_s = self._steps_s.get(worker)
         if steps_s is None:
             steps_s = self._steps_s[worker] = deque(maxlen=self._num_kept)
+            self._inputs_s[worker] = deque(maxlen=self._num_kept)
         steps_s.append(step_s)
+        self._inputs_s[worker].append(input_s)
 
     def slow(self) -> list[SlowWorker]:
         """Who is slow now, in the order of the workers."""
@@ -97,7 +111,11 @@ class ServiceTimes:
             upper = median(steps_s[len(steps_s) * 3 // 4] for steps_s in others)
             is_longer = one.factor >= self._LEAST_FACTOR and own[len(own) // 4] > upper
             if is_longer and _deviations(own, others) >= self._LEAST_DEVIATIONS:
-                found.append(one)
+                its, *theirs = (
+                    median(self._inputs_s[number])
+                    for number in (worker, *(one for one in known if one != worker))
+                )
+                found.append(one._replace(input_s=its, others_input_s=median(theirs)))
         return found
 
 

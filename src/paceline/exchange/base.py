@@ -86,8 +86,14 @@ class Clock:
     push_s: float = 0.0
     add_s: float = 0.0
     """Of those of pushing: adding the last push to the sum of its update."""
+    input_s: float = 0.0
+    """Of those of computing: until the batches of the work in flight were there."""
     begun_s: float = 0.0
     """When the work in flight began."""
+
+    def begin(self) -> None:
+        """Other work begins now."""
+        self.begun_s, self.input_s = time.perf_counter(), 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

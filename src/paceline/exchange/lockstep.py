@@ -107,7 +107,7 @@ class Lockstep:
     def _show(self, word: float, weight: float, loss: float) -> None:
         self._barrier.show(Line(
             num_samples=0.0, weight=weight, loss=loss, fault=0.0, compute_s=0.0, wait_s=0.0,
-            push_s=0.0, squared_norm=0.0, max_norm=math.inf, max_value=math.inf,
+            push_s=0.0, input_s=0.0, squared_norm=0.0, max_norm=math.inf, max_value=math.inf,
             hyper=self._member.settings(), bad_version=-1.0, leaves=0.0, snapshot=0.0, stage=word,
         ))  # fmt: skip
 

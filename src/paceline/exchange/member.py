@@ -9,7 +9,6 @@ module must not know protocols, nor the verbs.
 """
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -285,7 +284,7 @@ class MemberSide:
             self.grant = message
         else:
             self.end_at(message)
-        self.clock.begun_s = time.perf_counter()
+        self.clock.begin()
         self.beat()
 
     def end_at(self, message: ToMember) -> None:

@@ -81,7 +81,7 @@ class PeerRounds:
         member.opened(opened)
         self._barrier.begin(opened.phase)
         self._advance()
-        member.clock.begun_s = time.perf_counter()
+        member.clock.begin()
 
     def _own(self, number: int) -> list[Lease]:
         """This member's leases in a round: what the coordinator will cut.
@@ -145,7 +145,7 @@ class PeerRounds:
             self._advance()  # there may be rounds without a lease of its own
         else:
             norm = member.store.norms.of(member.jobs.used_in)
-        clock.begun_s = time.perf_counter()
+        clock.begin()
         return norm
 
     # -- one round ------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ class PeerRounds:
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
             fault=said.FOUND_INF if work.found_inf else said.OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
-            squared_norm=0.0, max_norm=work.clip.max_norm, max_value=work.clip.max_value,
+            input_s=clock.input_s, squared_norm=0.0,
+            max_norm=work.clip.max_norm, max_value=work.clip.max_value,
             hyper=member.settings() if work.weight or member.copy.is_lockstep else 0,
             bad_version=-1.0,
             leaves=control[ALARM], snapshot=control[SNAPSHOT],
@@ -284,7 +285,7 @@ class PeerRounds:
         clock, mine = self._member.clock, None
         if work.num_samples:
             fault = self._fault(self._member.seat, said.FOUND_INF if work.found_inf else said.OK)
-            clocks = (clock.compute_s, clock.wait_s, clock.push_s)
+            clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.input_s)
             mine = said.Entry(work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip)
         self._report_interruption(mine, entries)
         self._leave_with_work()

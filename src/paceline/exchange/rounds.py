@@ -33,6 +33,7 @@ class Line(NamedTuple):
     compute_s: float
     wait_s: float
     push_s: float
+    input_s: float
     squared_norm: float
     """Of its share of the mean gradient; written after the others have read the rest."""
     max_norm: float
@@ -55,7 +56,7 @@ class Line(NamedTuple):
         """What the coordinator is told of this line, where this was wrong with its push."""
         return Entry(
             int(self.num_samples), self.loss, fault, self.weight,
-            self.compute_s, self.wait_s, self.push_s, *self.clip,
+            self.compute_s, self.wait_s, self.push_s, self.input_s, *self.clip,
         )  # fmt: skip
 
 

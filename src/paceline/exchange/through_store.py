@@ -292,7 +292,9 @@ class StoreExchange(Exchange):
         told = said.Told(
             work.num_samples, work.loss, fault, work.weight, work.kept, work.unused, work.stepped
         )
-        clocks = said.Clocks(clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
+        clocks = said.Clocks(
+            clock.compute_s, clock.wait_s, clock.push_s, clock.add_s, clock.input_s
+        )
         own.jobs.used_in = -1
         if not own.is_dropped():
             self._channel.send(said.Push(own.serial, self.version, told, clocks, hyper, work.clip))
@@ -492,6 +494,10 @@ class StoreExchange(Exchange):
     def tell(self, message: said.FromMember) -> None:
         """Of a stream that is read."""
         self._channel.send(message)
+
+    def waited_for_input(self, seconds: float) -> None:
+        """A batch of the work in flight was there after so long."""
+        self._own.clock.input_s += seconds
 
     def look_for_stream(self, *, is_blocking: bool) -> bool:
         """Hear what has come, or the next that comes; False: this work is another's, or over."""

@@ -32,6 +32,8 @@ class WorkerProgress:
     pushes: int
     samples_per_s: float
     compute_share: float
+    input_share: float
+    """Of the time that ``compute_share`` is of, and in it: until its batches were there."""
     wait_share: float
     push_share: float
     mean_staleness: float

@@ -24,7 +24,7 @@ from ..plan import Plan
 from ..system.streams import Lasting
 from .live import Progress, WorkerProgress, format_metrics, format_progress, tell_on_errors
 from .summary import Summary
-from .terminal import render_summary
+from .terminal import LEAST_INPUT, render_summary
 from .text import format_duration
 
 _EVERY_S = 0.5
@@ -104,12 +104,13 @@ class ScreenObserver:
 
 
 _COLUMNS = {
-    "worker": 6, "pushes": 7, "wait": 5, "images/s": 9, "compute": 7, "push": 5, "staleness": 9,
-    "state": 14, "shares": _SHARES,
+    "worker": 6, "pushes": 7, "wait": 5, "images/s": 9, "compute": 7, "input": 5, "push": 5,
+    "staleness": 9, "state": 14, "shares": _SHARES,
 }  # fmt: skip
 """Columns of the workers' table and how wide they get; what fits is shown, the first ones first."""
 _ORDER = (
-    "worker", "state", "pushes", "images/s", "compute", "wait", "push", "staleness", "shares",
+    "worker", "state", "pushes", "images/s", "input", "compute", "wait", "push", "staleness",
+    "shares",
 )  # fmt: skip
 _GAP = 2
 
@@ -118,7 +119,10 @@ def draw(progress: Progress, columns: int = 100) -> RenderableType:
     """The live part: where the run is, its workers, and the bar; as much as fits into columns."""
     room = columns + _GAP
     shown = []
+    has_input = any(one.input_share >= LEAST_INPUT for one in progress.workers)
     for name, width in _COLUMNS.items():
+        if name == "input" and not has_input:
+            continue
         room -= width + _GAP
         shown += [name] if room >= 0 else []
     workers = Table(box=None, pad_edge=False, header_style="bold")
@@ -128,7 +132,7 @@ def draw(progress: Progress, columns: int = 100) -> RenderableType:
             "" if name == "shares" else name, justify="left" if is_text else "right", no_wrap=True
         )
     for one in progress.workers:
-        cells = dict(zip(_ORDER, _cells(one), strict=True))
+        cells = dict(zip(_ORDER, _cells(one, has_input=has_input), strict=True))
         workers.add_row(*(cells[name] for name in _ORDER if name in shown))
     bar = Table.grid(padding=(0, 1))
     share = progress.share_done
@@ -138,8 +142,10 @@ def draw(progress: Progress, columns: int = 100) -> RenderableType:
     return Group(Text(format_progress(progress)), workers, bar)
 
 
-def _cells(one: WorkerProgress) -> list[RenderableType]:
-    shares = [f"{100 * s:.0f} %" for s in (one.compute_share, one.wait_share, one.push_share)]
+def _cells(one: WorkerProgress, *, has_input: bool) -> list[RenderableType]:
+    computing = one.compute_share - one.input_share if has_input else one.compute_share
+    every = one.input_share, computing, one.wait_share, one.push_share
+    shares = [f"{100 * share:.0f} %" for share in every]
     return [
         str(one.worker),
         Text(one.state, style=_STYLES.get(one.state.split()[0], "")),
@@ -156,7 +162,8 @@ def _bar(one: WorkerProgress) -> Text:
     bar = Text()
     edges = [0.0]
     for share, sign, style in (
-        (one.compute_share, "#", "green"),
+        (one.input_share, ":", "magenta"),
+        (one.compute_share - one.input_share, "#", "green"),
         (one.push_share, "+", "cyan"),
         (one.wait_share, ".", "yellow"),
     ):

@@ -62,6 +62,8 @@ class WorkerSummary:
     compute_s: float
     wait_s: float
     push_s: float
+    input_s: float
+    """Of ``compute_s``: until its batches were there."""
     superseded_s: float
 
     @property
@@ -78,6 +80,10 @@ class SlowSummary:
     """Its median step."""
     others_s: float
     """The median step of the others."""
+    input_s: float
+    """Of its median step: until its batches were there."""
+    others_input_s: float
+    """The same of the others."""
     others_wait_share: float
     """Of the others' time: how much they waited."""
 
@@ -368,6 +374,8 @@ def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
         worker=slow.worker,
         usual_s=slow.usual_s,
         others_s=slow.others_s,
+        input_s=slow.input_s,
+        others_input_s=slow.others_input_s,
         others_wait_share=waited_s / total_s if total_s else 0.0,
     )
 

@@ -41,6 +41,7 @@ class WorkerTally:
     compute_s: float = 0.0
     wait_s: float = 0.0
     push_s: float = 0.0
+    input_s: float = 0.0
     superseded_s: float = 0.0
 
 
@@ -230,7 +231,9 @@ class Tally:
         worker.compute_s += record.compute_s
         worker.wait_s += record.wait_s
         worker.push_s += record.push_s
-        self.service.add(self._seats.get(fact.ticket.member, fact.ticket.member), record.compute_s)
+        worker.input_s += record.input_s
+        seat = self._seats.get(fact.ticket.member, fact.ticket.member)
+        self.service.add(seat, record.compute_s, record.input_s)
 
     def _ordered(self, record: Ordered) -> None:
         order, t_s = record.order, record.t_s

@@ -17,6 +17,8 @@ _MUCH_WAITING = 0.25
 """Share of the others' time from which on they can be said to wait for a slow worker."""
 _MOST_WORKERS = 16
 """Of more, only those with fewest and most pushes are shown."""
+LEAST_INPUT = 0.02
+"""Of a worker's time: a smaller share until its batches are there is told as computing."""
 _WHOLE_TABLE = 63
 """Columns of the workers' table with everything in it."""
 
@@ -148,17 +150,24 @@ def _compressed(summary: Summary) -> str:
 
 
 def _slow(one: SlowSummary) -> str:
-    slow = SlowWorker(one.worker, one.usual_s, one.others_s)
+    times = one.usual_s, one.others_s, one.input_s, one.others_input_s
+    slow = SlowWorker(one.worker, *times)
     return describe_slow(slow, one.others_wait_share)
 
 
 def describe_slow(one: SlowWorker, others_wait_share: float) -> str:
-    """Who is slow, by how much, and what it costs: the others wait, or it does less than they."""
+    """Who is slow, by how much, whether by its input, and what it costs.
+
+    The others wait, or it does less than they.
+    """
     steps = f"{format_duration(one.usual_s)} a step, the others {format_duration(one.others_s)}"
     if others_wait_share >= _MUCH_WAITING:
         cost = f"the others wait {others_wait_share:.0%} of their time"
     else:
         cost = f"it does {1.0 / one.factor:.0%} of what one of the others does"
+    if one.is_by_input:
+        its, theirs = map(format_duration, (one.input_s, one.others_input_s))
+        cost = f"its batches are there after {its}, those of the others after {theirs}; {cost}"
     return f"worker {one.worker} is slow: {steps} ({one.factor:.1f} times as long); {cost}"
 
 
@@ -166,7 +175,9 @@ def _workers(summary: Summary, columns: int) -> list[str]:
     if columns < _WHOLE_TABLE:
         return _few_columns(summary)
     has_lost = any(one.superseded_s for one in summary.per_worker)
-    head = f"{'worker':<8}{'pushes':>8}{'images/s':>10}{'compute':>10}{'wait':>8}{'push':>8}"
+    has_input = _tells_input(summary)
+    head = f"{'worker':<8}{'pushes':>8}{'images/s':>10}" + (f"{'input':>8}" if has_input else "")
+    head += f"{'compute':>10}{'wait':>8}{'push':>8}"
     lines = [head + (f"{'abandoned':>11}" if has_lost else "")]
     trained_s = _trained_s(summary)
     shown = summary.per_worker
@@ -176,7 +187,9 @@ def _workers(summary: Summary, columns: int) -> list[str]:
         lines[0] += f"   of {len(ranked):,}, those with fewest and most pushes"
     for one in shown:
         rate = f"{one.samples / trained_s:,.0f}" if trained_s else "-"
-        shares = f"{_share(one, one.compute_s):>10}{_share(one, one.wait_s):>8}"
+        input_s = one.input_s if has_input else 0.0
+        shares = f"{_share(one, input_s):>8}" if has_input else ""
+        shares += f"{_share(one, one.compute_s - input_s):>10}{_share(one, one.wait_s):>8}"
         shares += f"{_share(one, one.push_s):>8}"
         shares += f"{_share(one, one.superseded_s):>11}" if has_lost else ""
         lives = f"  ({one.members} lives)" if one.members > 1 else ""
@@ -186,11 +199,20 @@ def _workers(summary: Summary, columns: int) -> list[str]:
 
 def _few_columns(summary: Summary) -> list[str]:
     """The workers where the terminal is narrow."""
-    lines = [f"{'worker':<8}{'pushes':>8}{'compute':>8}{'wait':>6}{'push':>6}"]
+    has_input = _tells_input(summary)
+    head = f"{'worker':<8}{'pushes':>8}" + (f"{'input':>6}" if has_input else "")
+    lines = [f"{head}{'compute':>8}{'wait':>6}{'push':>6}"]
     for one in summary.per_worker:
-        shares = f"{_share(one, one.compute_s):>8}{_share(one, one.wait_s):>6}"
+        input_s = one.input_s if has_input else 0.0
+        shares = f"{_share(one, input_s):>6}" if has_input else ""
+        shares += f"{_share(one, one.compute_s - input_s):>8}{_share(one, one.wait_s):>6}"
         lines.append(f"{one.worker:<8}{one.pushes:>8,}{shares}{_share(one, one.push_s):>6}")
     return lines
+
+
+def _tells_input(summary: Summary) -> bool:
+    """Whether the time until batches are there stands beside that of computing."""
+    return any(one.input_s >= LEAST_INPUT * one.total_s > 0.0 for one in summary.per_worker)
 
 
 def _trained_s(summary: Summary) -> float:

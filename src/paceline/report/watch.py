@@ -92,6 +92,7 @@ class WatchedRun:
             pushes=one.pushes,
             samples_per_s=one.samples / trained_s if trained_s else 0.0,
             compute_share=one.compute_s * share,
+            input_share=one.input_s * share,
             wait_share=one.wait_s * share,
             push_share=one.push_s * share,
             mean_staleness=self._behind.get(worker, 0) / one.pushes if one.pushes else 0.0,

@@ -5,7 +5,6 @@ messages or decisions.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..events import Ticket
@@ -39,16 +38,21 @@ class RosterEntry:
     compute_s: float = 0.0
     wait_s: float = 0.0
     push_s: float = 0.0
+    input_s: float = 0.0
+    """Of ``compute_s``."""
     superseded_s: float = 0.0
     staleness_versions: int = 0
     """Summed over its pushes."""
 
-    def count(self, num_samples: int, clock: Sequence[float]) -> None:
+    def count(
+        self, num_samples: int, compute_s: float, wait_s: float, push_s: float, input_s: float
+    ) -> None:
         self.pushes += 1
         self.samples += num_samples
-        self.compute_s += clock[0]
-        self.wait_s += clock[1]
-        self.push_s += clock[2]
+        self.compute_s += compute_s
+        self.wait_s += wait_s
+        self.push_s += push_s
+        self.input_s += input_s
 
     @property
     def usual_s(self) -> float:

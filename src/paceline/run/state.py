@@ -271,11 +271,12 @@ class RunState:
         num_samples, loss, fault, weight, kept, unused, _ = told
         weighs_otherwise = None if weight == num_samples > 0 else weight
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
-        self.roster[ticket.member].count(num_samples, clocks)
+        one = self.roster[ticket.member]
+        one.count(num_samples, clocks.compute_s, clocks.wait_s, clocks.push_s, clocks.input_s)
         if weight:
             self.watch.loss = loss
-            self.patience.add(clocks[0])
-            self.watch.service.add(self.roster[ticket.member].seat, clocks[0])
+            self.patience.add(clocks.compute_s)
+            self.watch.service.add(one.seat, clocks.compute_s, clocks.input_s)
         self.trace.pushed(fact, *clocks)
         return fact, self.coordinator.hear(fact)
 

@@ -11,6 +11,7 @@ story.
 """
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
@@ -168,7 +169,7 @@ class TrainingLoop:
         accumulation, held = self.accumulation, self.holding.current
         assert held is not None
         if accumulation is None:
-            if (batch := self.leased.fetch(lease)) is not NOTHING:
+            if (batch := self.fetch_from(self.leased, lease)) is not NOTHING:
                 held.num_samples = self.leased.num_samples_of(lease)
                 yield batch
             return
@@ -183,7 +184,7 @@ class TrainingLoop:
             self._refuse_side_by_side()
             if parts and not self.leased.has(parts[0]):
                 parts = []  # a stream ends there
-            if (batch := self.leased.fetch(part)) is NOTHING:
+            if (batch := self.fetch_from(self.leased, part)) is NOTHING:
                 return
             num_samples += self.leased.num_samples_of(part)
             held.num_samples = num_samples
@@ -192,6 +193,14 @@ class TrainingLoop:
             yield batch
             if not held.is_called_off:
                 accumulation.end()
+
+    def fetch_from(self, leased: LeasedLoader, lease: Lease) -> Any:
+        """The batch of this lease; how long it took to be there is told."""
+        start_s = time.perf_counter()
+        batch = leased.fetch(lease)
+        if self._member is not None:
+            self._member.waited_for_input(time.perf_counter() - start_s)
+        return batch
 
     def _refuse_side_by_side(self) -> None:
         """Raise ConfigError where the loader is iterated twice at once: zip(loader, loader)."""

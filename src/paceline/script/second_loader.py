@@ -256,7 +256,7 @@ class SecondLoader:
         self._list(self._number(number))
         own = self._part(batch, held.lease)
         with kept_random_state():
-            return self._leased.fetch(own)
+            return self._loop.fetch_from(self._leased, own)
 
     def _refuse(self, one: _Batches, held: Held) -> None:
         if one is not self._newest:

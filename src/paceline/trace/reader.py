@@ -210,6 +210,7 @@ def _pushed(fields: _Fields) -> Handed:
     return Handed(
         fact=fact, compute_s=real(fields["compute"]), wait_s=real(fields["wait"]),
         push_s=real(fields["push"]), add_s=real(fields.get("add", 0.0)),
+        input_s=real(fields.get("input", 0.0)),
     )  # fmt: skip
 
 

@@ -66,6 +66,8 @@ class Handed:
     push_s: float
     add_s: float = 0.0
     """Of ``push_s``: adding the push before to the sum of its update."""
+    input_s: float = 0.0
+    """Of ``compute_s``: until its batches were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

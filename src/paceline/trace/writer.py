@@ -165,11 +165,14 @@ class Trace:
         self._line({"kind": "stalled", "t": t, "member": member})
 
     def pushed(
-        self, fact: Pushed, compute_s: float, wait_s: float, push_s: float, add_s: float = 0.0
-    ) -> None:
+        self, fact: Pushed, compute_s: float, wait_s: float, push_s: float, add_s: float = 0.0,
+        input_s: float = 0.0,
+    ) -> None:  # fmt: skip
         """A push, and where its member's seconds went since the push before."""
         (member, serial, version), num_samples, loss, is_finite, at_s, weight, kept, unused = fact
         added = f',"add":{add_s:.6f}' if add_s else ""
+        if input_s:
+            added += f',"input":{input_s:.6f}'
         if weight is not None:
             added += f',"weight":{weight!r}'
         if kept or unused:

@@ -29,12 +29,18 @@ OK, NOT_FINITE, FOUND_INF = 0, 1, 2
 
 
 class Clocks(NamedTuple):
-    """Seconds since a member's last push; ``add_s``, of those of pushing, went into a sum."""
+    """Seconds since a member's last push.
+
+    Attributes:
+        add_s: of those of pushing: adding it to a sum.
+        input_s: of those of computing: until its batches were there.
+    """
 
     compute_s: float = 0.0
     wait_s: float = 0.0
     push_s: float = 0.0
     add_s: float = 0.0
+    input_s: float = 0.0
 
 
 class Told(NamedTuple):
@@ -76,6 +82,7 @@ class Entry(NamedTuple):
     compute_s: float
     wait_s: float
     push_s: float
+    input_s: float
     max_norm: float = UNCLIPPED.max_norm
     max_value: float = UNCLIPPED.max_value
 
@@ -86,7 +93,7 @@ class Entry(NamedTuple):
     @property
     def clocks(self) -> Clocks:
         """Peers add nothing to a sum."""
-        return Clocks(self.compute_s, self.wait_s, self.push_s, 0.0)
+        return Clocks(self.compute_s, self.wait_s, self.push_s, 0.0, self.input_s)
 
     @property
     def clip(self) -> Clip:
