@@ -103,6 +103,12 @@ class RunSettings:
         "Where workers run: processes of this machine, or one process for debugging; torchrun "
         "where that began them.",
     )
+    preload: tuple[str, ...] = _setting(
+        (),
+        "Modules that are imported once, before all workers begin, and not by each of them: "
+        "lightning, transformers.",
+        separator=",",
+    )
     split: str = _setting(
         "data",
         "How the model is divided: data (each worker has all of it), network[:N] (N parts, one "

@@ -149,6 +149,7 @@ def test_the_gan_runs_under_any_protocol(
 
 
 FRAMEWORKS = {"08_lightning.py": "lightning", "09_hugging_face.py": "transformers"}
+PRELOAD = {"lightning": "lightning", "transformers": "transformers.trainer"}
 
 
 @pytest.mark.timeout(300)
@@ -168,7 +169,8 @@ def test_a_frameworks_trainer_runs_under_any_protocol(
 ) -> None:
     pytest.importorskip(package)
     script = str(EXAMPLES / name)
-    launch("launch", "--workers", workers, "--protocol", protocol, script, "--epochs", "1")
+    words = ("--workers", workers, "--protocol", protocol, "--preload", PRELOAD[package])
+    launch("launch", *words, script, "--epochs", "1")
     said = capsys.readouterr().out
     assert f"workers          {workers} on cpu" in said
     assert said.count("loss") > 1

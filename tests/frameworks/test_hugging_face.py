@@ -17,6 +17,8 @@ HERE = Path(__file__).parent
 SCRIPT = HERE / "hugging.py"
 ROOT = HERE.parents[1]
 NUM_SAMPLES, BATCH, EPOCHS = 48, 8, 3
+PRELOAD = ("transformers.trainer",)
+"""It takes longer to import than anything here takes to train."""
 
 
 def left_in(folder: Path) -> list[dict[str, Any]]:
@@ -25,7 +27,7 @@ def left_in(folder: Path) -> list[dict[str, Any]]:
 
 def by_python(folder: Path, *words: str, kind: str, batch: int) -> list[dict[str, Any]]:
     folder.mkdir()
-    done = forked.run([*words, SCRIPT, folder, kind, batch], cwd=folder)
+    done = forked.run([*words, SCRIPT, folder, kind, batch], cwd=folder, preload=PRELOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
 
@@ -34,7 +36,10 @@ def by_launch(folder: Path, protocol: str, workers: int) -> tuple[Run, list[dict
     folder.mkdir()
     words = (str(folder), "paceline", str(BATCH))
     # As `paceline launch` does for a script that imports transformers.
-    run = run_script(SCRIPT, folder, *words, has_ranks=False, workers=workers, protocol=protocol)
+    run = run_script(
+        SCRIPT, folder, *words, has_ranks=False, workers=workers, protocol=protocol,
+        preload=PRELOAD,
+    )  # fmt: skip
     return run, left_in(folder)
 
 

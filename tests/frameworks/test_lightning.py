@@ -20,6 +20,8 @@ lightning = pytest.importorskip("lightning")
 
 SCRIPT = Path(__file__).parent / "lit.py"
 NUM_SAMPLES, BATCH = 48, 8
+PRELOAD = ("lightning",)
+"""It takes longer to import than anything here takes to train."""
 
 
 def say(folder: Path, **options: Any) -> tuple[str, str]:
@@ -29,7 +31,7 @@ def say(folder: Path, **options: Any) -> tuple[str, str]:
 
 def by_python(folder: Path, **options: Any) -> list[dict[str, Any]]:
     """What each worker came to: the script begins them itself."""
-    done = forked.run([SCRIPT, *say(folder, **options)], cwd=folder)
+    done = forked.run([SCRIPT, *say(folder, **options)], cwd=folder, preload=PRELOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
 
@@ -40,7 +42,10 @@ def by_launch(
     words = say(folder, **options)
     # Without a delay a worker may be called off each time before it has logged anything.
     delay = ("exp:5ms",) if runs == "k-sync:1" else ()
-    run = run_script(SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault, delay=delay)
+    run = run_script(
+        SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault, delay=delay,
+        preload=PRELOAD,
+    )  # fmt: skip
     return run, left_in(folder)
 
 
@@ -48,7 +53,7 @@ def test_a_worker_that_was_called_off_each_time_ends_with_the_others(tmp_path: P
     for number in range(3):  # most of them are such, in any epoch
         folder = tmp_path / str(number)
         words = say(folder, epochs=3)
-        run = run_script(SCRIPT, folder, *words, workers=2, protocol="k-sync:1")
+        run = run_script(SCRIPT, folder, *words, workers=2, protocol="k-sync:1", preload=PRELOAD)
         assert [(one["step"], one["epoch"]) for one in left_in(folder)] == [(18, 3), (18, 3)]
         assert_each_sample_once(run, NUM_SAMPLES, 3)
 
@@ -88,8 +93,9 @@ def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
     # That DDP is one process, too, is Lightning's own claim: one way shows that both read alike.
     ddp = by_ddp(tmp_path / "ddp", **options) if way == next(iter(WAYS)) else []
     ours = by_python(
-        tmp_path / "ours", workers=2, protocol="full-sync", settings={"run_dir": "run"}, **options
-    )
+        tmp_path / "ours", workers=2, protocol="full-sync",
+        settings={"run_dir": "run", "preload": PRELOAD}, **options,
+    )  # fmt: skip
     assert len(ours) == 2
     assert all(one["ranks"] == [0.0, 1.0] for one in (*ddp, *ours))  # all_gather
     for one in (*ddp, *ours):

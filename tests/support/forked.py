@@ -47,6 +47,7 @@ class Forked:
         cwd: its folder.
         env: its environment. The number of threads stays one, whatever this says, until the
             program sets another.
+        preload: modules that it has from the start, which takes others no time either.
         stdout: a file, PIPE, or None: this process's own.
         stderr: likewise, or STDOUT.
     """
@@ -60,6 +61,7 @@ class Forked:
         stdout: IO[Any] | int | None = None,
         stderr: IO[Any] | int | None = None,
         start_new_session: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
         self.returncode: int | None = None
         self._said = {1: b"", 2: b""}
@@ -70,6 +72,7 @@ class Forked:
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
             "has_session": start_new_session,
+            "preload": [*preload],
         }
         out = self._stream(1, stdout)
         error = out if stderr == STDOUT else self._stream(2, stderr)

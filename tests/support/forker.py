@@ -26,6 +26,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import forked
+from paceline.engines.local.preload import import_once
 
 
 def _asked_paths() -> list[str]:
@@ -85,6 +86,7 @@ class Forker:
             return
         with line.makefile("rb") as file:
             request = json.load(file)
+        import_once(request.pop("preload"), [])
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)

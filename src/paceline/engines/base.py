@@ -243,3 +243,5 @@ class MemberSpec:
     exchange: str = ""
     search_path: tuple[str, ...] = ()
     """Where the launcher's process finds modules: a task may come from beside the user's script."""
+    preload: tuple[str, ...] = ()
+    """Modules that it has from the start."""

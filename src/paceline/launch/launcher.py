@@ -27,6 +27,7 @@ from ..config import MOST_PROCESSES, RunSettings, resolve
 from ..data.fetch import choose
 from ..engines import make_engine
 from ..engines.base import RENDEZVOUS, Engine
+from ..engines.local.preload import check_modules
 from ..errors import (
     AllGone,
     ConfigError,
@@ -146,6 +147,7 @@ def launch_run(
     parse_slowness(settings.slow, settings.workers)
     FaultPlan.parse(settings.fault, settings.workers)
     parse_every(settings.checkpoint_every)
+    _check_preload(settings)
     _find_data(program, observer)
     if settings.dry_run:
         origin = _origin(program, settings, observer, locate(settings))
@@ -251,6 +253,16 @@ def _has_words(folder: Path, error: BaseException) -> bool:
     return is_failure or any(
         one.is_file() and one.stat().st_size for one in folder.glob("logs/*.log")
     )
+
+
+def _check_preload(settings: RunSettings) -> None:
+    """Raise ConfigError where modules to import before workers begin cannot be."""
+    if settings.preload and settings.engine != "local":
+        raise ConfigError(
+            f"preload: engine {settings.engine!r} forks no workers, so each imports what it needs; "
+            "leave it out, or use --engine local"
+        )
+    check_modules(settings.preload)
 
 
 def _find_data(program: Program, observer: Observer) -> None:

@@ -198,6 +198,7 @@ def member_specs(
             context=context.write(),
             search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
             environment=_ranks(program, seat, settings.workers),
+            preload=settings.preload,
         )
 
 

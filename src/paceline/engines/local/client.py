@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...errors import AllGone, LinkError, WorkerError
+from ...errors import AllGone, ConfigError, LinkError, WorkerError
 from ...system.limits import Toll, describe_limits
 from ...system.signals import die_with_parent, held_back
 from ...system.streams import wait_for
@@ -47,7 +47,11 @@ _GONE = "the process that workers are forked from is gone"
 
 
 class ForkServerClient:
-    """One fork server, from here."""
+    """One fork server, from here.
+
+    Attributes:
+        preloaded: modules that it has imported for a run; another run has not asked for them.
+    """
 
     def __init__(self) -> None:
         self._end, theirs = socket_pair()
@@ -66,6 +70,7 @@ class ForkServerClient:
         theirs.close()
         self._early: list[dict[str, int]] = []
         """What it said while something else was waited for."""
+        self.preloaded: frozenset[str] = frozenset()
         self._has_members = False
         self._is_new = True
         self._next_look_s, self._stopped_s = 0.0, math.inf
@@ -97,6 +102,7 @@ class ForkServerClient:
 
         Raises:
             AllGone: the fork server was killed.
+            ConfigError: it cannot have what the run asks for.
             WorkerError: it could not start, or said nothing in time.
         """
         end_s = time.monotonic() + within_s
@@ -110,6 +116,8 @@ class ForkServerClient:
                 message: dict[str, int] = json.loads(data)
                 if "unable" in message:
                     raise _unable(message["unable"])
+                if "refused" in message:
+                    raise ConfigError(str(message["refused"]))
                 if kind in message:
                     return message
                 self._early.append(message)
@@ -269,6 +277,15 @@ def take() -> ForkServerClient:
         else:
             return spare
     return ForkServerClient()
+
+
+def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerClient:
+    """The same, or a new one where this one has imported what the run has not asked for."""
+    if not server.preloaded <= set(preload):
+        server.close()
+        server = ForkServerClient()
+    server.preloaded = frozenset(preload)
+    return server
 
 
 def give_back(server: ForkServerClient) -> None:

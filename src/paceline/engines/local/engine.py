@@ -67,6 +67,10 @@ class LocalProcesses(Processes):
         self.seats: dict[int, int] = {}
         self._server = client.take()
 
+    def may_import(self, names: Sequence[str]) -> None:
+        """Members may find these modules imported, none that only a run before has asked for."""
+        self._server = client.take_with(self._server, names)
+
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         """Fork these members; member -> (seat, pid)."""
         self._program.grow(len(program))
@@ -179,6 +183,8 @@ class LocalEngine(Engine):
         self._is_closed = False
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+        self.processes.may_import(specs[0].preload)
+        self._switchboard.look_at(self.processes.fileno())
         return self.processes.start(specs, program)
 
     def events(self, timeout_s: float) -> Sequence[Event]:

@@ -11,6 +11,7 @@ request: its number cannot be another's by then, since the fork server has not l
                            {"empty": 0}: end all members  {"adopt": settings}: serve another run
     fork server -> launcher    {"ready": pid}                 {"started": member, "pid": pid}
                            {"unable": reason}: no member can be forked
+                           {"refused": why}: nor for this run
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
 
@@ -35,10 +36,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ...errors import ConfigError
 from ...system.signals import die_with_parent, leave_to_the_launcher
 from ...system.streams import open_standard_streams, wait_for
 from ...system.vitals import ProcessState, read_vitals
 from ..base import MemberSpec
+from .preload import import_once
 
 _MAX_BYTES = 1 << 20
 _UNABLE = 71
@@ -196,6 +199,11 @@ class ForkServer:
             self._adopt(descriptors, **request["adopt"])
             return True
         spec = MemberSpec(**request)
+        try:
+            import_once(spec.preload, spec.search_path)
+        except ConfigError as error:
+            self._tell({"refused": str(error)[:_MOST_LETTERS]})
+            return False  # what an import has left here is for nobody
         try:
             pid = os.fork()
         except OSError as error:

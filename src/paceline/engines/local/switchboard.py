@@ -47,6 +47,12 @@ class Switchboard:
         self._poll = select.poll()
         self._poll.register(other, select.POLLIN)
 
+    def look_at(self, other: int) -> None:
+        """The one that is looked at as well is this one from now on."""
+        self._poll.unregister(self._other)
+        self._other = other
+        self._poll.register(other, select.POLLIN)
+
     @property
     def members(self) -> list[int]:
         """Who is heard."""

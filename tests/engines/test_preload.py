@@ -1,0 +1,133 @@
+"""Modules that are imported once, before members are forked, and what cannot be."""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.engines.local.preload import check_modules
+from paceline.errors import ConfigError
+from runs import nothing_left
+
+Say = Callable[[str], tuple[int, str, str]]
+
+SCRIPT = """\
+import os, torch
+from torch import nn
+from torch.utils.data import DataLoader
+import paceline
+import HEAVY as heavy
+
+pace = paceline.connect()
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.rand(16, 2), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1):
+    for x in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+open(f"worker-{pace.worker}", "w").write(f"{heavy.by} {os.getpid()}")
+"""
+_NEW = itertools.count()
+HEAVY = """\
+import os, threading, time
+by = os.getpid()
+with open(IMPORTED, "a") as file:
+    file.write(f"{by}\\n")
+"""
+
+
+@pytest.fixture
+def launch(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Launch a script that imports a module, which says who did; what was said.
+
+    Its name is new: what imports modules outlives a test.
+    """
+    name = f"heavy_{os.getpid()}_{next(_NEW)}"
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    (tmp_path / "modules").mkdir()
+
+    def run(flags: str, *, more: str = "", code: int = 0, run_dir: str = "run") -> str:
+        imported = repr(str(tmp_path / "imported"))
+        heavy = HEAVY.replace("IMPORTED", imported) + more
+        (tmp_path / "modules" / f"{name}.py").write_text(heavy)
+        (tmp_path / "train.py").write_text(SCRIPT.replace("HEAVY", name))
+        flags = flags.replace("heavy", name)
+        with nothing_left():
+            found, out, err = say(f"launch --workers 2 --run-dir {run_dir} {flags} train.py")
+        assert found == code, out + err
+        assert "Traceback" not in out + err
+        return (out + err).replace(name, "heavy")
+
+    return run
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split()]
+
+
+def test_a_module_is_imported_once_for_all_workers(
+    launch: Callable[..., str], tmp_path: Path
+) -> None:
+    launch("--preload heavy")
+    (by,) = _numbers((tmp_path / "imported").read_text())
+    told = [_numbers((tmp_path / f"worker-{seat}").read_text()) for seat in range(2)]
+    assert [imported for imported, _ in told] == [by, by]
+    assert by not in [own for _, own in told]
+    assert not any(one.startswith("heavy") for one in sys.modules)
+
+
+def test_the_next_run_has_nothing_that_it_has_not_asked_for(
+    launch: Callable[..., str], tmp_path: Path
+) -> None:
+    launch("--preload heavy")
+    launch("", run_dir="next")
+    for seat in range(2):
+        by, own = _numbers((tmp_path / f"worker-{seat}").read_text())
+        assert by == own
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("raise OSError('no licence')", "preload: heavy cannot be imported: OSError: no licence"),
+        (
+            "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "preload: heavy begins 1 thread when it is imported",
+        ),
+    ],
+    ids=["fails", "thread"],
+)
+def test_what_leaves_no_process_to_fork_is_refused_and_the_next_run_is_well(
+    launch: Callable[..., str], tmp_path: Path, more: str, said: str
+) -> None:
+    assert said in launch("--preload heavy", more=more, code=2)
+    assert not (tmp_path / "run").exists()
+    launch("--preload heavy")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module", "there is no module 'no_such_module' here"),
+        ("no_such.module", "there is no module 'no_such' here"),
+        ("os; print(1)", "is not a module as an import names it"),
+        (".relative", "is not a module as an import names it"),
+        ("", "is not a module as an import names it"),
+    ],
+)
+def test_what_is_no_module_is_refused_before_anything_begins(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_modules([name])
+
+
+def test_an_engine_that_forks_nobody_refuses_it(say: Say) -> None:
+    code, _, err = say("train quadratic --engine inline --preload json")
+    assert code == 2
+    assert "engine 'inline' forks no workers" in err
