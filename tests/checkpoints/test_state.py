@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from paceline.checkpoints.state import pack, unpack
-from paceline.errors import ConfigError, PacelineError
+from paceline.checkpoints.state import model_file, pack, save_tensors, unpack
+from paceline.errors import ConfigError, LinkError, PacelineError
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -53,6 +55,54 @@ def test_tensors_keep_their_type_and_bits() -> None:
     for value, back in zip(values, back_and_forth(values), strict=True):
         assert back.dtype == value.dtype
         assert torch.equal(back, value)
+
+
+KINDS = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
+
+
+def of_all_kinds() -> nn.Module:
+    module = nn.Module()
+    for number, kind in enumerate(reversed(KINDS)):
+        value = (torch.arange(6).reshape(2, 3) % 2).to(kind).t()
+        module.register_buffer(f"b{number}_é", value)
+    module.register_buffer("number", torch.tensor(3.0))
+    module.register_buffer("none", torch.zeros(0, 4))
+    module.inner = nn.Linear(3, 2)
+    return module
+
+
+def test_a_models_file_is_what_the_formats_own_library_writes() -> None:
+    module = of_all_kinds()
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
+    assert model_file(module) == save(state)
+
+
+def test_one_tensor_is_read_at_a_time_and_what_fails_leaves_no_file(tmp_path: Path) -> None:
+    state = dict(of_all_kinds().state_dict())
+    shapes = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
+    save_tensors(shapes, state.__getitem__, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == model_file(of_all_kinds_with(state))
+
+    def fail(name: str) -> Tensor:
+        if name == "none":
+            raise LinkError("a worker is gone")
+        return state[name]
+
+    with pytest.raises(LinkError):
+        save_tensors(shapes, fail, tmp_path / "a")
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+    with pytest.raises(ConfigError, match=r"x is torch\.complex128, which"):
+        save_tensors({"x": torch.zeros(1, dtype=torch.complex128)}, fail, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def of_all_kinds_with(state: dict[str, Tensor]) -> nn.Module:
+    module = of_all_kinds()
+    module.load_state_dict(state)
+    return module
 
 
 def schedulers() -> dict[str, Any]:

@@ -127,6 +127,7 @@ def test_twenty_steps_come_to_what_one_device_does(
         one.lay_out(replica.layout, lambda: (block, None))
         one.whole.standing.stands(0)
         state, groups = model.state_dict(), one.optimizer_state(0, optimizer)["param_groups"]
+        assert all(torch.equal(one.read(name), value) for name, value in state.items())
         shapes = {name: tuple(piece.shape) for name, piece in one.own.named_parameters()}
         ranks.everyone.all_gather(torch.zeros(1), torch.zeros(size)).wait()
         one.close()

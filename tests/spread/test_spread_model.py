@@ -250,6 +250,11 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
         if ranks.everyone.rank == 1:  # alone, while the other does something else
             found = model.state_dict()
             assert all(torch.equal(found[name], state[name]) for name in state)
+            shapes = made.shapes()
+            assert [(name, one.shape, one.dtype) for name, one in shapes.items()] == [
+                (name, one.shape, one.dtype) for name, one in state.items()
+            ]
+            assert all(torch.equal(made.read(name), state[name]) for name in state)
         else:
             with pytest.raises(ConfigError) as refused:
                 sum(float(one.norm()) for one in model.parameters())

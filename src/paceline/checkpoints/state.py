@@ -11,10 +11,11 @@ what.
 """
 
 import collections
+import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,84 @@ from ..errors import ConfigError, FileError
 from ..system.files import OpenFolder, name_of, open_to_read
 
 _DEEPEST = 100
-
-
-def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Compact clones of all parameters and buffers, names without a compiler's prefix."""
-    inner = getattr(model, "_orig_mod", model)
-    state: dict[str, Tensor] = inner.state_dict()
-    return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+_ALIGN_BYTES = 8
 
 
 def model_file(model: nn.Module) -> bytes:
-    """``model_state`` as a safetensors file."""
-    from safetensors.torch import save
-
-    return save(model_state(model))
+    """All parameters and buffers as a safetensors file."""
+    state = _state_of(model)
+    return b"".join(_chunks(state, state.__getitem__))
 
 
 def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
     """Write ``model_file`` to ``path``; ``identity``: of the folder that it has to be in."""
-    data = model_file(model)
+    state = _state_of(model)
+    save_tensors(state, state.__getitem__, path, identity)
+
+
+def save_tensors(
+    shapes: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
+    path: Path,
+    identity: Sequence[int] | None = None,
+) -> None:
+    """Write a safetensors file, one tensor after the other: no two are in memory for it.
+
+    Args:
+        shapes: names, with tensors of those types and shapes, which may have no memory.
+        read: a name's tensor.
+        identity: as of ``save_model``.
+
+    Raises:
+        ConfigError: the format has no such type of numbers.
+        FileError: it cannot be written there.
+    """
+    chunks = _chunks(shapes, read)
     if identity is None:
-        write_whole(path, data)
+        write_whole(path, chunks)
         return
     with closing(OpenFolder.open(path.parent, identity)) as place:
-        place.replace(path.name, data, is_synced=True)
+        place.replace(path.name, chunks, is_synced=True)
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    """``state_dict()``, names without a compiler's prefix."""
+    inner = getattr(model, "_orig_mod", model)
+    found: dict[str, Tensor] = inner.state_dict()
+    return found
+
+
+_TYPES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3", torch.int16: "I16", torch.uint16: "U16",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.uint32: "U32",
+    torch.float32: "F32", torch.complex64: "C64", torch.float64: "F64", torch.int64: "I64",
+    torch.uint64: "U64",
+}  # fmt: skip
+"""Of numbers, as the format calls them; tensors of later ones lie before those of earlier ones.
+Source: github.com/huggingface/safetensors, "Format" in its README, and Dtype in its tensor.rs."""
+
+
+def _chunks(shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> Iterator[Any]:
+    """The file, piece by piece."""
+    ranks = {kind: rank for rank, kind in enumerate(_TYPES)}
+    header, offset = {}, 0
+    for name, one in shapes.items():
+        if one.dtype not in _TYPES:
+            raise ConfigError(f"{name} is {one.dtype}, which a safetensors file cannot hold")
+    names = sorted(shapes, key=lambda name: (-ranks[shapes[name].dtype], name))
+    for name in names:
+        one = shapes[name]
+        end = offset + one.numel() * one.dtype.itemsize
+        header[name] = {
+            "dtype": _TYPES[one.dtype], "shape": list(one.shape), "data_offsets": [offset, end],
+        }  # fmt: skip
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGN_BYTES)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield read(name).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -69,8 +124,11 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path} is no whole .safetensors file: {text!s:.300}") from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | Iterator[Any]) -> None:
     """Write ``data`` so that ``path`` holds either its old content or all of the new one.
+
+    Args:
+        data: all of it, or piece by piece.
 
     Raises:
         FileError: it cannot be written there.
@@ -80,10 +138,14 @@ def write_whole(path: Path, data: bytes) -> None:
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, path)
+            try:
+                file.writelines([data] if isinstance(data, bytes) else data)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:  # raised again: no half file stays
+                os.unlink(file.name)
+                raise
     except OSError as error:
         raise FileError(error.errno, f"{error.strerror}: it is not written", str(path)) from error
 

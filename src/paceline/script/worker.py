@@ -1092,7 +1092,7 @@ class Pace:
         Raises:
             ConfigError: it was not prepared.
         """
-        from ..checkpoints.state import save_model
+        from ..checkpoints.state import save_model, save_tensors
 
         if model is not None and not any(model is one for one in self._prepared.models):
             raise ConfigError(
@@ -1102,11 +1102,11 @@ class Pace:
         path = Path(self._context.run_dir or ".") / name
         if self.is_main or self._draws_alone:
             is_within = Path(name).name == name  # else it is a path of the user's own
-            save_model(
-                self._prepared.whole if model is None else model,
-                path,
-                self._context.run_identity if is_within else None,
-            )
+            identity = self._context.run_identity if is_within else None
+            if (spread := self._prepared.spread) is not None:
+                save_tensors(spread.shapes(), spread.read, path, identity)
+            else:
+                save_model(self._prepared.whole if model is None else model, path, identity)
         return path
 
     def keep(self, **things: Any) -> None:

@@ -209,6 +209,15 @@ class SpreadModel(abc.ABC):
         """Parameters and buffers of the whole model at this worker's version."""
         return self.whole.tensors(self.whole.fetch_all(self.version()))
 
+    def shapes(self) -> dict[str, Tensor]:
+        """What ``model.state_dict()`` has, without memory."""
+        every = {name: one for part in self._without_memory for name, one in part}
+        return {name: every[own] for name, own in self._state_names}
+
+    def read(self, name: str) -> Tensor:
+        """One of them at this worker's version; no worker makes room for more than that one."""
+        return self.whole.fetch_one(dict(self._state_names)[name], self.version())
+
     def _state_dict(self, *_: Any, prefix: str = "", **__: Any) -> "OrderedDict[str, Tensor]":
         found = self.tensors()
         return OrderedDict((prefix + name, found[own]) for name, own in self._state_names)

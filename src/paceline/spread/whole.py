@@ -5,7 +5,9 @@
 
 Only the worker that wants the whole does anything: the others hand out their parts while they wait
 or compute, from memory that nobody changes meanwhile (`PartVersion`). No worker can be further than
-the one that asks, since every update needs all of them. This module must not know who wants it.
+the one that asks, since every update needs all of them. A file is written from one tensor after the
+other, since no worker may have room for all. Above 300 lines because a part, a piece and the whole
+are placed by the same tables. This module must not know who wants it.
 """
 
 import struct
@@ -23,7 +25,8 @@ from ..store.layout import Layout, StateEntry, TensorPlace, lay_out
 from ..store.optimizer_copy import EXISTS
 from .group import SplitGroups, tell_all
 
-_REQUEST = struct.Struct("<qq")
+_REQUEST = struct.Struct("<qqq")
+"""Who asks, for which version, and for which of the places there; below 0: for all."""
 _STOP = b"-"
 _TAG = 11
 
@@ -87,6 +90,9 @@ class SpreadState:
         self._parts = [[_place(row) for row in rows["places"]] for rows in told]
         self._starts: list[dict[str, int]] = [_piece_starts(rows) for rows in told]
         """Of each worker's places that are pieces, also of state."""
+        self._number_of = [
+            {one.name: number for number, one in enumerate(places)} for places in self._parts
+        ]
         self._sizes = [int(rows["bytes"]) for rows in told]
         self._names = [name for name, _ in whole[0]]
         self.layout = self._lay_out(told, whole, grouped)
@@ -136,7 +142,7 @@ class SpreadState:
         copy, asks = self._groups.copy, self._groups.asks
         others = [number for number in range(copy.size) if number != copy.rank]
         for number in others:
-            self._ask(number, version)
+            self._ask(number, version, -1)
         self._place(copy.rank, _joined(self._own, *own), out)
         for number in others:
             block = torch.empty(self._sizes[number], dtype=torch.uint8)
@@ -149,21 +155,47 @@ class SpreadState:
         out = torch.zeros(self.layout.block_bytes, dtype=torch.uint8)
         return self.fetch(version, out, self._read())
 
+    def fetch_one(self, name: str, version: int) -> Tensor:
+        """A parameter or buffer of the whole at this version, which takes no other's memory."""
+        copy = self._groups.copy
+        target = replace(self._targets[name], offset=0)
+        out = torch.zeros(target.num_bytes, dtype=torch.uint8)
+        holders = [one for one in range(copy.size) if name in self._number_of[one]]
+        if name not in self._starts[holders[0]]:  # each has all of it
+            holders = [copy.rank] if copy.rank in holders else holders[:1]
+        for holder in holders:
+            number = self._number_of[holder][name]
+            piece = replace(self._parts[holder][number], offset=0)
+            start = self._starts[holder].get(name)
+            _put(piece, start, self._one(holder, number, version), target, out)
+        return target.view(out)
+
+    def _one(self, holder: int, number: int, version: int) -> Tensor:
+        """The bytes of one of its places."""
+        if holder == self._groups.copy.rank:
+            return self._own_one(number)
+        self._ask(holder, version, number)
+        found = torch.empty(self._parts[holder][number].num_bytes, dtype=torch.uint8)
+        self._groups.asks.begin_receive(found, holder, _TAG).wait()
+        return found
+
+    def _own_one(self, number: int) -> Tensor:
+        """A copy of one of this worker's places."""
+        one, buffers = self._parts[self._groups.copy.rank][number], self._own.buffers
+        block, apart = self._read()
+        if apart is not None and buffers.start <= one.offset < buffers.stop:
+            one, block = replace(one, offset=one.offset - buffers.start), apart
+        return one.flat(block).view(torch.uint8).to("cpu", copy=True)
+
     def _place(self, number: int, block: Tensor, out: Tensor) -> None:
         starts = self._starts[number]
         for one in self._parts[number]:
-            target = self._targets[one.name]
-            start = starts.get(one.name)
-            if start is None:
-                target.view(out).copy_(one.view(block))
-            elif (dim := _divided_dim(one, target)) is None:
-                target.flat(out, start, start + one.numel).copy_(one.flat(block))
-            else:
-                target.view(out).narrow(dim, start, one.shape[dim]).copy_(one.view(block))
+            _put(one, starts.get(one.name), block, self._targets[one.name], out)
 
-    def _ask(self, number: int, version: int) -> None:
+    def _ask(self, number: int, version: int, place: int) -> None:
         seat = self._groups.members[number]
-        self._words.queue_push(f"asks/{seat}", _REQUEST.pack(self._groups.copy.rank, version))
+        request = _REQUEST.pack(self._groups.copy.rank, version, place)
+        self._words.queue_push(f"asks/{seat}", request)
 
     # -- who is asked ---------------------------------------------------------------------------
 
@@ -174,9 +206,10 @@ class SpreadState:
                 request = words.queue_pop(f"asks/{self._groups.seat}")
                 if request == _STOP:
                     return
-                asker, version = _REQUEST.unpack(request)
+                asker, version, number = _REQUEST.unpack(request)
                 with self.standing.at(version):
-                    block = _joined(self._own, *self._read())
+                    is_all = number < 0
+                    block = _joined(self._own, *self._read()) if is_all else self._own_one(number)
                 asks.begin_send(block, asker, _TAG).wait()
             except (RuntimeError, LinkError):  # the run is over, or the asker has died
                 return
@@ -204,6 +237,22 @@ class SpreadState:
             value = entry.place.view(block).clone()
             row[entry.key] = _number(value) if entry.is_number else value
         return found
+
+
+def _put(
+    one: TensorPlace, start: int | None, block: Tensor, target: TensorPlace, out: Tensor
+) -> None:
+    """What lies at a place of ``block`` goes to the target in ``out``, of which it may be a piece.
+
+    Args:
+        start: of the piece, see `SpreadState`; None: it is no piece.
+    """
+    if start is None:
+        target.view(out).copy_(one.view(block))
+    elif (dim := _divided_dim(one, target)) is None:
+        target.flat(out, start, start + one.numel).copy_(one.flat(block))
+    else:
+        target.view(out).narrow(dim, start, one.shape[dim]).copy_(one.view(block))
 
 
 def _number(value: Tensor) -> int | float:

@@ -21,10 +21,11 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from ..errors import FileError
 
@@ -154,12 +155,16 @@ class OpenFolder:
         with os.fdopen(self.fresh(name), "wb") as file:
             file.write(data)
 
-    def replace(self, name: str, data: bytes, *, is_synced: bool = False) -> None:
-        """Write whole or not at all: a reader sees the old file or the new one."""
+    def replace(self, name: str, data: bytes | Iterator[Any], *, is_synced: bool = False) -> None:
+        """Write whole or not at all: a reader sees the old file or the new one.
+
+        Args:
+            data: all of it, or piece by piece.
+        """
         beside = f".{name}.{secrets.token_hex(4)}"
         with os.fdopen(self.new(beside), "wb") as file:
             try:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 if is_synced:
                     os.fsync(file.fileno())

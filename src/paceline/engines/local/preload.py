@@ -54,7 +54,7 @@ def import_once(names: Sequence[str], search_path: Sequence[str]) -> None:
         for name in missing:
             try:
                 importlib.import_module(name)
-            except Exception as error:
+            except Exception as error:  # a library may raise anything, and it is told
                 raise ConfigError(
                     f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
                 ) from error
