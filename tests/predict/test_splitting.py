@@ -67,7 +67,8 @@ def test_a_small_model_is_cut_best_and_answered_do_not_split(
     assert report.verdict.startswith("do not split for speed")
     far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # a busy machine's layers do not reach that
     monkeypatch.setattr(split_costs, "measure_loopback", lambda: far)
-    assert plan_splits(question("chain", 3)).table.advised.name == "none"
+    # Which of the two with whole copies hangs on layers timed here; by given costs: test_prices.py.
+    assert plan_splits(question("chain", 3)).table.advised.name in ("none", "data")
     json.dumps(report.to_json())
 
 
