@@ -155,7 +155,7 @@ def large() -> list[str]:
     advised = report["advised"]
     say(f"advised: {advised}, {report['reason']}; {'; '.join(report['notes'])}")
     words = ["train", task, "--workers", "2", "--split", advised.replace("shard-", "shard:"),
-             "--updates", "6", "--epochs", "6", "--checkpoint-every", "never"]  # fmt: skip
+             "--updates", "6", "--epochs", "6", "--checkpoint-every", "3 updates"]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.Popen(
             [*command, *words, "--run-dir", f"{folder}/run"], stdout=subprocess.DEVNULL

@@ -206,7 +206,9 @@ class RunSettings:
     )
     channels_last: bool = _setting(False, "Weights of convolutions with their channels last.")
     keep_memory: Literal["auto", "always", "never"] = _setting(
-        "auto", "Freed memory stays with a worker for its next step; auto: on a CPU, with glibc."
+        "auto",
+        "Freed memory stays with a worker for its next step; auto: on a CPU, with glibc, where the "
+        "model is not split.",
     )
     fused_optimizer: bool = _setting(False, "The optimizer's step as one kernel, where it can be.")
     loader_workers: int | None = _setting(

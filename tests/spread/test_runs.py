@@ -4,12 +4,17 @@ Each set of ranks costs seconds, so each makes many claims. Pieces of it are tes
 (test_spread_model.py).
 """
 
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.checkpoints.state import load_tensors
 from ranks import Ended, free_port, run_alone
 from runs import Run, run_script
 from split_script import SPLIT_SCRIPT
@@ -95,3 +100,61 @@ def test_two_parts_in_two_copies_are_one_worker(tmp_path: Path) -> None:
     assert split.said.count("difference 0.0") == 2, split.said
     assert "at the end (5, 3)" in split.said
     assert split.said.count("states 7 [3, 4]") == 2, split.said
+
+
+LARGE_SCRIPT = """
+import os
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+
+def held(name):
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return next(int(one.split()[1]) for one in rows if one.startswith(name))
+
+
+pace = paceline.connect()
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Linear(1500, 1500, bias=False) for _ in range(8)))  # 9 MB each
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+data = TensorDataset(torch.randn(48, 1500), torch.randint(0, 1500, (48,)))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+most = []
+for epoch in pace.epochs(1):
+    for x, y in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        most.append(held("VmHWM"))
+        if len(most) == 2:
+            Path("/proc/self/clear_refs").write_text("5")
+            most.append(held("VmHWM"))
+rank = os.environ["RANK"]
+print(f"rank {rank} took {most[-1] - most[3]} KiB more, {held('RssFile')}", flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(sys.platform != "linux", reason="proc(5)")
+def test_a_checkpoint_needs_no_room_for_the_whole_model(tmp_path: Path) -> None:
+    """Of 144 MB of parameters and momentum, each tensor 9 MB, taken after the fourth update."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "train.py").write_text(LARGE_SCRIPT)
+    command = [
+        sys.executable, "-m", "paceline", "launch", "--workers", "2", "--split", "shard",
+        "--checkpoint-every", "4 updates", "--run-dir", str(folder / "run"), "train.py",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    taken = CheckpointFolder(folder / "run" / "checkpoints").newest()
+    assert load_tensors(taken.path / "model.safetensors")["3.weight"].shape == (1500, 1500)
+    state = load_tensors(taken.path / "optimizer.safetensors")
+    assert state["3.momentum_buffer"].abs().sum() > 0
+    found = [int(one) for one in re.findall(r"rank \d took (-?\d+) KiB more", ended.stdout)]
+    assert len(found) == 2
+    assert max(found) < 48 << 10, ended.stdout

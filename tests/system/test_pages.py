@@ -1,12 +1,14 @@
 """Memory that is given back to the machine."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.system.pages import give_back_freed
+from paceline.system.pages import give_back_freed, lean_heap
 
 MIB = 1 << 20
 
@@ -25,3 +27,34 @@ def test_what_was_freed_goes_back() -> None:
     give_back_freed()
     assert resident_bytes() <= before
     assert float(kept.sum()) == MIB // 64
+
+
+FREES = """
+import torch
+from pathlib import Path
+
+def resident():
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return next(int(one.split()[1]) for one in rows if one.startswith("VmRSS"))
+
+held = [torch.ones(5 << 18) for _ in range(8)]  # 5 MiB each
+last = torch.ones(64)
+before = resident()
+del held[:7]
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and glibc")
+def test_a_lean_heap_gives_blocks_back_at_once() -> None:
+    added = lean_heap({})
+    code = [sys.executable, "-c", FREES]
+    said = subprocess.run(code, env=os.environ | added, stdout=subprocess.PIPE, check=True).stdout
+    assert int(said) > 30_000  # KiB
+
+
+def test_what_the_user_has_set_up_stays() -> None:
+    assert lean_heap({"MALLOC_ARENA_MAX": "1"}) == {}
+    assert lean_heap({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}) == {}
+    other = lean_heap({"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=on"})["GLIBC_TUNABLES"]
+    assert other.startswith("glibc.cpu.x86_ibt=on:glibc.malloc.")

@@ -33,7 +33,7 @@ _ALIGN_BYTES = 8
 def model_file(model: nn.Module) -> bytes:
     """All parameters and buffers as a safetensors file."""
     state = _state_of(model)
-    return b"".join(_chunks(state, state.__getitem__))
+    return b"".join(tensor_chunks(state, state.__getitem__))
 
 
 def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
@@ -59,7 +59,7 @@ def save_tensors(
         ConfigError: the format has no such type of numbers.
         FileError: it cannot be written there.
     """
-    chunks = _chunks(shapes, read)
+    chunks = tensor_chunks(shapes, read)
     if identity is None:
         write_whole(path, chunks)
         return
@@ -85,8 +85,8 @@ _TYPES = {
 Source: github.com/huggingface/safetensors, "Format" in its README, and Dtype in its tensor.rs."""
 
 
-def _chunks(shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> Iterator[Any]:
-    """The file, piece by piece."""
+def tensor_chunks(shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> Iterator[Any]:
+    """The file, piece by piece; see ``save_tensors``."""
     ranks = {kind: rank for rank, kind in enumerate(_TYPES)}
     header, offset = {}, 0
     for name, one in shapes.items():

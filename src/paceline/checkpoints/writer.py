@@ -228,9 +228,14 @@ def _folder_of(request: Request) -> CheckpointFolder:
 
 
 def _write_tensors(aside: OpenFolder, memory: Any) -> None:
-    """The pinned block as safetensors: the model by its own names, the optimizer's state beside."""
+    """The pinned block as safetensors: the model by its own names, the optimizer's state beside.
+
+    Where nothing is pinned, the member that was to do it has written them itself.
+    """
     with aside.read(LAYOUT) as file:
         layout = json.load(file)
+    if layout["at"] is None:
+        return
     for name, sections in _FILES.items():
         rows = [row for section in sections for row in layout[section]]
         _write_safetensors(aside.fresh(name), rows, memory, layout["at"])

@@ -172,7 +172,7 @@ class ScriptHooks:
         write_into: take the folder of checkpoints, and the identity of the one that it is in.
         write_own: write what this member remembers, for the checkpoint of this number.
         hear_stream: who reads the stream, where it is given, and what of it is done with.
-        write_layout: write what lies where in the pinned block.
+        write_layout: write what lies where in the pinned block; of a split model, all of it.
         compressed: sends gradients in fewer bytes, and has what was not sent; None: sent whole.
         spread: this member's side of a model that several compute together; None: it has all of it.
         follow: make all others' step, of this optimizer, with a closure or without; None: none is.

@@ -96,7 +96,8 @@ class MemoryCarrier:
 class Snapshot:
     """A member's part in checkpoints: it pins a whole version, and writes what only it knows.
 
-        pin (one member): the block -> the pinned block, which the writer reads
+        pin (one member): the block -> the pinned block, which the writer reads; of a split model
+            nobody has the whole: all parts -> the files
         own (that member; under local-sgd every one): schedulers, random states -> worker-K.json
 
     A disk that is full is told to the coordinator and harms nothing else.
@@ -116,7 +117,8 @@ class Snapshot:
 
     def take(self, number: int, version: int, block: Tensor, buffers: Tensor | None = None) -> None:
         """Pin ``block``, which holds ``version`` and is changed by nobody now, and say so."""
-        self._store.pin(block, buffers)
+        if self._hooks.spread is None:
+            self._store.pin(block, buffers)
         self._tell(number, version, is_pinned=True)
 
     def add_own(self, number: int, version: int) -> None:

@@ -17,6 +17,8 @@ from typing import NoReturn
 from ..config import MOST_PROCESSES, Resolved
 from ..engines.torchrun.world import PORT, RankOfWorld
 from ..errors import ConfigError
+from ..partition.names import read_split
+from ..system.pages import lean_heap
 from ..system.processors import num_cores
 
 _TORCHRUN = ("-m", "torch.distributed.run")
@@ -102,6 +104,9 @@ class Nodes:
                 )
                 sys.stderr.flush()
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // here)))
+        settings = resolved.settings
+        if settings.keep_memory == "auto" and read_split(settings.split, self.size) is not None:
+            os.environ |= lean_heap(os.environ)  # divided, so that it takes little memory
         os.execv(begun[0], begun)
 
     def command(self, env: Mapping[str, str], words: Sequence[str]) -> list[str]:

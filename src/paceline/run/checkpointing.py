@@ -65,6 +65,7 @@ class Checkpointing:
         about: what runs: the program, as ``resumption`` compares it.
         identity: what a checkpoint cannot be used without: the model's layout, the data's size.
         pinned: where in the engine's memory a version is pinned, from and to, in bytes.
+        num_bytes: of the tensors in a checkpoint.
         make_queue: of the engine's memory, where checkpoints are handed in to be written.
     """
 
@@ -75,6 +76,7 @@ class Checkpointing:
         about: Mapping[str, Any],
         identity: Mapping[str, Any],
         pinned: tuple[int, int],
+        num_bytes: int,
         make_queue: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         settings = run.settings
@@ -88,7 +90,7 @@ class Checkpointing:
         """member -> where it writes, where that is not the folder that the run began with."""
         self._first = self._place
         self._queue = make_queue(run.dispatch.store.memory)
-        self._pinned = pinned
+        self._pinned, self._num_bytes = pinned, num_bytes
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
         has_one = run.resumption is not None
@@ -266,7 +268,7 @@ class Checkpointing:
 
     def _begin_last(self) -> _Draft | None:
         """Where there is room for it: once it is under way there is no time for another."""
-        aside = self._places.begin_last(self._pinned[1] - self._pinned[0])
+        aside = self._places.begin_last(self._num_bytes)
         return None if aside is None else self._draft_in(aside, is_last=True)
 
     def _draft_in(self, aside: Path, *, is_last: bool) -> _Draft:

@@ -354,7 +354,13 @@ class Controller:
             run.trace.note(run.now_s(), self._origin.note)
         pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
         self._checkpointing = Checkpointing(
-            run, self._protocol, self._origin.about, identity, pinned, self._make_queue
+            run,
+            self._protocol,
+            self._origin.about,
+            identity,
+            pinned,
+            first.checkpoint_bytes,
+            self._make_queue,
         )
         self._borders.checkpointing = self._checkpointing
         run.at_orders, run.end_here = self._checkpointing.at_orders, self._borders.end_here

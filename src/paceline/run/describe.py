@@ -45,7 +45,8 @@ class Description:
     update_bytes: int
     arena_bytes: int
     pinned_bytes: int
-    """At the arena's end: what a checkpoint is written from, and given back after it."""
+    """At the arena's end: what a checkpoint is written from, and given back after it; 0: a split
+    model's is written from all workers."""
     num_samples: int
     batch_size: int
     """Global: samples an update averages (per local step)."""
@@ -89,6 +90,8 @@ class Description:
     """What computes, by its maker's name."""
     num_loading: int = 0
     """Processes that load for this member."""
+    checkpoint_bytes: int = 0
+    """Of the tensors in a checkpoint, about."""
 
     @classmethod
     def read(cls, text: str) -> "Description":

@@ -4,9 +4,9 @@
     the user's own (pace.keep), under local-sgd the whole state of the optimizer that steps here
         -> worker-K.json, worker-K.safetensors
 
-Model and optimizer state come from the pinned block, by the names of ``state_dict``; they are
-loaded into the user's own objects before these are laid out in shared memory. No pickle: loading
-runs no code.
+Model and optimizer state come from the pinned block, by the names of ``state_dict``, or, of a model
+that several compute together, tensor by tensor from all of them; they are loaded into the user's
+own objects before these are laid out in shared memory. No pickle: loading runs no code.
 
 A worker that joins a run under way has the script's first learning rate: what the others' optimizer
 and schedules are set to comes to it as text (`settings_text`, `adopt`), with the version at which
@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoints.folder import FOLDER, Checkpoint, CheckpointFolder
-from ..checkpoints.state import load_tensors, pack, unpack
+from ..checkpoints.state import load_tensors, pack, tensor_chunks, unpack
 from ..checkpoints.writer import LAYOUT, MODEL, OPTIMIZER
 from ..errors import ConfigError
-from ..store.layout import Layout
+from ..store.layout import Layout, TensorPlace
 from ..store.optimizer_copy import EXISTS
 from ..system.files import OpenFolder
 from .schedules import Schedules
@@ -141,8 +141,20 @@ class MemberState:
             aside.write(f"worker-{self._seat}.safetensors", save(tensors))
             aside.write(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
 
-    def write_layout(self, number: int, layout: Layout, at: int) -> None:
-        """What lies where in the pinned block, which begins at byte ``at``."""
+    def write_tensors(
+        self, number: int, layout: Layout, read: Callable[[TensorPlace], Tensor]
+    ) -> None:
+        """Those of a model of which nobody pins the whole: one is in memory at a time."""
+        files = {MODEL: (layout.parameters, layout.buffers), OPTIMIZER: (layout.state,)}
+        with self._aside(number) as aside:
+            for name, sections in files.items():
+                places = {one.name: one for section in sections for one in section.places}
+                shapes = {one.name: one.without_memory() for one in places.values()}
+                aside.replace(name, tensor_chunks(shapes, lambda one, of=places: read(of[one])))
+        self.write_layout(number, layout, None)
+
+    def write_layout(self, number: int, layout: Layout, at: int | None) -> None:
+        """What lies where in the pinned block, which begins at byte ``at``; None: there is none."""
         numbers = [entry.place.name for entry in layout.entries if entry.is_number]
         text = json.dumps({"at": at, "numbers": numbers, **layout.rows()})
         with self._aside(number) as aside:

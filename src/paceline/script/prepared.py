@@ -369,7 +369,6 @@ class Prepared:
         exchange.attach(replica, rule, self.shape, self._describe(replica))
         if self.spread is not None:
             whole = self.spread.whole
-            exchange.store.pin_by(whole.layout, self.spread.pin)
             whole.standing.stands(exchange.version)
         if self._context.fragments > 1:
             begins_anew = self._context.is_newcomer  # with what all others hold
@@ -404,8 +403,7 @@ class Prepared:
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
         """Fill in what the exchange asks of the script's side."""
-        hooks, layout = exchange.hooks, self._whole_layout(replica)
-        at = pinned_at(layout, exchange.num_workers)
+        hooks = exchange.hooks
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         if self._context.is_difference:
@@ -416,7 +414,15 @@ class Prepared:
             hooks.follow = self.step.follow
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
-        hooks.write_layout = lambda number: self._keeper.write_layout(number, layout, at)
+        hooks.write_layout = partial(self._write_layout, replica.layout)
+
+    def _write_layout(self, layout: Layout, number: int) -> None:
+        """What lies where in the pinned block; of a split model nothing is pinned."""
+        if self.spread is None:
+            at = pinned_at(layout, self._exchange.num_workers)
+            self._keeper.write_layout(number, layout, at)
+        else:
+            self._keeper.write_tensors(number, self.spread.whole.layout, self.spread.read_place)
 
     def _whole_layout(self, replica: Replica) -> Layout:
         """Of the whole model, as one worker alone has it."""
@@ -467,6 +473,7 @@ class Prepared:
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = self._whole_layout(replica), self._context
         compressed = None if self._member is None else self._member.hooks.compressed
+        pins = context.checkpoints and self.spread is None
         if context.checkpoints and (odd := unwritable(layout.rows())):
             raise ConfigError(
                 f"a checkpoint cannot hold {odd[0]!r}, which is of {odd[1]}: safetensors knows no "
@@ -483,10 +490,9 @@ class Prepared:
             "machine": processor_name(self._device),
             "num_parameters": layout.num_parameters,
             "update_bytes": Fragments(layout.parameters, context.fragments).largest_bytes,
-            "arena_bytes": arena_bytes(
-                layout, self._exchange.num_workers, pins=context.checkpoints
-            ),
-            "pinned_bytes": layout.block_bytes if context.checkpoints else 0,
+            "arena_bytes": arena_bytes(replica.layout, self._exchange.num_workers, pins=pins),
+            "pinned_bytes": layout.block_bytes if pins else 0,
+            "checkpoint_bytes": layout.block_bytes,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..store.joint import parameters_of
-from ..store.layout import Layout
+from ..store.layout import Layout, TensorPlace
 from ..store.optimizer_copy import EXISTS
 from .group import SplitGroups
 from .meeting import Intent, Meeting, PartTask
@@ -204,10 +204,14 @@ class SpreadModel(abc.ABC):
         self.whole = SpreadState(
             self.groups, layout, self._without_memory, grouped, read, self.starts
         )
+        whole = self.whole.layout
+        self._place_of = {
+            one.name: one for one in (*whole.parameters.places, *whole.buffers.places)
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers of the whole model at this worker's version."""
-        return self.whole.tensors(self.whole.fetch_all(self.version()))
+        return self.whole.tensors(self.version())
 
     def shapes(self) -> dict[str, Tensor]:
         """What ``model.state_dict()`` has, without memory."""
@@ -216,7 +220,7 @@ class SpreadModel(abc.ABC):
 
     def read(self, name: str) -> Tensor:
         """One of them at this worker's version; no worker makes room for more than that one."""
-        return self.whole.fetch_one(dict(self._state_names)[name], self.version())
+        return self.read_place(self._place_of[dict(self._state_names)[name]])
 
     def _state_dict(self, *_: Any, prefix: str = "", **__: Any) -> "OrderedDict[str, Tensor]":
         found = self.tensors()
@@ -224,7 +228,7 @@ class SpreadModel(abc.ABC):
 
     def optimizer_state(self, number: int, optimizer: Optimizer) -> dict[str, Any]:
         """What ``state_dict`` of this optimizer is, over the whole model."""
-        rows = self.whole.states(self.whole.fetch_all(self.version()))
+        rows = self.whole.states(self.version())
         state: dict[int, dict[str, Any]] = {}
         groups, at = [], 0
         for names, group in zip(self._groups_of[number], optimizer.param_groups, strict=True):
@@ -237,9 +241,9 @@ class SpreadModel(abc.ABC):
             at += len(names)
         return {"state": state, "param_groups": groups}
 
-    def pin(self, block: Tensor, buffers: Tensor | None, out: Tensor) -> None:
-        """The whole version that this worker is at, to where a checkpoint is written from."""
-        self.whole.fetch(self.version(), out, (block, buffers))
+    def read_place(self, place: TensorPlace) -> Tensor:
+        """What lies at a place of the whole layout, at this worker's version."""
+        return self.whole.fetch(place, self.version())
 
     def keep_state_dict(self, optimizers: Sequence[Optimizer]) -> None:
         """``state_dict()`` of each optimizer is of the whole model."""

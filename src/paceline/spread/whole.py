@@ -1,13 +1,13 @@
 """A spread model as one again: its parameters, buffers and optimizer state by their names.
 
-    worker 1  asks "version 7"  ->  queue of worker 0  ->  thread: is it at 7?  ->  its block
-                                    queue of worker 2  ->  thread ...           ->  its block
+    worker 1  asks "conv1.weight, version 7"  ->  queue of worker 0  ->  thread: is it at 7?
+                                                  -> what worker 0 has of it
 
 Only the worker that wants the whole does anything: the others hand out their parts while they wait
 or compute, from memory that nobody changes meanwhile (`PartVersion`). No worker can be further than
-the one that asks, since every update needs all of them. A file is written from one tensor after the
-other, since no worker may have room for all. Above 300 lines because a part, a piece and the whole
-are placed by the same tables. This module must not know who wants it.
+the one that asks, since every update needs all of them. One tensor is asked for after the other:
+files and checkpoints are written so, since no worker may have room for all. This module must not
+know who wants it.
 """
 
 import struct
@@ -26,7 +26,7 @@ from ..store.optimizer_copy import EXISTS
 from .group import SplitGroups, tell_all
 
 _REQUEST = struct.Struct("<qqq")
-"""Who asks, for which version, and for which of the places there; below 0: for all."""
+"""Who asks, for which version, and for which of the places there."""
 _STOP = b"-"
 _TAG = 11
 
@@ -96,11 +96,10 @@ class SpreadState:
         self._sizes = [int(rows["bytes"]) for rows in told]
         self._names = [name for name, _ in whole[0]]
         self.layout = self._lay_out(told, whole, grouped)
-        self._targets = {
-            one.name: one for one in (*self.layout.parameters.places, *self.layout.buffers.places)
+        self._name_of = {
+            one.place: f"{self._names[one.parameter]}/{one.key}" for one in self.layout.entries
         }
-        for entry in self.layout.entries:
-            self._targets[f"{self._names[entry.parameter]}/{entry.key}"] = entry.place
+        """What workers call places of state."""
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._words = groups.ranks.words()
         self._thread.start()
@@ -124,7 +123,7 @@ class SpreadState:
                     place = _as_whole(place, wholes[name])
                 held.setdefault(key, (place, is_number))
         rows_of_state = [
-            (number_of[name], key, _like(place), is_number)
+            (number_of[name], key, place.without_memory(), is_number)
             for name in grouped
             for key, (place, is_number) in states.get(name, {}).items()
         ]
@@ -132,34 +131,13 @@ class SpreadState:
 
     # -- who asks -------------------------------------------------------------------------------
 
-    def fetch(self, version: int, out: Tensor, own: tuple[Tensor, Tensor | None]) -> Tensor:
-        """All parts at this version into ``out``, by the whole layout; which is returned.
-
-        Args:
-            out: bytes, ``(layout.block_bytes,)``.
-            own: this worker's block, and its buffers.
-        """
-        copy, asks = self._groups.copy, self._groups.asks
-        others = [number for number in range(copy.size) if number != copy.rank]
-        for number in others:
-            self._ask(number, version, -1)
-        self._place(copy.rank, _joined(self._own, *own), out)
-        for number in others:
-            block = torch.empty(self._sizes[number], dtype=torch.uint8)
-            asks.begin_receive(block, number, _TAG).wait()
-            self._place(number, block, out)
-        return out
-
-    def fetch_all(self, version: int) -> Tensor:
-        """The same, into new memory."""
-        out = torch.zeros(self.layout.block_bytes, dtype=torch.uint8)
-        return self.fetch(version, out, self._read())
-
-    def fetch_one(self, name: str, version: int) -> Tensor:
-        """A parameter or buffer of the whole at this version, which takes no other's memory."""
-        copy = self._groups.copy
-        target = replace(self._targets[name], offset=0)
+    def fetch(self, place: TensorPlace, version: int) -> Tensor:
+        """What lies at a place of the whole layout, at this version; no more than that."""
+        copy, name = self._groups.copy, self._name_of.get(place, place.name)
+        target = replace(place, offset=0)
         out = torch.zeros(target.num_bytes, dtype=torch.uint8)
+        if not target.numel:
+            return target.view(out)
         holders = [one for one in range(copy.size) if name in self._number_of[one]]
         if name not in self._starts[holders[0]]:  # each has all of it
             holders = [copy.rank] if copy.rank in holders else holders[:1]
@@ -187,11 +165,6 @@ class SpreadState:
             one, block = replace(one, offset=one.offset - buffers.start), apart
         return one.flat(block).view(torch.uint8).to("cpu", copy=True)
 
-    def _place(self, number: int, block: Tensor, out: Tensor) -> None:
-        starts = self._starts[number]
-        for one in self._parts[number]:
-            _put(one, starts.get(one.name), block, self._targets[one.name], out)
-
     def _ask(self, number: int, version: int, place: int) -> None:
         seat = self._groups.members[number]
         request = _REQUEST.pack(self._groups.copy.rank, version, place)
@@ -208,8 +181,7 @@ class SpreadState:
                     return
                 asker, version, number = _REQUEST.unpack(request)
                 with self.standing.at(version):
-                    is_all = number < 0
-                    block = _joined(self._own, *self._read()) if is_all else self._own_one(number)
+                    block = self._own_one(number)
                 asks.begin_send(block, asker, _TAG).wait()
             except (RuntimeError, LinkError):  # the run is over, or the asker has died
                 return
@@ -224,17 +196,17 @@ class SpreadState:
 
     # -- what it says ---------------------------------------------------------------------------
 
-    def tensors(self, block: Tensor) -> dict[str, Tensor]:
-        """Parameters and buffers of a whole block, clones by their names."""
+    def tensors(self, version: int) -> dict[str, Tensor]:
+        """Parameters and buffers at this version, by their names."""
         places = (*self.layout.parameters.places, *self.layout.buffers.places)
-        return {one.name: one.view(block).clone() for one in places}
+        return {one.name: self.fetch(one, version) for one in places}
 
-    def states(self, block: Tensor) -> dict[str, dict[str, StateValue]]:
-        """The optimizer's state of each parameter in a whole block."""
+    def states(self, version: int) -> dict[str, dict[str, StateValue]]:
+        """The optimizer's state of each parameter at this version."""
         found: dict[str, dict[str, StateValue]] = {}
         for entry in self.layout.entries:
+            value = self.fetch(entry.place, version)
             row = found.setdefault(self._names[entry.parameter], {})
-            value = entry.place.view(block).clone()
             row[entry.key] = _number(value) if entry.is_number else value
         return found
 
@@ -258,14 +230,6 @@ def _put(
 def _number(value: Tensor) -> int | float:
     found = float(value)
     return int(found) if found.is_integer() else found
-
-
-def _joined(layout: Layout, block: Tensor, buffers: Tensor | None) -> Tensor:
-    """A copy of a block, with its buffers."""
-    found = block.to("cpu", copy=True)
-    if buffers is not None:
-        layout.buffers.of(found).copy_(buffers)
-    return found
 
 
 def _plain(layout: Layout) -> dict[str, Any]:
@@ -317,7 +281,3 @@ def _place(row: Sequence[Any]) -> TensorPlace:
         name=name, shape=tuple(shape), strides=tuple(strides), dtype=getattr(torch, kind),
         offset=offset,
     )  # fmt: skip
-
-
-def _like(place: TensorPlace) -> Tensor:
-    return torch.empty_strided(place.shape, place.strides, dtype=place.dtype, device="meta")

@@ -49,6 +49,10 @@ class TensorPlace:
         """The tensor itself, of ``shape``, sharing the memory of ``block`` (bytes)."""
         return self.flat(block).as_strided(self.shape, self.strides)
 
+    def without_memory(self) -> Tensor:
+        """A tensor of its type, shape and strides on torch's meta device."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
     def alone(self, block: Tensor) -> Tensor:
         """As ``view``, with a storage of its own over the same bytes.
 

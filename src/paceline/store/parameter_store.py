@@ -57,8 +57,7 @@ class SharedStore:
         rest = arena[first : first + wide_bytes(layout)]
         self._sums = Sums(layout, self._slots, rest, self.blocks, control, is_mended=has_peers)
         pinned = pinned_at(layout, control.num_seats)
-        self._arena, self._pinned = arena, arena[pinned : pinned + layout.block_bytes]
-        self._pin: Callable[[Tensor, Tensor | None, Tensor], object] | None = None
+        self._pinned = arena[pinned : pinned + layout.block_bytes]
         count = len(layout.parameters.places)
         self._present = [
             _as_bytes(one[layout.slot_bytes : layout.slot_bytes + count]) for one in self._slots
@@ -148,24 +147,9 @@ class SharedStore:
             block: with parameters and optimizer state.
             buffers: the model's, where the block holds none while peers run.
         """
-        if self._pin is not None:
-            self._pin(block, buffers, self._pinned)
-            return
         self._pinned.copy_(block)
         if buffers is not None:
             self.layout.buffers.of(self._pinned).copy_(buffers)
-
-    def pin_by(
-        self, layout: Layout, pin: Callable[[Tensor, Tensor | None, Tensor], object]
-    ) -> None:
-        """What is pinned is more than this store holds.
-
-        Args:
-            layout: of that.
-            pin: is given what ``pin`` is, and where it is to lie.
-        """
-        start = pinned_at(layout, self.control.num_seats)
-        self._pinned, self._pin = self._arena[start : start + layout.block_bytes], pin
 
     # -- jobs -----------------------------------------------------------------------------------
 

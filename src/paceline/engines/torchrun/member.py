@@ -40,7 +40,7 @@ from ...store.control import (
 )
 from ...store.layout import Layout
 from ...store.memory import WORD_BYTES, SharedMemory
-from ...store.parameter_store import SharedStore
+from ...store.parameter_store import SharedStore, arena_bytes
 from .group import RankGroup
 
 _LINE_WORDS, _OFFER_WORDS = 16, 6
@@ -120,8 +120,9 @@ class RankCarrier:
         self._under_way: list[Pending] = []
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
-        if self._seat:
-            self.arena.grow(num_bytes)
+        if self._seat:  # of a part that is another than rank 0's
+            own = arena_bytes(layout, self.control.num_seats)
+            self.arena.grow(own if self.is_split else num_bytes)
         self._store = SharedStore(layout, self.arena.tensor(), self.control, has_peers=False)
         return self._store
 
