@@ -1,6 +1,6 @@
 """Splits of a model beside what was predicted of them: steps, memory, and what they come to.
 
-    python bench/splits.py [--rounds 3] [--only steps | memory | equal | large | torch] [--write]
+    python bench/splits.py [--rounds 2] [--only steps | memory | equal | large | torch] [--write]
 
     steps    every split of four models on 2 and 3 processes, live beside the table
     memory   100 million parameters on 2 processes: the most a worker held, beside the table
@@ -45,10 +45,13 @@ from pipelines import ours_s, theirs_s
 from table import RESULTS, machine, say, write_table
 
 HERE = Path(__file__).stem
-MODELS = {
-    "the MLP": "mlp", "AlexNet": "alexnet", "ResNet-18": "resnet18",
-    "a 6-layer transformer": f"{HERE}:transformer6",
+MODELS: dict[str, tuple[str, int | None]] = {
+    "the MLP": ("mlp", None), "AlexNet, batches of 32": ("alexnet", 32),
+    "ResNet-18": ("resnet18", None), "a 6-layer transformer": (f"{HERE}:transformer6", None),
 }  # fmt: skip
+"""Tasks, and the samples of an update where they are not the task's."""
+UPDATES = 9
+"""Of a run, of which each worker's first three are not counted."""
 Figures = tuple[float | None, float | None, str]
 """Measured, predicted, and why one is missing."""
 Form = Callable[[float], str]
@@ -92,17 +95,19 @@ def million510() -> Task:
 # -- live beside predicted -------------------------------------------------------------------------
 
 
-def live(task: str, workers: int, rounds: int) -> LiveSplits:
+def live(task: str, workers: int, rounds: int, batch_size: int | None = None) -> LiveSplits:
     return measure_splits(
-        LiveSplitsQuestion(task=task, workers=workers, rounds=rounds),
+        LiveSplitsQuestion(
+            task=task, workers=workers, rounds=rounds, updates=UPDATES, batch_size=batch_size
+        ),
         lambda line: say(f"{task}, {workers} workers, {line}"),
     )
 
 
 def steps(rounds: int, folder: Path | None) -> Iterator[list[str]]:
-    for name, task in MODELS.items():
+    for name, (task, batch_size) in MODELS.items():
         for workers in (2, 3):
-            found = live(task, workers, rounds)
+            found = live(task, workers, rounds, batch_size)
             if folder is not None and workers == 2:
                 picture = folder / f"splits-{task.rpartition(':')[2]}.svg"
                 picture.write_text(draw_live_splits(found))
@@ -182,7 +187,7 @@ def peak_bytes(process: psutil.Process) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=("steps", "memory", "equal", "large", "torch"))
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
@@ -205,8 +210,9 @@ def main() -> None:
         print(" | ".join(one))
     if asked.write:
         note = (
-            f"Steps: medians over {asked.rounds} runs, from a worker's push to its next; memory: "
-            f"what a process held in its steps beyond what it held before its model. {where}"
+            f"Steps: medians over {asked.rounds} runs of {UPDATES} updates, from a push to its "
+            "worker's next; memory: what a process held in its steps beyond what it held before "
+            f"its model. {where}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
 

@@ -228,13 +228,10 @@ def _folder_of(request: Request) -> CheckpointFolder:
 
 
 def _write_tensors(aside: OpenFolder, memory: Any) -> None:
-    """The pinned block as safetensors: the model by its own names, the optimizer's state beside.
-
-    Where nothing is pinned, the member that was to do it has written them itself.
-    """
+    """The pinned block as safetensors: the model by its own names, the optimizer's state beside."""
     with aside.read(LAYOUT) as file:
         layout = json.load(file)
-    if layout["at"] is None:
+    if layout["at"] is None:  # nothing is pinned: a member has written them
         return
     for name, sections in _FILES.items():
         rows = [row for section in sections for row in layout[section]]
