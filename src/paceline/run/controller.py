@@ -352,16 +352,10 @@ class Controller:
         run.begin(first, run.plan, self._protocol)
         if self._origin.note:
             run.trace.note(run.now_s(), self._origin.note)
-        pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
         self._checkpointing = Checkpointing(
-            run,
-            self._protocol,
-            self._origin.about,
-            identity,
-            pinned,
-            first.checkpoint_bytes,
-            self._make_queue,
-        )
+            run, self._protocol, self._origin.about, identity, first.pinned,
+            first.checkpoint_bytes, self._make_queue,
+        )  # fmt: skip
         self._borders.checkpointing = self._checkpointing
         run.at_orders, run.end_here = self._checkpointing.at_orders, self._borders.end_here
         run.tell_all(run.laid(first.arena_bytes, 0, START))

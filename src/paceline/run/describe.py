@@ -117,6 +117,11 @@ class Description:
         number = are_others(self.samples, other.samples)
         return "" if number is None else f"different data: sample {number} differs{_REMEDY}"
 
+    @property
+    def pinned(self) -> tuple[int, int]:
+        """Where in the arena, from and to."""
+        return self.arena_bytes - self.pinned_bytes, self.arena_bytes
+
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ class MemberState:
             for name, sections in files.items():
                 places = {one.name: one for section in sections for one in section.places}
                 shapes = {one.name: one.without_memory() for one in places.values()}
-                aside.replace(name, tensor_chunks(shapes, lambda one, of=places: read(of[one])))
+                aside.replace(name, tensor_chunks(shapes, partial(_read_from, places, read)))
         self.write_layout(number, layout, None)
 
     def write_layout(self, number: int, layout: Layout, at: int | None) -> None:
@@ -188,6 +189,12 @@ class MemberState:
         return _read_part(
             found, self._seat if self._seat in seats else seats[self._seat % len(seats)]
         )
+
+
+def _read_from(
+    places: Mapping[str, TensorPlace], read: Callable[[TensorPlace], Tensor], name: str
+) -> Tensor:
+    return read(places[name])
 
 
 def _seats_of(found: Path) -> list[int]:
