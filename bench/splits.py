@@ -46,8 +46,9 @@ from table import RESULTS, machine, say, write_table
 
 HERE = Path(__file__).stem
 MODELS: dict[str, tuple[str, int | None]] = {
-    "the MLP": ("mlp", None), "AlexNet, batches of 32": ("alexnet", 32),
-    "ResNet-18": ("resnet18", None), "a 6-layer transformer": (f"{HERE}:transformer6", None),
+    "the MLP": ("mlp", None), "AlexNet, batches of 16": ("alexnet", 16),
+    "ResNet-18, batches of 16": ("resnet18", 16),
+    "a 6-layer transformer": (f"{HERE}:transformer6", None),
 }  # fmt: skip
 """Tasks, and the samples of an update where they are not the task's."""
 UPDATES = 9

@@ -1,9 +1,16 @@
 """When a checkpoint is due."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from paceline.checkpoints.due import Due, Every, parse_every
+from paceline.checkpoints.writer import WriteQueue
 from paceline.errors import ConfigError
+from paceline.run.checkpointing import Checkpointing, _Draft
+from paceline.wire.messages import Copied
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,17 @@ def test_never_is_never() -> None:
     due = Due(Every(value=0.0, unit="never"), 0.0, 0, 0)
     assert not due.by_step(1e9, 10**9)
     assert not due.by_epoch(1e9, 10**9, 10**6)
+
+
+def test_what_the_run_stood_for_counts_as_what_it_took() -> None:
+    """Of a split model, which is written by a member while all others wait."""
+    made = Checkpointing.__new__(Checkpointing)
+    made._due = Due(parse_every("1s"), 0.0, 0, 0)
+    made._draft = _Draft(number=1, aside=Path())
+    made.copied(0, Copied(1, 3, True, "", 2.0))
+    made._queue = cast(
+        WriteQueue, SimpleNamespace(answers=lambda: [{"sealed": "1", "took_s": 1.0}], is_busy=True)
+    )
+    made._hear_queue()
+    assert not made._due.by_step(29.0, 3)
+    assert made._due.by_step(31.0, 3)

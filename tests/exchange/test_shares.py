@@ -1,5 +1,7 @@
 """Every byte of the parameters is in one member's share; a share can be put back."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -19,13 +21,15 @@ class OwnSGD(torch.optim.SGD):
     """Nobody knows whether it looks at elements alone."""
 
 
-def rig(kind: type[torch.optim.SGD]) -> tuple[SharedStore, Replica, torch.optim.Optimizer]:
+def rig(
+    kind: type[torch.optim.SGD], num: int = NUM_MEMBERS
+) -> tuple[SharedStore, Replica, torch.optim.Optimizer]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 7).double())
     rule = kind(model.parameters(), lr=0.5, momentum=0.9)
     replica = Replica(model, rule, rule)
-    control = Control(PrivateMemory(control_bytes(NUM_MEMBERS)), NUM_MEMBERS)
-    memory = PrivateMemory(arena_bytes(replica.layout, NUM_MEMBERS))
+    control = Control(PrivateMemory(control_bytes(num)), num)
+    memory = PrivateMemory(arena_bytes(replica.layout, num))
     store = SharedStore(replica.layout, memory.tensor(), control)
     replica.write_to(store.blocks[0])
     return store, replica, rule
@@ -76,3 +80,23 @@ def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.S
         share.restore(1)  # by a survivor once more: it is no longer marked
     section = replica.layout.parameters
     assert torch.equal(section.of(store.blocks[0]), section.of(before))
+
+
+def test_one_alone_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
+    store, replica, rule = rig(torch.optim.SGD, 1)
+    for place in replica.layout.parameters.places:
+        place.view(store.slot(0)).copy_(torch.randn(place.shape))
+    expected, present = store.blocks[0].clone(), b"\1" * len(replica.parameters)
+    Updater(rule, replica.parameters, replica.layout, expected).step(
+        store.slot(0), present, rule.param_groups
+    )
+    share = Share(store, replica, rule, Fragments(replica.layout.parameters, 1), seat=0, block=0)
+    assert share.average([1.0]) > 0
+    share.keep(1)
+    share.step(present, rule.param_groups)
+    assert torch.equal(store.blocks[0], expected)
+    assert not store.blocks[1].any()
+    assert not store.sum_slot.any()
+    place = replica.layout.parameters.places[0]
+    place.view(store.slot(0))[0, 0] = torch.nan
+    assert not math.isfinite(share.average([1.0]))

@@ -57,8 +57,9 @@ def test_bytes_and_memory_are_those_of_the_formulas() -> None:
     assert found["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)
     assert found["shard-1"].sent_bytes == found["data"].sent_bytes
     assert found["shard-3"].sent_bytes == round(3 * 3 / 4 * PARAMETERS)
-    assert found["none"].memory_bytes == 7 * PARAMETERS
-    # Parameters, gradients twice, those between epochs; of its share momentum, and both kept.
+    assert found["none"].memory_bytes == 4 * PARAMETERS
+    # Parameters, gradients, those between epochs, momentum; of several gradients twice, and of its
+    # share parameters and momentum are kept besides.
     assert found["data"].memory_bytes == 4 * PARAMETERS + 3 * PARAMETERS // 4
     pieces = 3 * PARAMETERS // 4  # parameter, gradient, momentum
     assert found["shard-1"].memory_bytes == 2 * PARAMETERS + pieces

@@ -83,7 +83,7 @@ class Due:
         self._last_s, self._last_version, self._last_epoch = now_s, version, epoch
 
     def wrote(self, took_s: float) -> None:
-        """It took so long to write, beside the run."""
+        """It took so long to write, beside the run or while that stood."""
         self._took_s = took_s
 
     def by_step(self, now_s: float, version: int) -> bool:

@@ -9,6 +9,7 @@ module must not know protocols, nor the verbs.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -126,7 +127,7 @@ class Snapshot:
         self._tell(number, version, is_pinned=False)
 
     def _tell(self, number: int, version: int, *, is_pinned: bool) -> None:
-        fault = ""
+        fault, start_s = "", time.monotonic()
         try:
             if self.newest < number:
                 self.newest = number
@@ -135,7 +136,8 @@ class Snapshot:
                 self._hooks.write_layout(number)
         except OSError as error:
             fault = error.strerror or str(error)
-        self._channel.send(Copied(number, version, is_pinned, fault))
+        stood_s = 0.0 if self._hooks.spread is None else time.monotonic() - start_s
+        self._channel.send(Copied(number, version, is_pinned, fault, stood_s))
 
 
 class MemberSide:

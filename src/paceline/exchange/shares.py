@@ -6,7 +6,9 @@
 
 The parameters exist once, in the store's current block; every member computes on them and updates
 its own share of them. Before it does, it copies its share (parameters and state) into the other
-block and sets a mark, so a death harms nothing: survivors put every share back. Optimizers that
+block and sets a mark, so a death harms nothing: survivors put every share back. One member alone
+needs neither: its gradient is the mean, it looks at it before it steps, and nobody would put
+anything back. Optimizers that
 work element by element get equal runs of bytes; all others get whole tensors, as evenly as they go.
 What is updated at different times (fragments) is shared out each by itself. Above 300 lines, since
 a share and the rounds that step on it are read together. This module must not know messages or
@@ -30,6 +32,7 @@ from ..store.optimizer import Groups, Piece, Updater
 from ..store.optimizer_copy import is_elementwise
 from ..store.parameter_store import SharedStore
 from ..store.sums import Stretch, wide
+from ..system.pages import give_back_freed
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
@@ -107,6 +110,7 @@ class Share:
 
     Attributes:
         due: what is updated now; all else of this share stays as it is.
+        is_alone: whether the run has this one member.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Share:
     ) -> None:
         self._whole = self.due = fragments.whole
         num_members = store.control.num_seats
+        self.is_alone = num_members == 1
         ranges = split_shares(replica.layout, rule, num_members, fragments.each)[seat]
         self._mark = store.control.marks[seat]
         self._control = store.control
@@ -129,8 +134,9 @@ class Share:
         self.ranges = [(run.start, _aligned(run.stop)) for run in ranges]
         """Where this share's parameters lie, in bytes, with what fills up their last line."""
         live, undo = store.blocks[block], store.blocks[1 - block]
-        mean = store.sum_slot
-        self._mean = [run.of(mean) for run in ranges]
+        self.mean = store.slot(seat) if self.is_alone else store.sum_slot
+        """Where it is, the layout's offsets."""
+        self._mean = [run.of(self.mean) for run in ranges]
         self._slots = [
             [run.of(store.slot(seat)) for run in ranges] for seat in range(store.control.num_seats)
         ]
@@ -168,7 +174,8 @@ class Share:
         shares = [weights[seat] for seat in used]
         for i in self._due():
             mean = self._mean[i]
-            average_into(mean, [self._slots[seat][i] for seat in used], shares)
+            if not self.is_alone:
+                average_into(mean, [self._slots[seat][i] for seat in used], shares)
             check += abs(mean.sum(dtype=wide(mean)).item())
         return check
 
@@ -191,13 +198,15 @@ class Share:
 
     def keep(self, mark: int) -> None:
         """Copy parameters and state of this share aside; ``mark`` says for which version."""
+        if self.is_alone:
+            return
         for _, undo, live in self._kept_now():
             undo.copy_(live)
         self._private = self._updater.private_state()
         self._control[self._mark] = mark
 
     def step(self, present: Sequence[int], groups: Groups) -> None:
-        self._updater.step(self._store.sum_slot, present, groups)
+        self._updater.step(self.mean, present, groups)
 
     def restore(self, mark: int) -> None:
         """Put this share back to what ``keep`` found, if it was kept for ``mark``."""
@@ -227,6 +236,7 @@ class SharedAveraging(Averaging):
         super().__init__(copy, barrier, hooks, route)
         self._share = self._share_of(self._seat)
         self.come_back()
+        give_back_freed()  # the memory that the model was made in
 
     def _share_of(self, seat: int) -> Share:
         copy = self._copy
@@ -270,8 +280,9 @@ class SharedAveraging(Averaging):
             self._adopt(weights)
             return
         share.due = self._copy.own.due
-        if not math.isfinite(share.average(weights)):
-            self._barrier.show_bad(version)
+        if self._is_bad(weights):
+            self._hooks.advance_schedule(version)
+            return
         if clip.has_norm:
             self._clip(clip)
         if clip.has_value:
@@ -286,15 +297,25 @@ class SharedAveraging(Averaging):
     def _adopt(self, weights: Sequence[float]) -> None:
         """All have made the same step by themselves: its parameters, of the first who pushed."""
         share, version = self._share, self._copy.version
-        if not math.isfinite(share.average(only_first(weights))):
-            self._barrier.show_bad(version)
+        if self._is_bad(only_first(weights)):
+            return
         share.keep(version + 1)
         share.adopt()
         share.average_buffers(weights)
 
+    def _is_bad(self, weights: Sequence[float]) -> bool:
+        """Average this share; whether nothing is to be stepped on, since it is known to be bad.
+
+        Another member's share may be bad, too: among several all step, and put it back.
+        """
+        if math.isfinite(self._share.average(weights)):
+            return False
+        self._barrier.show_bad(self._copy.version)
+        return self._share.is_alone
+
     def _mean_of_gradients(self, weights: Sequence[float]) -> Tensor:
         self._share.average(weights)
-        return self._store.sum_slot
+        return self._share.mean
 
     def _clip(self, clip: Clip) -> None:
         """Clip the mean gradient by its whole norm: one barrier more."""

@@ -11,6 +11,8 @@ the largest layer. A copy of each worker of one machine, in the memory that all 
     own parameters     P              where they lie between epochs
     under way          U              a layer's gradient, until it is where all see it
 
+One worker alone keeps nothing to undo, and its gradient, P, is the mean.
+
 Pieces (spread/units.py), where layers go through rooms that all of them share:
 
     pieces             (2 + k) P / n  parameters, gradients and state that this worker steps
@@ -28,9 +30,11 @@ def copy_bytes(parameter_bytes: int, state_copies: int, num_workers: int, larges
 
     Example:
         >>> copy_bytes(100, 1, 1, 10), copy_bytes(100, 1, 2, 10)
-        (710.0, 560.0)
+        (410.0, 560.0)
     """
     own, share = parameter_bytes, parameter_bytes / num_workers
+    if num_workers == 1:
+        return own + state_copies * own + own + own + largest
     return own + state_copies * share + (1 + state_copies) * share + 2 * own + own + largest
 
 

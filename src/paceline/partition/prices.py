@@ -182,9 +182,11 @@ def _shared_bytes(costs: SplitCosts, num: int) -> float:
     """Read and written an update by each of so many copies that see each other's memory.
 
     Its own gradient to where all see it; of its share all gradients to their mean, which is looked
-    at once; and parameters and state to where they are kept meanwhile.
+    at once; and parameters and state to where they are kept meanwhile. One alone looks at its own.
     """
     size = costs.graph_at(costs.batch_size / num).parameter_bytes
+    if num == 1:
+        return size * 3.0
     kept = 2 * (1 + costs.pipeline.state_copies)
     return size * (2 + (num + 1) / num + 1 / num + kept / num)
 

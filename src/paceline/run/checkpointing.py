@@ -93,6 +93,8 @@ class Checkpointing:
         self._pinned, self._num_bytes = pinned, num_bytes
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
+        self._stood_s = 0.0
+        """For the last one."""
         has_one = run.resumption is not None
         self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
         """Version and epoch of the last one that was taken."""
@@ -181,7 +183,7 @@ class Checkpointing:
 
     def copied(self, member: int, message: Copied) -> None:
         draft = self._draft
-        number, version, is_pinned, fault = message
+        number, version, is_pinned, fault, stood_s = message
         if draft is None or draft.number != number:
             return
         if fault:
@@ -190,6 +192,7 @@ class Checkpointing:
         draft.missing.discard(member)
         draft.copied.add(member)
         draft.is_pinned |= is_pinned
+        self._stood_s = stood_s
         if is_pinned and draft.files and version != draft.version:
             self._fail(f"a worker pinned version {version}")
         else:
@@ -361,7 +364,7 @@ class Checkpointing:
             if "failed" in answer:
                 self._say_failed(answer["failed"])
             else:
-                self._due.wrote(answer["took_s"])
+                self._due.wrote(answer["took_s"] + self._stood_s)
         if answers and self._draft is None and not self._queue.is_busy:
             self._run.dispatch.store.memory.release(*self._pinned)
         return answers

@@ -272,12 +272,17 @@ class PushScaled(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """This member's part of a checkpoint is written; ``fault`` says what went wrong."""
+    """This member's part of a checkpoint is written; ``fault`` says what went wrong.
+
+    Attributes:
+        stood_s: for which nobody could go on, where a whole model was written meanwhile.
+    """
 
     number: int
     version: int
     is_pinned: bool
     fault: str
+    stood_s: float = 0.0
 
 
 class Rested(NamedTuple):
