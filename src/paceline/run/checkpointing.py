@@ -192,7 +192,8 @@ class Checkpointing:
         draft.missing.discard(member)
         draft.copied.add(member)
         draft.is_pinned |= is_pinned
-        self._stood_s = stood_s
+        if is_pinned:
+            self._stood_s = stood_s
         if is_pinned and draft.files and version != draft.version:
             self._fail(f"a worker pinned version {version}")
         else:

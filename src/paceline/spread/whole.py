@@ -93,7 +93,6 @@ class SpreadState:
         self._number_of = [
             {one.name: number for number, one in enumerate(places)} for places in self._parts
         ]
-        self._sizes = [int(rows["bytes"]) for rows in told]
         self._names = [name for name, _ in whole[0]]
         self.layout = self._lay_out(told, whole, grouped)
         self._name_of = {
@@ -245,7 +244,6 @@ def _plain(layout: Layout) -> dict[str, Any]:
 
     own = [said(one.name, one) for one in (*layout.parameters.places, *layout.buffers.places)]
     return {
-        "bytes": layout.block_bytes,
         "places": own + [said(of(one), one.place) for one in layout.entries],
         "entries": [[names[one.parameter], one.key, one.is_number] for one in layout.entries],
     }
