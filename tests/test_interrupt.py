@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,6 +81,29 @@ for epoch in pace.epochs(1000000):
 """
 
 
+SLOW = """
+import time
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1000):
+    for (inputs,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+    if pace.is_main:
+        open("trains", "w").close()
+    time.sleep(1)  # the launcher sleeps, too: it has heard the first before the second comes
+"""
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder as the current one, and no setting in the environment."""
@@ -89,11 +113,11 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(*tokens: str, script: str = "") -> "subprocess.Popen[str]":
-    """The command line in a process group of its own."""
+def begin(*tokens: str, script: str = "", within: Sequence[str] = ()) -> "subprocess.Popen[str]":
+    """The command line in a process group of its own; ``within``: of this command."""
     tokens = (*tokens, "--workers", "2", "--run-dir", "run", *([script] if script else []))
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *tokens],
+        [*within, sys.executable, "-m", "paceline", *tokens],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -163,6 +187,19 @@ def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
     finish(run, here / "run", number)
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
+
+
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no command timeout here")
+def test_timeout_which_sends_its_signal_twice_stops_a_run_softly(here: Path) -> None:
+    (here / "train.py").write_text(SLOW)
+    run = begin("launch", script="train.py", within=("timeout", "60"))
+    wait_for(run, here / "trains")
+    time.sleep(0.3)
+    run.terminate()  # as when its time is over: to the child, and then to all its group
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 143, out + err
+    assert "Traceback" not in err
+    assert CheckpointFolder(here / "run" / "checkpoints").newest().note == ""
 
 
 def test_ctrl_c_lets_an_evaluation_finish_and_the_script_save(here: Path) -> None:

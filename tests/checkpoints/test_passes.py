@@ -61,6 +61,16 @@ SLEEPS_AT_3 = """\
 """
 
 
+LOOKS_LONG_AT_4 = """\
+        seen = iter(loader)
+        next(seen)
+        if epoch == 4 and pace.worker == int(os.environ["LONG"]):
+            open("sleeps", "w").close()
+            time.sleep(1.5)
+        del seen
+"""
+
+
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
     """The script's run from the command line: its code, and all that it said."""
@@ -137,3 +147,21 @@ def test_a_look_before_the_stop_is_one_after_it(launch: Launch, tmp_path: Path, 
     code, said = launch("--workers 2 --resume run", (2, 2, 2, 0), script=slow)
     assert code == 0, said
     assert_all_was_trained(tmp_path, 2)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_look_that_only_one_has_left_is_one(
+    launch: Launch, tmp_path: Path, path: str, slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop comes while another still looks: what it holds is nobody's share of a loop."""
+    monkeypatch.setenv("LONG", str(slow))
+    script = SCRIPT.replace(
+        "        next(iter(loader))\n    for loop", LOOKS_LONG_AT_4 + "    for loop"
+    )
+    with stopped_at(tmp_path / "sleeps"):
+        code, said = launch(f"--workers 2 --run-dir run --path {path}", (0, 1, 1, 0), script=script)
+    assert code == 143, said
+    code, said = launch("--workers 2 --resume run", (0, 1, 1, 0))
+    assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)

@@ -438,8 +438,9 @@ class Coordinator:
 
     @property
     def has_used_nothing(self) -> bool:
-        """Whether this epoch is over, and all its samples are unused."""
-        return self.is_between_epochs and self._ledger.is_unused
+        """Whether this epoch is over, or over soon since scripts have left it, and all unused."""
+        is_closed = self.is_between_epochs or bool(self._outside)
+        return is_closed and self._ledger.is_unused
 
     def frontier(self) -> int | None:
         """While nobody works: the position before which all samples are used, and after it none."""

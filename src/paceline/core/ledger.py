@@ -237,14 +237,14 @@ class Ledger:
 
     @property
     def is_unused(self) -> bool:
-        """Whether this epoch's samples were left, all of them."""
-        return bool(self._fate) and all(fate == _IS_UNUSED for fate in self._fate)
+        """Whether samples of this epoch were left, and none is in an update or was dropped."""
+        return _IS_UNUSED in self._fate and not {*self._fate} - {_IS_UNUSED, _NOT_YET}
 
     def retire(self, pushed: Ticket, version: int) -> None:
-        """The update that made `version` used this push."""
+        """The update that made `version` used this push; 0: none was made, as it weighs nothing."""
         for lease in self._pushed.pop(pushed):
             if self._is_of_this_epoch(lease):
-                self._fate[self._cuts.index(lease.id)] = version
+                self._fate[self._cuts.index(lease.id)] = version or _IS_UNUSED
 
     def leave(self, ticket: Ticket, kept: Sequence[int]) -> list[Ticket]:
         """The script left the loop with this ticket: but for what it keeps, nothing came of it.

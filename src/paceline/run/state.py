@@ -362,6 +362,7 @@ class RunState:
         self.is_open = self.owes_stop = False
         self.streams.close()
         self.trace.stopped(self.now_s())
+        self._place = self.place  # a look that only some have left is one, and nobody is in it soon
         self.coordinator.stop(self.now_s())
         self.dispatch.call_off(self.live)
         self.end_here()

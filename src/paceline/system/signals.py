@@ -9,8 +9,10 @@ This module must not know what a run is.
 """
 
 import ctypes
+import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +26,8 @@ REASONS = {
 """What stops a run softly, and what its trace then says. A batch system sends USR1 some time before
 it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after. HUP stops
 nobody who was begun with it ignored (nohup)."""
+_SAME_S = 0.2
+"""Nobody asks twice within it: ``timeout`` sends a signal to its child and then to its group."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,9 +51,13 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
         stop_softly: stops at the next step border; False where that is asked for already, or
             nothing has started yet.
     """
+    heard_s: dict[int, float] = {}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not stop_softly(number):
+        now_s = time.monotonic()
+        is_same = now_s - heard_s.get(number, -math.inf) < _SAME_S
+        heard_s[number] = now_s
+        if not (is_same or stop_softly(number)):
             raise SignalInterrupt(number)
 
     old = {}
