@@ -10,7 +10,7 @@ from driver import Driver
 from paceline.core.batches import Batches
 from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Ledger
-from paceline.core.rest_state import frontier, next_member, recut
+from paceline.core.rest_state import audit, frontier, next_member, recut
 from paceline.events import Apply, Grant, Joined, Lease, Order, Pushed, Ticket
 from paceline.protocols import PROTOCOLS, parse, with_number
 
@@ -176,3 +176,20 @@ def test_what_a_protocol_learned_outlives_its_members(text: str) -> None:
     assert learned != {name: parse(text, 3).state()[name] for name in learned}
     driver.stop()
     assert {name: driver.protocol.state()[name] for name in learned} == learned
+
+
+def test_what_weighs_nothing_before_the_first_update_is_nowhere_missing() -> None:
+    """``step.weight = 0`` in the first batches: they are done with, and no version has them."""
+    ledger = Ledger(12, 4, 2)
+    coordinator = Coordinator(parse("full-sync", 2), ledger)
+    for member in range(2):
+        coordinator.hear(Joined(member, 0.0))
+    for order in coordinator.open_epoch(0.0):
+        assert isinstance(order, Grant)
+        coordinator.hear(Pushed(order.ticket, 2, 0.5, True, 1.0, weight=0.0))
+    assert coordinator.version == 0
+    state = json.loads(json.dumps(coordinator.resting_state()))
+    audit(state, Batches(12, 4, 2))
+    resumed = Resumed(state, "full-sync", 2, Ledger(12, 4, 2))
+    resumed.finish(random.Random(0))
+    assert len(resumed.updates) == 2
