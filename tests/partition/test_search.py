@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,22 @@ def test_the_cut_of_a_random_graph_is_the_best_of_all_and_never_worse_than_even(
     even = even_cut(graph, pipeline)
     if is_allowed(even, pipeline):
         assert found.step_s <= even.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_so_it_is_where_every_part_has_something_to_train(seed: int) -> None:
+    """Half of all operations have no parameters, and would be a slow worker's part."""
+    draw = random.Random(2000 + seed)
+    num_parts = draw.choice([2, 3, 4])
+    graph = random_graph(draw, draw.randrange(num_parts, 12))
+    nodes = (replace(one, parameter_bytes=0) if draw.random() < 0.5 else one for one in graph.nodes)
+    graph = replace(graph, nodes=tuple(nodes))
+    pipeline = replace(random_pipeline(draw, num_parts), trains_each=True)
+    best, found = try_all_cuts(graph, pipeline), found_or_none(graph, pipeline)
+    assert (best is None) == (found is None)
+    if best is not None and found is not None:
+        assert found.step_s == pytest.approx(best.step_s, rel=1e-9)
+        assert all(one.parameter_bytes for one in found.parts)
 
 
 def test_the_random_graphs_are_of_all_kinds() -> None:

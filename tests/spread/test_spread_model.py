@@ -361,23 +361,27 @@ def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
             assert word in one
 
 
-def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_once() -> None:
+def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_with_what_that_costs() -> None:
     _, inputs = model_and_inputs()
 
-    def work(ranks: Ranks) -> list[str]:
+    def work(ranks: Ranks) -> list[tuple[str, float] | None]:
         model, _ = model_and_inputs()
-        made, said = spread(ranks, model, inputs, SplitName(2, 1)), list[str]()
-        made.passed(said.append)  # before any step
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        said = [made.passed()]  # before any step
         for busy in ((1.0, 1.0), (1.0, 9.0), (1.0, 9.0)):
             made._pipeline.busy_s = busy[ranks.everyone.rank]  # type: ignore[attr-defined]
             made.cut = replace(made.cut, balance=0.95)  # type: ignore[attr-defined]
-            made.passed(said.append)
+            said.append(made.passed())
         return said
 
     first, second = in_threads(2, work)
-    assert len(first) == 1
-    assert "busy 10% | 90% of the time, a balance of 56% where 95% was predicted" in first[0]
-    assert not second
+    assert second == [None] * 4
+    assert first[:2] == [None, None]
+    for told, times in zip(first[2:], (1, 2), strict=True):
+        assert told is not None
+        text, lost_s = told
+        assert "busy 10% | 90% of the time, a balance of 56% where 95% was predicted" in text
+        assert lost_s == pytest.approx(times * (9.0 - 5.0 / 0.95))
 
 
 def test_a_slow_worker_gets_fewer_layers() -> None:
@@ -397,6 +401,22 @@ def test_a_slow_worker_gets_fewer_layers() -> None:
     of_slow, of_fast = (sizes[order.index(worker)] for worker in (0, 1))
     assert of_slow < of_fast
     assert "workers' speeds, part by part" in note
+
+
+def test_a_slow_worker_gets_the_fewest_layers_and_not_an_end_that_trains_nothing() -> None:
+    def work(ranks: Ranks) -> list[int]:
+        layers = (one for _ in range(6) for one in (nn.Linear(64, 64), nn.Tanh()))
+        x, is_slow = torch.zeros(64, 64), ranks.everyone.rank == 0
+        cut = make_cut(
+            nn.Sequential(*layers), lambda size: (x[:size],), 32, ranks, SplitName(2, 1),
+            lambda *_: 90.0 if is_slow else 1.0,
+        )  # fmt: skip
+        return [len(cut.parts[cut.order.index(worker)].parameters) for worker in (0, 1)]
+
+    first, second = in_threads(2, work)
+    assert first == second
+    of_slow, of_fast = first
+    assert 2 <= of_slow < 6 < of_fast
 
 
 def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:

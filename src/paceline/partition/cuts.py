@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..errors import ConfigError
 from .graph import INPUT, WorkGraph
 from .pipeline import Pipeline
 from .placement import Placement, even_cut, is_allowed, pipeline_step
@@ -78,11 +79,14 @@ def fastest_cut(
 
 
 def _trained_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placement:
-    """The best cut in which every worker has something to train; else the even one."""
+    """The best cut in which every worker has something to train; where there is none the even."""
     found = best_cut(graph, pipeline, cores).placement
     if all(one.parameter_bytes for one in found.parts) or not graph.parameter_bytes:
         return found
-    return even_cut(graph, pipeline)
+    try:
+        return best_cut(graph, replace(pipeline, trains_each=True), cores).placement
+    except ConfigError:
+        return even_cut(graph, pipeline)
 
 
 def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:

@@ -57,6 +57,7 @@ class Pipeline:
         state_copies: k, of the optimizer: 1 with momentum, 2 for Adam.
         update_s_per_byte: what the optimizer takes for a byte of parameters, once an update.
         keeps_ties: never cut nodes apart that share a parameter.
+        trains_each: every part has parameters.
         parts_each: of a worker, which is listed once for each: P workers, P more of the same, ...
     """
 
@@ -67,6 +68,7 @@ class Pipeline:
     state_copies: int = 0
     update_s_per_byte: float = 0.0
     keeps_ties: bool = False
+    trains_each: bool = False
     parts_each: int = 1
 
     def __post_init__(self) -> None:

@@ -209,8 +209,10 @@ def pipeline_step(
 
 
 def is_allowed(placement: Placement, pipeline: Pipeline) -> bool:
-    """Whether all parts fit their workers, and what must not be cut apart is not."""
+    """Whether all parts fit their workers and train, and what must not be cut apart is not."""
     cuts = any(one.cut_ties for one in placement.parts)
+    if pipeline.trains_each and not all(one.parameter_bytes for one in placement.parts):
+        return False
     return not too_large(placement, pipeline) and not (pipeline.keeps_ties and cuts)
 
 

@@ -196,7 +196,7 @@ class _Search:
                     yield to, which, load_s
 
     def _load_s(self, before: "_Sums", after: "_Sums", speed: float) -> float | None:
-        """Of a part; None: it would cut apart what is tied."""
+        """Of a part; None: it would cut apart what is tied, or train nothing."""
         load_s = (after.work_s - before.work_s) / speed + before.crossing_s + after.crossing_s
         inside = after.border & ~before.border
         parameter_bytes, messages_s = after.parameter_bytes - before.parameter_bytes, 0.0
@@ -207,6 +207,8 @@ class _Search:
                     if self._pipeline.keeps_ties:
                         return None
                     messages_s += 2.0 * self._pipeline.message_s(num_bytes)
+        if self._pipeline.trains_each and not parameter_bytes:
+            return None
         once_s = parameter_bytes * self._pipeline.update_s_per_byte + after.first_s - before.first_s
         return load_s + (once_s / speed + messages_s) / self._pipeline.micro_batches
 
