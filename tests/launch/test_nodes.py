@@ -1,12 +1,16 @@
 """Ranks of several nodes by one command: what is begun, and what is refused before."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.config import resolve
 from paceline.errors import ConfigError
 from paceline.launch.nodes import Nodes
@@ -20,7 +24,7 @@ WORDS = ("train", "lenet", "--nodes", "2", "--workers-per-node", "4")
 def test_without_a_place_to_meet_all_are_begun_here() -> None:
     begun = TWO.command({}, WORDS)
     assert begun[1:] == [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8", "-m", "paceline",
+        "-m", "paceline.launch.nodes", "--standalone", "--nproc-per-node", "8", "-m", "paceline",
         *WORDS,
     ]  # fmt: skip
 
@@ -81,3 +85,61 @@ def test_one_command_with_a_seed_comes_to_the_same_twice(tmp_path: Path) -> None
         found.append((run.summary.test_accuracy, pushes))
     assert len(found[0][1]) == 24
     assert found[0] == found[1]
+
+
+FOREVER = ("train", "mlp488k", "--workers", "2", "--split", "shard", "--run-dir", "run")
+
+
+def begin(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """One command that begins ranks, in a process group of its own; it has made an update."""
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    trace = folder / "run" / "trace.jsonl"
+    end_s = time.monotonic() + 60
+    while not trace.is_file() or '"kind":"apply"' not in trace.read_text():
+        assert begun.poll() is None, begun.communicate()[0]
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    return begun
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_what_one_command_has_begun_softly_and_torchrun_is_quiet(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    begun = begin(tmp_path, *FOREVER)
+    os.killpg(begun.pid, number) if number == signal.SIGINT else begun.send_signal(number)
+    said, _ = begun.communicate(timeout=60)
+    assert begun.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert "Sending process" not in said  # nor anything else of torchrun
+    assert said.count("interrupted") == 2, said  # in the summary, and as the last word
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
+
+
+@pytest.mark.timeout(150)
+def test_an_error_of_a_rank_is_one_line_and_the_code_is_its_own(tmp_path: Path) -> None:
+    words = ("train", "mlp488k", "--workers", "2", "--split", "5x5")
+    begun = subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert begun.returncode == 2
+    assert begun.stderr.startswith("error: ")
+    assert "Traceback" not in begun.stderr
+
+
+@pytest.mark.timeout(150)
+def test_where_all_ranks_are_killed_at_once_somebody_says_so(tmp_path: Path) -> None:
+    begun = begin(tmp_path, *FOREVER)
+    for one in psutil.Process(begun.pid).children():
+        if "multiprocessing" not in " ".join(one.cmdline()):
+            one.kill()
+    said, _ = begun.communicate(timeout=60)
+    assert begun.returncode == 1, said
+    assert "Traceback" not in said
+    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said

@@ -5,9 +5,12 @@
         it is, and NODE_RANK         torchrun --nnodes 2 --node-rank 1 ...        this machine's
 
 A rank is begun with the same command, finds in the environment that it is one, and checks that they
-are as many as were asked for. This module must not know what runs, nor what its settings mean.
+are as many as were asked for. What begins them is this module once more, as torchrun, which has
+nothing to say: why a run ends its ranks say. It must not know what runs, nor what its settings
+mean.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,7 @@ from ..partition.names import read_split
 from ..system.pages import lean_heap
 from ..system.processors import num_cores
 
-_TORCHRUN = ("-m", "torch.distributed.run")
+_TORCHRUN = ("-m", "paceline.launch.nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +140,34 @@ class Nodes:
 def are_all_here(env: Mapping[str, str]) -> bool:
     """Whether nobody says where machines meet, so that this one begins all."""
     return not env.get("MASTER_ADDR")
+
+
+def be_torchrun(words: Sequence[str]) -> NoReturn:
+    """This process is torchrun with these words; it ends with what its ranks end with.
+
+    Where all of them were killed nobody has said why, and it is said here.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.disable()  # it would tell of each rank's end once more
+    try:
+        run(parse_args(list(words)))
+    except SignalException as end:
+        sys.exit(128 + end.sigval)
+    except ChildFailedError as end:
+        codes = {rank: one.exitcode for rank, one in sorted(end.failures.items())}
+        if said := [code for code in codes.values() if code > 0]:
+            sys.exit(said[0])
+        ended = "; ".join(f"worker {rank}: signal {-code}" for rank, code in codes.items())
+        sys.stderr.write(f"error: all workers were killed ({ended}): --resume goes on\n")
+        sys.exit(1)
+    except Exception as error:  # of torchrun itself, as where another machine does not come
+        sys.stderr.write(f"error: torchrun: {error}\n")
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    be_torchrun(sys.argv[1:])
