@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 20
 """Of a settings file."""
 _DEEPEST = 10
 PREFIX = "PACELINE_"
-OTHER_VARIABLES = ("PACELINE_DATA",)
+OTHER_VARIABLES = ("PACELINE_DATA", "PACELINE_STARTED_BY", "PACELINE_ANEW")
 """Variables of the environment that are ours and no setting of a run."""
 FILE_NAMES = ("paceline.toml", "paceline.yaml", "paceline.yml")
 """Files that are read from the current folder where none is named."""

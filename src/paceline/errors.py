@@ -68,6 +68,10 @@ class Interrupted(KeyboardInterrupt, Generic[T]):
         self.signal = number
 
 
+class BeginsAnew(BaseException):
+    """The run goes on from its newest checkpoint, in processes that begin anew: no error either."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
     """The error for a name that does not exist: suggests the nearest and lists the known ones."""
     names = sorted(known)

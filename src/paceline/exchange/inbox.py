@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from torch.optim import Optimizer
 
+from ..errors import BeginsAnew
 from ..events import Grant
 from ..store.control import Control
 from ..store.optimizer import Updater
@@ -183,15 +184,25 @@ class Inbox:
 
         One that comes as soon as the end of the run is copied is waited for. It stays: a script
         may ask in the midst of an epoch, which ends with it.
+
+        Raises:
+            BeginsAnew: it is none of the run's, but of this life of it.
         """
         if not self.has_stopped:
             self.look()
             if self._is_ending:
                 self._queue.extendleft(reversed(self._take_to(Stop)))
-        return self.has_stopped or any(isinstance(one, Stop) for one in self._queue)
+        stops = [one for one in self._queue if isinstance(one, Stop)]
+        if any(one.begins_anew for one in stops):
+            raise BeginsAnew
+        return self.has_stopped or bool(stops)
 
     def next(self) -> ToMember:
-        """The next message that is not a job; jobs that came before it are done first."""
+        """The next message that is not a job; jobs that came before it are done first.
+
+        Raises:
+            BeginsAnew: all processes of the run are to.
+        """
         while True:
             while self._jobs:
                 self.settle(self._jobs.wait)
@@ -201,7 +212,10 @@ class Inbox:
                 if isinstance(message, Snap | WritePublished):
                     self._copy_out(message)
                     continue
-                self.has_stopped |= isinstance(message, Stop)
+                if isinstance(message, Stop):
+                    self.has_stopped = True
+                    if message.begins_anew:
+                        raise BeginsAnew
                 return message
             start = time.perf_counter()
             self._hear()

@@ -95,6 +95,9 @@ class StoreExchange(Exchange):
         nobody can."""
         self._owes_stop = False
         """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
+        self.price_anew: Callable[[], float] = lambda: math.inf
+        """Seconds that it takes until all have begun anew, told when the first epoch opens."""
+        self._anew_s, self._has_told_of_cut = math.inf, False
 
     @property
     def shared(self) -> "StoreExchange":
@@ -178,6 +181,7 @@ class StoreExchange(Exchange):
         self._are_alike = True
         if is_first:
             self._beginning.settle(self._loaded)
+            self._anew_s = self.price_anew()
         if message.is_published:
             own.copy.pull(0)
         self._began_s = time.perf_counter() - message.began_for_s
@@ -200,8 +204,16 @@ class StoreExchange(Exchange):
         if (spread := self._own.hooks.spread) is None:
             return
         spread.come_to_end()
-        if is_epochs:
-            spread.passed(self.say)
+        if is_epochs and (found := spread.passed()) is not None:
+            self._cut_anew(*found)
+
+    def _cut_anew(self, text: str, lost_s: float) -> None:
+        """A model is cut worse than it could be: begin anew, once that would have cost less."""
+        if lost_s > self._anew_s:
+            self._channel.send(said.AskAnew(text))
+        elif self._anew_s == math.inf and not self._has_told_of_cut:
+            self.say(f"{text}: a run that goes on (--resume) is measured and cut anew")
+            self._has_told_of_cut = True
 
     def _settle_edits(self) -> torch.Tensor | None:
         """What the script changed since the last epoch; buffers of its own, as a pass leaves them.

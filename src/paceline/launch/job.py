@@ -69,7 +69,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             f"for each update. On one machine: {instead}"
         )
     _refuse_faults(settings)
-    return settings if rank.restarts == 0 else replace(settings, fault=())
+    return replace(settings, fault=()) if rank.goes_on else settings
 
 
 def is_split(settings: RunSettings) -> bool:
@@ -118,10 +118,10 @@ class JobFolder:
 
     def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
         """The settings with the folder that the first start had, and with what its run had."""
-        if self._rank.restarts and self._path is not None and self._path.is_file():
+        if self._rank.goes_on and self._path is not None and self._path.is_file():
             folder = self._path.read_text()
             settings = replace(settings, resume="auto", run_dir=folder, name=None)
-        elif self._rank.restarts and (settings.run_dir or settings.name):
+        elif self._rank.goes_on and (settings.run_dir or settings.name):
             settings = replace(settings, resume="auto")
         origins = {**resolved.origins, **dict.fromkeys(("workers", "engine"), "the launcher")}
         if settings.fault != resolved.settings.fault:

@@ -30,6 +30,7 @@ from ..engines.base import RENDEZVOUS, Engine
 from ..engines.local.preload import check_modules
 from ..errors import (
     AllGone,
+    BeginsAnew,
     ConfigError,
     FileError,
     Interrupted,
@@ -128,6 +129,7 @@ def launch_run(
         LinkError: its end could not be written to its folder, or there is too little memory.
         KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
             had begun. One that had not, or was refused, leaves no folder.
+        BeginsAnew: its processes are to begin anew and go on from its newest checkpoint.
     """
     host = host or Host()
     if settings.workers > MOST_PROCESSES:
@@ -326,6 +328,8 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
             lost = error, controller.version, controller.happened
     if asked:  # maybe while a life was closed that others would have followed
         raise SignalInterrupt(asked[0])
+    if controller.begins_anew:
+        raise BeginsAnew
     return lost
 
 

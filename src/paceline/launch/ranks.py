@@ -21,11 +21,18 @@ from ..config import PREFIX, Resolved, resolve
 from ..context import Context
 from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
-from ..engines.torchrun.life import RankLife, say, unseeded
+from ..engines.torchrun.life import ANEW, RankLife, say, unseeded
 from ..engines.torchrun.post import ControllerPost, EndAsked, Hello, Lost, Meet, RunOver
 from ..engines.torchrun.world import RankOfWorld
-from ..errors import ConfigError, Interrupted, LinkError, PacelineError, WorkerError
-from ..program import Program, ScriptProgram
+from ..errors import (
+    BeginsAnew,
+    ConfigError,
+    Interrupted,
+    LinkError,
+    PacelineError,
+    WorkerError,
+)
+from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt
 from ..wire.messages import Failed
@@ -62,6 +69,8 @@ def run_as_rank(
 ) -> NoReturn:
     """This process was begun as a rank, and its program is ours to run; ends the process."""
     context = join(rank, program, read)
+    if isinstance(program, TaskProgram):  # a script would lose what it holds
+        _joined[0].may_begin_anew()
     _joined[0].perform(lambda: run(context))
 
 
@@ -120,6 +129,8 @@ class RunThread(threading.Thread):
                 said = {"kind": type(error).__name__, "message": str(error)}
                 print(json.dumps({"error": said}), flush=True)  # noqa: T201  rank 0 speaks for the command
             code = 2 if isinstance(error, ConfigError) else 1
+        except BeginsAnew:
+            code = ANEW
         except KeyboardInterrupt as end:
             say("interrupted")
             code = 128 + getattr(end, "signal", 2)

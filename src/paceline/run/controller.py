@@ -29,6 +29,7 @@ from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Evaluated
 from ..wire import messages as said
 from ..wire.messages import (
+    AskAnew,
     Copied,
     Describe,
     EvaluatedAlone,
@@ -228,6 +229,7 @@ class Controller:
             said.StreamState: self._run.streams.state,
             said.StreamOver: pushes.stream_over,
             said.AskStop: lambda *_: self.stop("the script asked for it"),
+            said.AskAnew: self._begin_anew,
             said.TrialBegins: self._trials.begins,
             said.TrialFails: self._trial_fails,
             said.TrialEnds: lambda member, _: ends.ended_trial(member),
@@ -261,6 +263,21 @@ class Controller:
             run.send_stop()
         else:  # between epochs nobody is torn out of an evaluation: the answers go on
             self._borders.end_here()
+
+    def _begin_anew(self, member: int, message: AskAnew) -> None:
+        """All go on from a checkpoint that is taken here, where one can be and is worth it."""
+        run = self._run
+        can_save = self._checkpointing.is_on and not self._checkpointing.unsaved
+        if run.ending or run.is_open or run.has_all_updates or not can_save:
+            return
+        run.notes.say(f"{message.text}: all begin anew, and it is measured and cut anew")
+        run.begins_anew = True
+        self.stop("cut anew")
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the run has ended only to go on in processes that begin anew."""
+        return self._run.begins_anew
 
     def interrupt(self, reason: str) -> None:
         """The user asks for the end: stop at the next step border."""

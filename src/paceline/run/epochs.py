@@ -200,7 +200,7 @@ class EpochBorders:
             # Its script does with the others what follows the epoch that it came for.
             one.has_arrived |= one.first_epoch <= run.coordinator.epoch
             if not self.owes_stop:
-                run.dispatch.tell(member, Stop(run.coordinator.version))
+                run.dispatch.tell(member, Stop(run.coordinator.version, run.begins_anew))
             return
         if not one.has_arrived:
             if self._orders.is_other(member, message.epoch, message.digest):
@@ -330,7 +330,7 @@ class EpochBorders:
             self.owes_stop = False
             self._arrived.clear()
             self._publishing.end()
-            self._run.tell_all(Stop(self._run.coordinator.version))
+            self._run.tell_all(Stop(self._run.coordinator.version, self._run.begins_anew))
         if self._arrived:
             self.open_if_all_arrived()
         if self._rested:

@@ -55,6 +55,7 @@ class RunState:
         has_opened: whether one has been, since this run began or went on.
         has_said_goodbye: whether the scripts were let go to their ends, all epochs being over.
         ending: why the run ends; empty while it goes on.
+        begins_anew: whether that is the end of this life of it alone.
         steps_apart: whether each of several optimizers makes an update of all workers by itself.
         is_sticky: whether each worker keeps its part of every batch.
         steps_together: whether all members make each step together, see ``Description``.
@@ -98,7 +99,7 @@ class RunState:
         self.has_opened = self.has_said_goodbye = False
         self.began_s = 0.0
         """When its first epoch opened."""
-        self.ending = ""
+        self.ending, self.begins_anew = "", False
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
         """Faults that were ordered and have come."""

@@ -185,8 +185,14 @@ class SpreadModel(abc.ABC):
         """All are there: what was kept for backward passes is needed no more."""
         return
 
-    def passed(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to do
-        """An epoch is over in all workers; ``say``: tells the user."""
+    def passed(self) -> tuple[str, float] | None:
+        """An epoch is over in all workers.
+
+        Returns:
+            In the first of them, where the model is divided worse than was predicted: by how much,
+            in words, and the seconds that this has cost until now.
+        """
+        return None
 
     def stepped(self) -> None:  # noqa: B027  most have nothing to do
         """The optimizer has stepped on ``own``."""

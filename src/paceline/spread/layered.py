@@ -212,7 +212,7 @@ class ColumnModel(PipelinedModel):
         for name in pieces:
             forget(named[name], name, "in columns on all workers")
 
-    def passed(self, say: Callable[[str], None]) -> None:
+    def passed(self) -> None:
         """All workers do the same."""
 
     def _seed(self) -> int:

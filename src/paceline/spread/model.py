@@ -54,7 +54,7 @@ class PipelinedModel(SpreadModel):
         self.cut, self.note, self.sent_bytes = cut, cut.note, cut.sent_bytes
         self._pipeline = self._make_runner()
         self._passes: dict[int, Passed] = {}
-        self._has_told = False
+        self._lost_s = 0.0
         self._anchor = torch.zeros((), requires_grad=True)
         self._hold(optimizers)
         self._stand_in(optimizers)
@@ -123,21 +123,20 @@ class PipelinedModel(SpreadModel):
     def _ended(self) -> None:
         self._passes.clear()
 
-    def passed(self, say: Callable[[str], None]) -> None:
-        """Say once where parts are busy otherwise than the cut was made for."""
+    def passed(self) -> tuple[str, float] | None:
+        """Whether parts are busy otherwise than the cut was made for."""
         busy = tell_all(self.groups.copy, self._pipeline.busy_s)
         self._pipeline.busy_s = 0.0
-        if not min(busy) or self._has_told:
-            return
-        balance = sum(busy) / len(busy) / max(busy)
-        if balance < _MUCH_WORSE * self.cut.balance and self.groups.seat == 0:
-            shares = " | ".join(f"{one / sum(busy):.0%}" for one in busy)
-            say(
-                f"parts were busy {shares} of the time, a balance of {balance:.0%} where "
-                f"{self.cut.balance:.0%} was predicted: a run that goes on from a checkpoint "
-                "(--resume) is measured and cut anew"
-            )
-            self._has_told = True
+        mean = sum(busy) / len(busy)
+        if not min(busy) or mean >= _MUCH_WORSE * self.cut.balance * max(busy):
+            return None
+        self._lost_s += max(busy) - mean / self.cut.balance
+        shares = " | ".join(f"{one / sum(busy):.0%}" for one in busy)
+        said = (
+            f"parts were busy {shares} of the time, a balance of {mean / max(busy):.0%} where "
+            f"{self.cut.balance:.0%} was predicted"
+        )
+        return (said, self._lost_s) if self.groups.seat == 0 else None
 
     def _checked(self, given: Sequence[Any], named: Iterable[str] = ()) -> tuple[int, ChunksOfOwn]:
         """The rows of this worker's mini-batch, and its micro-batches.

@@ -345,6 +345,12 @@ class AskStop(NamedTuple):
     """The script asks for the end of the run."""
 
 
+class AskAnew(NamedTuple):
+    """Between two epochs: all are to begin anew, for this reason, and go on from a checkpoint."""
+
+    text: str
+
+
 class TrialBegins(NamedTuple):
     """The script enters this trial; the answer is ``OpenTrial``.
 
@@ -638,15 +644,16 @@ class Summed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The run is over at this version."""
+    """The run is over at this version, or, where it begins anew, this life of it."""
 
     version: int
+    begins_anew: bool = False
 
 
 FromMember: TypeAlias = (
     Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
     | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
-    | FaultComes | SettingsNow | AskStop | Done | Failed | EvaluatedAlone | StopWhen
+    | FaultComes | SettingsNow | AskStop | AskAnew | Done | Failed | EvaluatedAlone | StopWhen
     | StreamServed | StreamOver | StreamState | Published | TrialBegins | TrialFails | TrialEnds
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from ...context import Context
-from ...errors import AllGone, ConfigError, PacelineError
+from ...errors import AllGone, BeginsAnew, ConfigError, PacelineError
 from ...exchange import make_averaging
 from ...exchange.base import Perished, Stopped
 from ...exchange.member import MemoryCarrier
@@ -135,6 +135,9 @@ def tell_end(
     that is no failure of the run.
     """
     if isinstance(error, Stopped):
+        return 0
+    if isinstance(error, BeginsAnew):
+        channel.send(Done())
         return 0
     if isinstance(error, SystemExit):
         channel.send(Failed(_exit_words(error, spec), "worker"))

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+import psutil
 import torch
 
 from ...context import Context
@@ -64,8 +66,10 @@ from .post import (
     RunOver,
     StoreChannel,
 )
-from .world import RankOfWorld
+from .world import RankOfWorld, environment_anew
 
+ANEW = -1
+"""The code of an end that is none: the process begins anew."""
 _OVER_S = 60.0
 """Within which the end of all is told to a rank whose script has ended wrongly."""
 _JOIN_S = 5.0
@@ -168,6 +172,18 @@ class RankLife:
         return context
 
     _seeds: tuple[str, ...] = ()
+
+    def may_begin_anew(self) -> None:
+        """Nothing is lost where this process begins anew, as it was begun, and all others do.
+
+        The launcher must keep the meeting place meanwhile. Each time it has to be worth twice as
+        much as the time before: what is measured may never come to what is predicted.
+        """
+        assert self._context is not None
+        if self.rank.is_hosted and self._context.checkpoints and self._exchange is not None:
+            began_s = self.rank.began_s or psutil.Process().create_time()
+            factor = 2.0**self.rank.anew
+            self._exchange.price_anew = lambda: factor * (time.time() - began_s)
 
     def perform(self, run: Callable[[], None]) -> NoReturn:
         """Run this as the script, to the end of the process."""
@@ -291,7 +307,23 @@ class RankLife:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
+        if code == ANEW:
+            begin_anew(self.rank.anew + 1)
         os._exit(code)
+
+
+def begin_anew(times: int) -> NoReturn:
+    """This process becomes what it was when it was begun; who has begun it does not notice.
+
+    Args:
+        times: that it has done so, this one included.
+    """
+    for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
+        with suppress(OSError):  # it is none
+            os.set_inheritable(number, False)
+    os.environ |= environment_anew(times)
+    os.environ.pop("PACELINE_STARTED_BY", None)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _averaging(

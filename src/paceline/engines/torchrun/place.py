@@ -45,7 +45,8 @@ class MeetingPlace:
         """A connection of its own, for keys of ours alone."""
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
-        return PrefixStore(f"paceline/{self._rank.restarts}/{name}", store)
+        rank = self._rank
+        return PrefixStore(f"paceline/{rank.restarts}.{rank.anew}/{name}", store)
 
     def _connect(self, *, hosts: bool) -> TCPStore:
         rank = self._rank

@@ -11,10 +11,11 @@ so many scripts, each by itself. This module must not know torch.
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ...errors import ConfigError
 
@@ -25,6 +26,7 @@ _VARIABLES: Final = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_ANEW = "PACELINE_ANEW"
 PORT = 29500
 """Where nobody names one: torch's own."""
 _MOST_PORTS = 1 << 16
@@ -41,6 +43,8 @@ class RankOfWorld:
         address, port: where all meet.
         is_hosted: whether the launcher keeps the meeting place; else rank 0 does.
         restarts: how often the launcher has begun all of them again.
+        anew: how often they have begun anew by themselves since then.
+        began_s: when this process did so last, by the clock; None: it has not.
         job: what the job's restarts have in common, and no other job; "": it begins none again.
     """
 
@@ -51,7 +55,14 @@ class RankOfWorld:
     port: int
     is_hosted: bool = False
     restarts: int = 0
+    anew: int = 0
+    began_s: float | None = None
     job: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job has been begun before."""
+        return bool(self.restarts or self.anew)
 
     @property
     def place(self) -> str:
@@ -88,8 +99,23 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         port=port,
         is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restarts=_whole(env, _RESTARTS) if env.get(_RESTARTS) else 0,
+        **_begun_anew(env),
         job=_job(env),
     )
+
+
+def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
+    """What ``environment_anew`` gave."""
+    times, _, began_s = env.get(_ANEW, "").partition("@")
+    try:
+        return {"anew": int(times), "began_s": float(began_s)} if times else {}
+    except ValueError:
+        raise ConfigError(f"{_ANEW} is not for you to set, got {env[_ANEW]!r}") from None
+
+
+def environment_anew(times: int) -> dict[str, str]:
+    """For a process that begins anew, for so many times by now."""
+    return {_ANEW: f"{times}@{time.time()}"}
 
 
 def _whole(env: Mapping[str, str], name: str) -> int:
