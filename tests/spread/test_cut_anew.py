@@ -26,7 +26,7 @@ is_second = os.environ.get("RANK") == "1"
 @torch.fx.wrap
 def slow(x):
     if is_second and os.path.exists("is-slow"):
-        time.sleep(0.08)
+        time.sleep(0.02 if "PACELINE_ANEW" in os.environ else 0.2)
     return x
 
 

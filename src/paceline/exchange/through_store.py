@@ -57,6 +57,11 @@ class StoreExchange(Exchange):
         averaging: how updates are made among peers; None: this member has none.
     """
 
+    price_anew: Callable[[float], float] | None = None
+    """Seconds that it takes until all have begun anew, where they may; told for how many seconds
+    the first epoch has been open."""
+    _has_told_of_cut = False
+
     def __init__(
         self,
         channel: Channel,
@@ -95,9 +100,6 @@ class StoreExchange(Exchange):
         nobody can."""
         self._owes_stop = False
         """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
-        self.price_anew: Callable[[], float] = lambda: math.inf
-        """Seconds that it takes until all have begun anew, told when the first epoch opens."""
-        self._anew_s, self._has_told_of_cut = math.inf, False
 
     @property
     def shared(self) -> "StoreExchange":
@@ -181,7 +183,6 @@ class StoreExchange(Exchange):
         self._are_alike = True
         if is_first:
             self._beginning.settle(self._loaded)
-            self._anew_s = self.price_anew()
         if message.is_published:
             own.copy.pull(0)
         self._began_s = time.perf_counter() - message.began_for_s
@@ -209,9 +210,10 @@ class StoreExchange(Exchange):
 
     def _cut_anew(self, text: str, lost_s: float) -> None:
         """A model is cut worse than it could be: begin anew, once that would have cost less."""
-        if lost_s > self._anew_s:
-            self._channel.send(said.AskAnew(text))
-        elif self._anew_s == math.inf and not self._has_told_of_cut:
+        if self.price_anew is not None:
+            if lost_s > self.price_anew(time.perf_counter() - self._began_s):
+                self._channel.send(said.AskAnew(text))
+        elif not self._has_told_of_cut:
             self.say(f"{text}: a run that goes on (--resume) is measured and cut anew")
             self._has_told_of_cut = True
 

@@ -68,14 +68,12 @@ def find_placement(graph: WorkGraph, pipeline: Pipeline) -> FoundPlacement:
     (tests/partition/test_search.py).
     """
     check_parts(graph, pipeline.num_parts)
-    borders = all_borders(graph)
-    is_exact = borders is not None
-    if borders is None:
-        borders = _borders_of_order(graph, pipeline)
+    every = all_borders(graph)
+    borders = _borders_of_order(graph, pipeline) if every is None else every
     found = _Search(graph, pipeline, borders).run()
     if found is None:
         raise ConfigError(_why_none(graph, pipeline))
-    return FoundPlacement(placement=found, is_exact=is_exact, num_borders=len(borders))
+    return FoundPlacement(placement=found, is_exact=every is not None, num_borders=len(borders))
 
 
 def _why_none(graph: WorkGraph, pipeline: Pipeline) -> str:

@@ -183,7 +183,7 @@ class RankLife:
         if self.rank.is_hosted and self._context.checkpoints and self._exchange is not None:
             began_s = self.rank.began_s or psutil.Process().create_time()
             factor = 2.0**self.rank.anew
-            self._exchange.price_anew = lambda: factor * (time.time() - began_s)
+            self._exchange.price_anew = lambda for_s: factor * (time.time() - for_s - began_s)
 
     def perform(self, run: Callable[[], None]) -> NoReturn:
         """Run this as the script, to the end of the process."""
