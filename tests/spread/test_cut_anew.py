@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import Ended, run_ranks
+from ranks import Ended, begin, end
 from runs import Run
 
 TASK = """
@@ -76,10 +76,9 @@ def by_ranks(folder: Path, num: int, *words: str, epochs: int = EPOCHS) -> Ended
     folder.mkdir()
     (folder / "six_layers.py").write_text(TASK)
     words = ("-m", "paceline", "train", "six_layers:task", *words)
+    settings = {"PYTHONPATH": str(folder), "EPOCHS": str(epochs)}
     # A rank that begins anew becomes python once more, which one that was forked has not been.
-    return run_ranks(
-        folder, num, *words, by_python=True, PYTHONPATH=str(folder), EPOCHS=str(epochs)
-    )
+    return end(begin(folder, num, *words, by_python=True, **settings), folder, within_s=240.0)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return ended.run
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_worker_that_becomes_slow_has_fewer_layers_soon(tmp_path: Path, one_device: Run) -> None:
     ended = by_ranks(tmp_path / "two", 2, "--split", "network")
     assert ended.code == 0, ended.said
@@ -103,7 +102,7 @@ def test_a_worker_that_becomes_slow_has_fewer_layers_soon(tmp_path: Path, one_de
         assert torch.allclose(tensor, one_device.state[name], rtol=1e-9, atol=1e-9), name
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_without_checkpoints_it_is_told_of_and_goes_on_as_it_is(tmp_path: Path) -> None:
     ended = by_ranks(
         tmp_path / "two", 2, "--split", "network", "--checkpoint-every", "never", epochs=5
