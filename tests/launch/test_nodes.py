@@ -143,3 +143,17 @@ def test_where_all_ranks_are_killed_at_once_somebody_says_so(tmp_path: Path) -> 
     assert begun.returncode == 1, said
     assert "Traceback" not in said
     assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_one_rank_that_is_killed_the_other_tells_and_nobody_else(
+    tmp_path: Path, rank: str
+) -> None:
+    begun = begin(tmp_path, *FOREVER)
+    children = psutil.Process(begun.pid).children()
+    next(one for one in children if one.environ().get("RANK") == rank).kill()
+    said, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 1, said
+    assert "all workers were killed" not in said
+    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said

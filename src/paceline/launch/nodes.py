@@ -145,21 +145,23 @@ def are_all_here(env: Mapping[str, str]) -> bool:
 def be_torchrun(words: Sequence[str]) -> NoReturn:
     """This process is torchrun with these words; it ends with what its ranks end with.
 
-    Where all of them were killed nobody has said why, and it is said here.
+    Where all of them here were killed nobody has said why, and it is said here.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     logging.disable()  # it would tell of each rank's end once more
+    asked = parse_args(list(words))
     try:
-        run(parse_args(list(words)))
+        run(asked)
     except SignalException as end:
         sys.exit(128 + end.sigval)
     except ChildFailedError as end:
         codes = {rank: one.exitcode for rank, one in sorted(end.failures.items())}
-        if said := [code for code in codes.values() if code > 0]:
-            sys.exit(said[0])
+        said = [code for code in codes.values() if code > 0]
+        if said or len(codes) < int(asked.nproc_per_node):  # another one has told of it
+            sys.exit(said[0] if said else 1)
         ended = "; ".join(f"worker {rank}: signal {-code}" for rank, code in codes.items())
         sys.stderr.write(f"error: all workers were killed ({ended}): --resume goes on\n")
         sys.exit(1)

@@ -55,9 +55,10 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        is_same = now_s - heard_s.get(number, -math.inf) < _SAME_S
-        heard_s[number] = now_s
-        if not (is_same or stop_softly(number)):
+        if now_s - heard_s.get(number, -math.inf) < _SAME_S:
+            return
+        heard_s[number] = now_s  # of those that count: a key that is held down ends all, too
+        if not stop_softly(number):
             raise SignalInterrupt(number)
 
     old = {}
