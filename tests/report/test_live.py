@@ -49,8 +49,8 @@ PROGRESS = Progress(
 def play(observer: Observer, run_dir: Path) -> None:
     """A whole run, as an engine tells it."""
     observer.plan(PLAN)
-    for t in (1.0, 6.0, 7.0, 12.0):
-        observer.progress(dataclasses.replace(PROGRESS, t=t))
+    for t, version in ((1.0, 512), (6.0, 512), (7.0, 512), (12.0, 520), (18.0, 520)):
+        observer.progress(dataclasses.replace(PROGRESS, t=t, version=version))
     observer.printed("from the script\nhalf a ")
     observer.printed("line")
     observer.note("worker 1 is gone")
@@ -66,7 +66,9 @@ def test_a_pipe_gets_plain_lines_without_control_codes(run_dir: Path) -> None:
     lines = out.getvalue().splitlines()
     assert all(line.isprintable() for line in lines)
     progress = [line for line in lines if line.startswith("epoch 3/10")]
-    assert progress == [format_progress(PROGRESS)] * 2  # at 6 s and 12 s, not at each call
+    later = dataclasses.replace(PROGRESS, version=520)
+    # at 6 s and 12 s, not at each call; at 18 s nothing is new
+    assert progress == [format_progress(PROGRESS), format_progress(later)]
     assert "half a line" in lines
     assert lines[lines.index("half a line") + 1] == "note: worker 1 is gone"
     assert "epoch 3: test acc 0.7412, test loss 0.6880" in lines

@@ -9,6 +9,7 @@
     splitting          a model over several workers: the cut, and the table of all splits
     split_models       of that: the model, also without numbers
     split_costs        and what it takes here: measured, messages timed
+    measuring          of that: pieces, and the model as one, at each batch that a split has
     neighbours         processes that compute beside what is measured
     comparison         several protocols, one after the other
 

@@ -1,14 +1,14 @@
 """What a model's splits cost on this machine: the model found, traced, measured; messages timed.
 
 A model that does not fit this machine's memory stays on the meta device: its operations are
-counted, not run. Between two batches that are measured, and beyond them, costs are on a straight
-line. Processes that share cores get threads so that all together have as many as there are cores.
+counted, not run. Processes that share cores get threads so that all together have as many as there
+are cores.
 """
 
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,18 +24,17 @@ from ..collectives.transfers import Action
 from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.costs import SplitCosts
-from ..partition.graph import WorkGraph
 from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
-from ..splits.clocks import moved_s_per_byte, threads
+from ..splits.clocks import moved_s_per_byte
 from ..splits.loopback import measure_loopback
-from ..splits.measuring import MeasuredModel, measure
-from ..splits.tracing import TracedModel, trace
+from ..splits.tracing import TracedModel
 from ..system.ceilings import read_ceilings
 from ..system.processors import num_cores
 from ..tuning.allocator import as_in_workers
+from .measuring import Measuring, counted
 from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
@@ -43,8 +42,6 @@ _USUAL_BATCH = 32
 """Of a model that no task trains."""
 USUAL_MICRO_BATCHES = 8
 """Of an update, where a cut is looked at by itself."""
-_MEASURED_S = 0.4
-"""About how long the larger of the two batches that are measured may take for a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +94,14 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         as_in_workers(),
     ):
         messages = _messages(question.num_workers, places, beside)
-        traced, small, large, alone_s = _measured(model, inputs, wanted, own_threads, beside)
-    graph_at = _between(small, large)
+        if is_counted:
+            traced, graph_at, alone_s = counted(model, inputs, wanted)
+        else:
+            measuring = Measuring(model, inputs, own_threads, beside)
+            traced, graph_at = measuring.pieces(wanted)
+            shares = (-(-batch_size // (question.num_workers * one)) for one in MICRO_BATCHES_EACH)
+            graph_at = measuring.as_one(graph_at, {batch_size, wanted[0], *shares})
+            alone_s = measuring.alone_s(batch_size)
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
         pipeline=_pipeline(question, process_bytes, messages.link, _update(subject, is_counted)),
@@ -106,7 +109,7 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         moved_s_per_byte=moved_s_per_byte(), cores=cores, threads=own_threads,
         micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
         pairs=find_pairs(traced, graph_at(batch_size)),
-        largest_bytes=max(node.parameter_bytes for node in large.graph.nodes),
+        largest_bytes=max(node.parameter_bytes for node in graph_at(batch_size).nodes),
         process_bytes=process_bytes,
         num_parameters=sum(one.numel() for one in model.parameters()),
     )  # fmt: skip
@@ -139,69 +142,6 @@ def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
             f"themselves: {format_bytes(process_bytes)}"
         )
     return memory_bytes - process_bytes
-
-
-def _between(small: MeasuredModel, large: MeasuredModel) -> Callable[[float], WorkGraph]:
-    """The costs at any batch, from those at two."""
-
-    @functools.cache
-    def graph_at(batch: float) -> WorkGraph:
-        if small.batch_size == large.batch_size:
-            return large.graph
-        return small.graph.at(batch, small.batch_size, large.graph, large.batch_size)
-
-    return graph_at
-
-
-def _measured(
-    model: nn.Module,
-    inputs: Callable[[int], tuple[Tensor, ...]],
-    wanted: tuple[int, int],
-    own_threads: int,
-    beside: Neighbours | None,
-) -> tuple[TracedModel, MeasuredModel, MeasuredModel, float]:
-    """The operations; the costs of two batches with a worker's threads, while others compute, too;
-    and one alone with all.
-
-    Args:
-        wanted: a micro-batch and the whole batch; smaller ones where these would take too long.
-    """
-    batch_size = wanted[1]
-    least = min(batch_size, 2)  # batch norm wants two
-    traced = trace(model, inputs(least))
-    first = measure(traced, inputs(least))
-    a_sample_s = (first.forward_s + first.backward_s) / least
-    most = batch_size
-    if not first.is_counted:
-        most = min(batch_size, max(4 * least, int(_MEASURED_S / max(a_sample_s, 1e-9))))
-    sizes = (max(least, min(wanted[0], most // 2)), most)
-    measured, alone = [], []
-    for size in sizes:
-        traced = _traced_for(traced, model, inputs(size))
-        alone.append(measure(traced, inputs(size)))
-        if own_threads == torch.get_num_threads() and beside is None:
-            measured.append(alone[-1])
-        else:
-            with threads(own_threads), beside.compute(size) if beside else nullcontext():
-                measured.append(measure(traced, inputs(size)))
-    # More threads are not always faster: of a small model, or where others compute here.
-    small_s, large_s = (
-        min(one.forward_s + one.backward_s for one in pair)
-        for pair in zip(alone, measured, strict=True)
-    )
-    alone_s = large_s
-    if sizes[0] < sizes[1]:
-        slope_s = max(0.0, large_s - small_s) / (sizes[1] - sizes[0])
-        alone_s += slope_s * (batch_size - sizes[1])
-    return traced, measured[0], measured[1], alone_s
-
-
-def _traced_for(traced: TracedModel, model: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
-    """torch.export fixes the sizes that it has seen; all other ways leave them open."""
-    if traced.how != "torch.export":
-        return traced
-    again = trace(model, inputs)
-    return again if len(again.pieces) == len(traced.pieces) else traced
 
 
 def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:

@@ -161,6 +161,7 @@ class PlainObserver:
         self._out = Lasting(sys.stdout if out is None else out, tell_on_errors)
         self._every_s = every_s
         self._next_s = every_s
+        self._last_version = -1
         self._is_at_line_start = True
 
     @property
@@ -184,9 +185,9 @@ class PlainObserver:
             self._is_at_line_start = text.endswith("\n")
 
     def progress(self, progress: Progress) -> None:
-        if progress.t < self._next_s:
-            return
-        self._next_s = progress.t + self._every_s
+        if progress.t < self._next_s or progress.version == self._last_version:
+            return  # while nobody trains, in an evaluation, there is nothing to say again
+        self._next_s, self._last_version = progress.t + self._every_s, progress.version
         self._line(format_progress(progress))
 
     def evaluated(

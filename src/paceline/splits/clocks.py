@@ -5,6 +5,7 @@ bytes are counted, and divided by what a large product of matrices reaches here,
 `paceline probe` has left it in the file of ceilings, else measured on the spot.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from ..system.processors import num_cores
 
 _ENOUGH_S = 0.02
 """A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
-_LEAST_RUNS, _MOST_RUNS = 2, 5
+_LEAST_RUNS, _MOST_RUNS = 3, 5
+_UPDATES_S, _MOST_UPDATES = 1.0, 20
+"""So with updates, which are longer."""
 _MATRIX = 768
 _COPIED_BYTES = 1 << 26
 
@@ -38,7 +41,11 @@ class TakenTimes(NamedTuple):
 
 
 class TimedClock:
-    """By the clock: after a first run the least of a few, since what else runs here adds to it."""
+    """By the clock: after a first run the median of a few.
+
+    The least of them is what a run never has: what else runs here takes from each of its steps, and
+    a product that moves large weights takes one of two times, by where its memory happens to lie.
+    """
 
     def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
         """Seconds forward and backward."""
@@ -50,9 +57,19 @@ class TimedClock:
             module.zero_grad(set_to_none=True)
             first.append(step_once(forward, module))
             more.append(step_once(forward, module))
-        first_s, more_s = (min(one for _, one in taken) for taken in (first, more))
-        forward_s = min(one for one, _ in (*first, *more))
+        first_s, more_s = (statistics.median(one for _, one in taken) for taken in (first, more))
+        forward_s = statistics.median(one for one, _ in (*first, *more))
         return TakenTimes(forward_s, min(first_s, more_s), max(0.0, first_s - more_s))
+
+    def update(self, forward: Callable[[], Any], module: nn.Module) -> float:
+        """Seconds forward and backward of an update of its own; a first one is not counted."""
+        taken = list[float]()
+        while len(taken) <= _LEAST_RUNS or (
+            len(taken) <= _MOST_UPDATES and sum(taken) < _UPDATES_S
+        ):
+            module.zero_grad(set_to_none=True)
+            taken.append(sum(step_once(forward, module)))
+        return statistics.median(taken[1:])
 
 
 def step_once(forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:

@@ -6,6 +6,7 @@ Settings that change a model, or whose workers do not step together, are refused
 what can be done instead. This module must not know how parts are computed.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +24,8 @@ from ..errors import ConfigError
 from ..exchange.through_store import StoreExchange
 from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
-from ..tuning.allocator import as_in_workers
+from ..system.pages import is_lean
+from ..tuning.allocator import as_in_workers, keep
 from ..tuning.candidate import Forward, LossForward
 from ..tuning.fast import made_up_loss
 from .base import SpreadModel
@@ -37,6 +39,8 @@ from .trained import BatchLoss, TrainedModel, batch_loss
 
 _USUAL = "gpipe"
 """The schedule of a pipeline where nothing is said: with or without its loss, and the fastest."""
+_SMALL_BYTES = 64 << 20
+"""Up to here a model is no reason to give back what a step frees, which takes time."""
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
     (lambda c: c.steps_together, "a step that all make together (closures, optimizer hooks)"),
@@ -131,6 +135,7 @@ def spread_over(
     ranks, num_samples = exchange.ranks, partial(_num_samples, exchange)
     assert ranks is not None
     _share_weights(ranks, model)
+    _keep_where_small(model)
 
     def inputs(size: int) -> tuple[Tensor, ...]:
         with kept_random_state():
@@ -158,6 +163,12 @@ def spread_over(
     made = TrainedModel(model, optimizers, cut, groups, num_samples, known)
     forward.trained = made.train_on
     return made
+
+
+def _keep_where_small(model: nn.Module) -> None:
+    """Where the heap is lean because a model is split, and not by its user."""
+    if is_lean(os.environ) and sum(one.nbytes for one in model.parameters()) <= _SMALL_BYTES:
+        keep(True)
 
 
 def _look(

@@ -42,3 +42,13 @@ def lean_heap(env: Mapping[str, str]) -> dict[str, str]:
     if is_tuned or "glibc.malloc" in env.get(_TUNABLES, ""):
         return {}
     return {_TUNABLES: ":".join(filter(None, (env.get(_TUNABLES), *_LEAN)))}
+
+
+def is_lean(env: Mapping[str, str]) -> bool:
+    """Whether this process was begun with what `lean_heap` adds.
+
+    Example:
+        >>> is_lean(lean_heap({})), is_lean({})
+        (True, False)
+    """
+    return env.get(_TUNABLES, "").endswith(":".join(_LEAN))

@@ -1,0 +1,178 @@
+"""What a model takes at each batch that a split has, on this machine.
+
+    batch   2 4 8 ..      doubled until a step takes long: each piece, at two of these
+            B, B / n ..   what workers compute at a time: the model as one
+
+The pieces' costs of any batch are on a straight line through the two, and sum to what the whole
+takes there: a line alone would carry what two short measurements differ by to a batch that is many
+times as large. This module must not know what is split, nor how.
+"""
+
+import bisect
+import functools
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from ..partition.graph import WorkGraph
+from ..splits.clocks import TimedClock, step_once, threads
+from ..splits.measuring import MeasuredModel, measure
+from ..splits.tracing import TracedModel, trace, untouched
+from .neighbours import MOST_NEIGHBOURS, Neighbours
+
+_MEASURED_S = 0.4
+"""About how long a step of the larger of the two batches may take whose pieces are measured."""
+_WHOLE_S = 4.0
+"""And of any batch that is measured as one."""
+_LEAST = 2
+"""Samples; batch norm wants two."""
+_AT_ONCE = 1 + MOST_NEIGHBOURS
+GraphAt = Callable[[float], WorkGraph]
+"""The costs at any batch."""
+
+
+def counted(
+    model: nn.Module, inputs: Callable[[int], tuple[Tensor, ...]], sizes: tuple[int, int]
+) -> tuple[TracedModel, GraphAt, float]:
+    """Of a model without numbers, which takes no time: both batches as they are."""
+    traced = trace(model, inputs(min(sizes[1], _LEAST)))
+    found = []
+    for size in sizes:
+        traced = _traced_for(traced, model, inputs(size))
+        found.append(measure(traced, inputs(size)))
+    return traced, _between(*found), found[1].forward_s + found[1].backward_s
+
+
+class Measuring:
+    """A model that runs here.
+
+    Args:
+        inputs: of a batch.
+        own_threads: of a worker.
+        beside: who computes meanwhile, as a run's other workers do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Callable[[int], tuple[Tensor, ...]],
+        own_threads: int,
+        beside: Neighbours | None,
+    ) -> None:
+        self._model, self._inputs = model, inputs
+        self._threads, self._beside = own_threads, beside
+        self._most, self._most_s = 1, 0.0  # the largest of the two, and what it took
+        self._activation_bytes = 0.0  # of a sample
+
+    def pieces(self, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
+        """The operations, and what each takes with a worker's threads, while others compute, too.
+
+        Args:
+            wanted: a micro-batch and the whole batch; smaller ones where these take too long.
+        """
+        least = min(wanted[1], _LEAST)
+        traced = trace(self._model, self._inputs(least))
+        most = self._grown(least, wanted[1])
+        found = []
+        for size in (max(least, min(wanted[0], most // 2)), most):
+            traced = _traced_for(traced, self._model, self._inputs(size))
+            with self._as_a_worker(size):
+                found.append(measure(traced, self._inputs(size)))
+        self._activation_bytes = found[1].graph.activation_bytes / most
+        return traced, _between(*found)
+
+    def _grown(self, least: int, batch_size: int) -> int:
+        """The batch, doubled until a step takes long."""
+        size, took_s = least, min(self._once_s(least) for _ in range(2))
+        while size < batch_size and 2 * took_s <= _MEASURED_S:
+            size = min(2 * size, batch_size)
+            took_s = self._once_s(size)
+        self._most, self._most_s = size, took_s
+        return size
+
+    def _once_s(self, size: int) -> float:
+        given = self._inputs(size)
+        with untouched(self._model), torch.random.fork_rng(devices=[]):
+            start_s = time.perf_counter()
+            step_once(lambda: self._model(*given), self._model)
+            return time.perf_counter() - start_s
+
+    def as_one(self, graph_at: GraphAt, sizes: Collection[int]) -> GraphAt:
+        """The same, so that at each of these batches the pieces sum to what the model takes."""
+        taken = dict[int, float]()
+        for size in sorted({max(min(_LEAST, max(sizes)), one) for one in sizes}):
+            if self._may_measure(size):
+                with self._as_a_worker(size):
+                    taken[size] = self._update_s(size)
+
+        @functools.cache
+        def scaled_at(batch: float) -> WorkGraph:
+            graph = graph_at(batch)
+            found_s = graph.alone_s
+            return graph.scaled(_on_lines(taken, batch) / found_s) if taken and found_s else graph
+
+        return scaled_at
+
+    def alone_s(self, batch_size: int) -> float:
+        """Of the whole batch, by one process with all threads; more of them are not always faster,
+        but are what it has."""
+        if self._may_measure(batch_size):
+            return self._update_s(batch_size)
+        sizes = (max(1, self._most // 2), self._most)
+        return _on_lines({size: self._update_s(size) for size in sizes}, batch_size)
+
+    def _may_measure(self, size: int) -> bool:
+        """Whether it neither takes too long nor too much memory."""
+        room = psutil.virtual_memory().available / (2 * _AT_ONCE)
+        is_short = size <= self._most or self._most_s * size / self._most <= _WHOLE_S
+        return is_short and size * self._activation_bytes <= room
+
+    def _update_s(self, size: int) -> float:
+        given = self._inputs(size)
+        with untouched(self._model), torch.random.fork_rng(devices=[]):
+            return TimedClock().update(lambda: self._model(*given), self._model)
+
+    @contextmanager
+    def _as_a_worker(self, size: int) -> Iterator[None]:
+        with threads(self._threads), self._beside.compute(size) if self._beside else nullcontext():
+            yield
+
+
+def _on_lines(taken: Mapping[int, float], batch: float) -> float:
+    """Between the two that are nearest, and beyond the last two; never less than nothing.
+
+    Example:
+        >>> _on_lines({2: 1.0, 4: 2.0, 8: 3.0}, 6), _on_lines({2: 1.0, 4: 2.0}, 8)
+        (2.5, 4.0)
+    """
+    sizes = sorted(taken)
+    if len(sizes) == 1:
+        return taken[sizes[0]] * batch / sizes[0]
+    at = min(max(bisect.bisect_left(sizes, batch), 1), len(sizes) - 1)
+    low, high = sizes[at - 1], sizes[at]
+    slope_s = (taken[high] - taken[low]) / (high - low)
+    return max(0.0, taken[low] + slope_s * (batch - low))
+
+
+def _between(small: MeasuredModel, large: MeasuredModel) -> GraphAt:
+    """The costs at any batch, from those at two."""
+
+    @functools.cache
+    def graph_at(batch: float) -> WorkGraph:
+        if small.batch_size == large.batch_size:
+            return large.graph
+        return small.graph.at(batch, small.batch_size, large.graph, large.batch_size)
+
+    return graph_at
+
+
+def _traced_for(traced: TracedModel, model: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
+    """torch.export fixes the sizes that it has seen; all other ways leave them open."""
+    if traced.how != "torch.export":
+        return traced
+    again = trace(model, inputs)
+    return again if len(again.pieces) == len(traced.pieces) else traced

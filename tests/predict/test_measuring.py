@@ -1,0 +1,81 @@
+"""What a model takes at each batch: pieces on a line, scaled to the whole."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.partition.graph import WorkGraph
+from paceline.predict import measuring
+from paceline.predict.measuring import Measuring, counted
+
+
+def inputs(size: int) -> tuple[Tensor, ...]:
+    return (torch.ones(size, 16),)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+
+def made() -> Measuring:
+    return Measuring(model(), inputs, torch.get_num_threads(), None)
+
+
+def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made()
+    traced, graph_at = one.pieces((4, 32))
+    taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
+    monkeypatch.setattr(one, "_update_s", taken.__getitem__)
+    scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # of one sample two are measured
+    assert [scaled_at(size).alone_s for size in (4, 6, 8, 20)] == pytest.approx([1.5, 2, 2.5, 5.25])
+    assert one.alone_s(32) == 8.0
+    assert len(traced.pieces) == 4
+    shares = [
+        [node.work_s / graph.work_s for node in graph.nodes]
+        for graph in (graph_at(6), scaled_at(6))
+    ]
+    assert shares[0] == pytest.approx(shares[1])
+
+
+def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_MEASURED_S", 0.0)  # so the smallest is as large as can be
+    one = made()
+    _, graph_at = one.pieces((4, 64))
+    monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
+    asked = list[int]()
+
+    def update_s(size: int) -> float:
+        asked.append(size)
+        return 1.0 * size
+
+    monkeypatch.setattr(one, "_update_s", update_s)
+    assert one.as_one(graph_at, {64, 2})(64).alone_s == pytest.approx(64.0)
+    assert one.alone_s(64) == pytest.approx(64.0)
+    assert max(asked) == 2
+
+
+def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made()
+    _, graph_at = one.pieces((2, 8))
+    still: WorkGraph = graph_at(8).scaled(0.0)
+    assert still.alone_s == 0.0
+    assert one.as_one(lambda batch: still, {8})(8) is still
+
+
+def test_what_was_measured_leaves_the_model_as_it_was() -> None:
+    torch.manual_seed(3)
+    one, before = made(), torch.get_rng_state()
+    one.pieces((2, 8))
+    one.alone_s(8)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(held.grad is None for held in one._model.parameters())
+
+
+def test_without_numbers_operations_are_counted() -> None:
+    held = model().to("meta")
+    traced, graph_at, alone_s = counted(
+        held, lambda size: (torch.ones(size, 16, device="meta"),), (4, 16)
+    )
+    assert len(traced.pieces) == 4
+    assert graph_at(16).alone_s == pytest.approx(alone_s)
+    assert graph_at(4).alone_s < alone_s
