@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
-from paceline.spread import asked
+from paceline.spread import asked as asked_of
 from paceline.spread.asked import known_loss, refuse_objects, split_of
 from paceline.system.pages import lean_heap
 from paceline.tuning.candidate import LossForward
@@ -92,13 +92,13 @@ def test_a_schedule_whose_losses_no_part_can_compute_is_refused(
 
 def test_a_small_model_keeps_what_a_step_frees(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = list[bool]()
-    monkeypatch.setattr(asked, "keep", kept.append)
+    monkeypatch.setattr(asked_of, "keep", kept.append)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    asked._keep_where_small(MODEL)  # not begun by --split: as its user has it
+    asked_of._keep_where_small(MODEL)  # not begun by --split: as its user has it
     assert not kept
     for name, value in lean_heap({}).items():
         monkeypatch.setenv(name, value)
-    asked._keep_where_small(nn.Linear(4097, 4096, device="meta"))
+    asked_of._keep_where_small(nn.Linear(4097, 4096, device="meta"))
     assert not kept
-    asked._keep_where_small(nn.Linear(4096, 4096, bias=False, device="meta"))
+    asked_of._keep_where_small(nn.Linear(4096, 4096, bias=False, device="meta"))
     assert kept == [True]
