@@ -42,9 +42,9 @@ NONE = "none"
 _WHOLE_COPIES = (NONE, "data")
 _MEETINGS = 6
 """Of ranks, an update: forward, backward, the step's end, who has gradients, their norm, lines."""
-_PASSES = 4
-"""Of a part's gradients before its optimizer: to where they are averaged, if they are finite, their
-norm (spread/averaging.py)."""
+_PASSES = 3
+"""Of a part's gradients before its optimizer: read and written to where they are averaged, and read
+to see if they are finite (spread/averaging.py)."""
 _WORD_BYTES = 64
 """Of a worker's line in one, about."""
 

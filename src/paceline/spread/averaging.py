@@ -125,7 +125,8 @@ class SplitAveraging(DistributedAveraging):
                 spread.groups.copy.all_reduce(total).wait()
         counted = [one.flat(self._mean) for one in self._counted]
         is_bad = not self._are_finite(runs)
-        squared = norm_of(counted) ** 2 if counted and not is_bad else 0.0
+        wants_norm = clip.has_norm and counted and not is_bad
+        squared = norm_of(counted) ** 2 if wants_norm else 0.0
         found = torch.tensor([float(is_bad), squared], dtype=torch.float64)
         with self._told_of_deaths():
             spread.groups.copy.all_reduce(found).wait()
