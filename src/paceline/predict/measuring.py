@@ -68,6 +68,18 @@ class Measuring:
         self._most, self._most_s = 1, 0.0  # the largest of the two, and what it took
         self._activation_bytes = 0.0  # of a sample
 
+    def all_of(
+        self, wanted: tuple[int, int], shares: Collection[int]
+    ) -> tuple[TracedModel, GraphAt, float]:
+        """The operations, their costs at any batch, and seconds of the whole batch by one process.
+
+        Args:
+            wanted: a micro-batch and the whole batch.
+            shares: batches that workers compute at a time, beside these two.
+        """
+        traced, graph_at = self.pieces(wanted)
+        return traced, self.as_one(graph_at, {*wanted, *shares}), self.alone_s(wanted[1])
+
     def pieces(self, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
         """The operations, and what each takes with a worker's threads, while others compute, too.
 

@@ -97,11 +97,9 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         if is_counted:
             traced, graph_at, alone_s = counted(model, inputs, wanted)
         else:
+            shares = {-(-batch_size // (question.num_workers * one)) for one in MICRO_BATCHES_EACH}
             measuring = Measuring(model, inputs, own_threads, beside)
-            traced, graph_at = measuring.pieces(wanted)
-            shares = (-(-batch_size // (question.num_workers * one)) for one in MICRO_BATCHES_EACH)
-            graph_at = measuring.as_one(graph_at, {batch_size, wanted[0], *shares})
-            alone_s = measuring.alone_s(batch_size)
+            traced, graph_at, alone_s = measuring.all_of(wanted, shares)
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
         pipeline=_pipeline(question, process_bytes, messages.link, _update(subject, is_counted)),

@@ -123,18 +123,11 @@ class SplitAveraging(DistributedAveraging):
                 total = torch.zeros(numel, dtype=kind)
             with self._told_of_deaths():
                 spread.groups.copy.all_reduce(total).wait()
-        counted = [one.flat(self._mean) for one in self._counted]
-        is_bad = not self._are_finite(runs)
-        wants_norm = clip.has_norm and counted and not is_bad
-        squared = norm_of(counted) ** 2 if wants_norm else 0.0
-        found = torch.tensor([float(is_bad), squared], dtype=torch.float64)
-        with self._told_of_deaths():
-            spread.groups.copy.all_reduce(found).wait()
-        self._is_bad = bool(found[0])
+        self._is_bad, squared = self._found_in_all(runs, clip)
         if self._is_bad:
             return
         if clip.has_norm:
-            self.norm = math.sqrt(float(found[1]))
+            self.norm = math.sqrt(squared)
         for run in runs:
             if (factor := clip.factor(self.norm)) != 1.0:
                 run.mul_(factor)
@@ -148,6 +141,17 @@ class SplitAveraging(DistributedAveraging):
         elif spread.sums_buffers:
             self._reduce_buffers(weights[self._seat])
         self._copy.unedited.mark()
+
+    def _found_in_all(self, runs: Sequence[Tensor], clip: Clip) -> tuple[bool, float]:
+        """Whether a gradient of any part is not finite; the norm's square, where it is wanted."""
+        counted = [one.flat(self._mean) for one in self._counted]
+        is_bad = not self._are_finite(runs)
+        wants_norm = clip.has_norm and counted and not is_bad
+        squared = norm_of(counted) ** 2 if wants_norm else 0.0
+        found = torch.tensor([float(is_bad), squared], dtype=torch.float64)
+        with self._told_of_deaths():
+            self._spread.groups.copy.all_reduce(found).wait()
+        return bool(found[0]), float(found[1])
 
     def _stepped(self) -> None:
         if not self._has_stepped:  # the optimizer's state was made anew, and moved to the block
