@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paceline.partition.graph import WorkGraph
 from paceline.predict import measuring
-from paceline.predict.measuring import Measuring, counted
+from paceline.predict.measuring import Counting, Measuring, measuring_of
 
 
 def inputs(size: int) -> tuple[Tensor, ...]:
@@ -73,9 +73,9 @@ def test_what_was_measured_leaves_the_model_as_it_was() -> None:
 
 def test_without_numbers_operations_are_counted() -> None:
     held = model().to("meta")
-    traced, graph_at, alone_s = counted(
-        held, lambda size: (torch.ones(size, 16, device="meta"),), (4, 16)
-    )
+    found = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
+    assert isinstance(found, Counting)
+    traced, graph_at, alone_s = found.all_of((4, 16), 2)
     assert len(traced.pieces) == 4
     assert graph_at(16).alone_s == pytest.approx(alone_s)
     assert graph_at(4).alone_s < alone_s

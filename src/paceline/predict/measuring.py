@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..partition.graph import WorkGraph
+from ..partition.pipeline import MICRO_BATCHES_EACH
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace, untouched
@@ -35,16 +36,26 @@ GraphAt = Callable[[float], WorkGraph]
 """The costs at any batch."""
 
 
-def counted(
-    model: nn.Module, inputs: Callable[[int], tuple[Tensor, ...]], sizes: tuple[int, int]
-) -> tuple[TracedModel, GraphAt, float]:
-    """Of a model without numbers, which takes no time: both batches as they are."""
-    traced = trace(model, inputs(min(sizes[1], _LEAST)))
-    found = []
-    for size in sizes:
-        traced = _traced_for(traced, model, inputs(size))
-        found.append(measure(traced, inputs(size)))
-    return traced, _between(*found), found[1].forward_s + found[1].backward_s
+class Counting:
+    """A model without numbers, which takes no time.
+
+    Args:
+        inputs: of a batch.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Callable[[int], tuple[Tensor, ...]]) -> None:
+        self._model, self._inputs = model, inputs
+
+    def all_of(
+        self, wanted: tuple[int, int], num_workers: int
+    ) -> tuple[TracedModel, GraphAt, float]:
+        """As `Measuring`'s; both batches as they are, since nothing takes too long."""
+        traced = trace(self._model, self._inputs(min(wanted[1], _LEAST)))
+        found = []
+        for size in wanted:
+            traced = _traced_for(traced, self._model, self._inputs(size))
+            found.append(measure(traced, self._inputs(size)))
+        return traced, _between(*found), found[1].forward_s + found[1].backward_s
 
 
 class Measuring:
@@ -69,15 +80,15 @@ class Measuring:
         self._activation_bytes = 0.0  # of a sample
 
     def all_of(
-        self, wanted: tuple[int, int], shares: Collection[int]
+        self, wanted: tuple[int, int], num_workers: int
     ) -> tuple[TracedModel, GraphAt, float]:
         """The operations, their costs at any batch, and seconds of the whole batch by one process.
 
         Args:
             wanted: a micro-batch and the whole batch.
-            shares: batches that workers compute at a time, beside these two.
         """
         traced, graph_at = self.pieces(wanted)
+        shares = {-(-wanted[1] // (num_workers * most)) for most in MICRO_BATCHES_EACH}
         return traced, self.as_one(graph_at, {*wanted, *shares}), self.alone_s(wanted[1])
 
     def pieces(self, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
@@ -188,3 +199,15 @@ def _traced_for(traced: TracedModel, model: nn.Module, inputs: Sequence[Tensor])
         return traced
     again = trace(model, inputs)
     return again if len(again.pieces) == len(traced.pieces) else traced
+
+
+def measuring_of(
+    model: nn.Module,
+    inputs: Callable[[int], tuple[Tensor, ...]],
+    own_threads: int,
+    beside: Neighbours | None,
+) -> Measuring | Counting:
+    """The one that suits where the model is."""
+    if any(one.is_meta for one in model.parameters()):
+        return Counting(model, inputs)
+    return Measuring(model, inputs, own_threads, beside)

@@ -34,7 +34,7 @@ from ..splits.tracing import TracedModel
 from ..system.ceilings import read_ceilings
 from ..system.processors import num_cores
 from ..tuning.allocator import as_in_workers
-from .measuring import Measuring, counted
+from .measuring import measuring_of
 from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
@@ -94,12 +94,8 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         as_in_workers(),
     ):
         messages = _messages(question.num_workers, places, beside)
-        if is_counted:
-            traced, graph_at, alone_s = counted(model, inputs, wanted)
-        else:
-            shares = {-(-batch_size // (question.num_workers * one)) for one in MICRO_BATCHES_EACH}
-            measuring = Measuring(model, inputs, own_threads, beside)
-            traced, graph_at, alone_s = measuring.all_of(wanted, shares)
+        measuring = measuring_of(model, inputs, own_threads, beside)
+        traced, graph_at, alone_s = measuring.all_of(wanted, question.num_workers)
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
         pipeline=_pipeline(question, process_bytes, messages.link, _update(subject, is_counted)),
