@@ -25,8 +25,9 @@ is_second = os.environ.get("RANK") == "1"
 
 @torch.fx.wrap
 def slow(x):
-    if is_second and os.path.exists("is-slow"):
-        time.sleep(0.02 if "PACELINE_ANEW" in os.environ else 0.2)
+    is_slow = is_second and os.path.exists("is-slow")
+    # Before, all take as long: of microseconds alone, what else runs here would make the cut.
+    time.sleep((0.02 if "PACELINE_ANEW" in os.environ else 0.2) if is_slow else 0.001)
     return x
 
 

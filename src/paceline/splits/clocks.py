@@ -20,7 +20,7 @@ from ..system.processors import num_cores
 
 _ENOUGH_S = 0.02
 """A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
-_LEAST_RUNS, _MOST_RUNS = 3, 5
+_LEAST_RUNS, _MOST_RUNS = 3, 25
 _UPDATES_S, _MOST_UPDATES = 1.0, 20
 """So with updates, which are longer."""
 _MATRIX = 768
