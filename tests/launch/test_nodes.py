@@ -121,6 +121,48 @@ def test_a_signal_ends_what_one_command_has_begun_softly_and_torchrun_is_quiet(
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
 
 
+LOOKS_LONG = """
+import time
+from dataclasses import replace
+from paceline.workloads import load_task
+
+task = load_task("quadratic", 2)
+
+
+def metrics(outputs, targets):
+    open("looks", "w").close()
+    time.sleep(600)  # longer than anybody waits
+
+
+task = replace(task, metrics=metrics)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_who_evaluates_for_long_is_ended_before_torchrun_kills_all(tmp_path: Path) -> None:
+    (tmp_path / "looks_long.py").write_text(LOOKS_LONG)
+    words = ("train", "looks_long:task", "--nodes", "1", "--workers-per-node", "2")
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words, "--run-dir", "run"], cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    end_s = time.monotonic() + 120
+    while not (tmp_path / "looks").exists():
+        assert begun.poll() is None, begun.communicate()[0]
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGTERM)
+    asked_s = time.monotonic()
+    said, _ = begun.communicate(timeout=120)
+    assert 15 < time.monotonic() - asked_s < 29, said
+    assert "worker 0 has not come to its end 2" in said
+    # Its first epoch's end is in no checkpoint yet, and who would copy it does not answer.
+    assert begun.returncode == 1, said
+    assert said.count("error:") == 1, said
+    assert "error: the end of the run could not be written" in said
+
+
 @pytest.mark.timeout(300)
 def test_an_error_of_a_rank_is_one_line_and_the_code_is_its_own(tmp_path: Path) -> None:
     words = ("train", "mlp488k", "--workers", "2", "--split", "5x5")

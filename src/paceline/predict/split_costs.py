@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import psutil
@@ -28,8 +29,7 @@ from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
-from ..splits.clocks import moved_s_per_byte
-from ..splits.loopback import measure_loopback
+from ..splits.clocks import measure_loopback, moved_s_per_byte
 from ..splits.tracing import TracedModel
 from ..system.ceilings import read_ceilings
 from ..system.processors import num_cores
@@ -81,14 +81,9 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
     cores = num_cores()
     own_threads = max(1, cores // question.num_workers)
-
-    def inputs(batch: int) -> tuple[Tensor, ...]:
-        given = subject.inputs(batch)
-        return tuple(one.to("meta") for one in given) if is_counted else given
-
-    num = question.micro_batches or USUAL_MICRO_BATCHES
+    inputs = partial(_on_meta, subject) if is_counted else subject.inputs
+    num, places = question.micro_batches or USUAL_MICRO_BATCHES, cores / own_threads
     wanted = (max(1, batch_size // num), batch_size)
-    places = cores / own_threads
     with (
         nullcontext() if is_counted else neighbours(question, places, own_threads) as beside,
         as_in_workers(),
@@ -111,6 +106,10 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         subject=subject, traced=traced, costs=costs, link_source=messages.source,
         is_counted=is_counted, load=load,
     )  # fmt: skip
+
+
+def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
+    return tuple(one.to("meta") for one in subject.inputs(batch))
 
 
 def _pipeline(

@@ -171,6 +171,7 @@ class PlainObserver:
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan
         self._next_s = self._every_s  # by the clock of this run, which may be one of several
+        self._last_version = -1
         for line in plan.render():
             self._line(line)
         self._line("")

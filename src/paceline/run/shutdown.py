@@ -7,7 +7,9 @@
      7 s   who is still there is named, and the run is over; the rest is the engine's to end
 
 Who saves or evaluates by itself after the stop has until then: a batch system kills everybody a
-little later. This module must not know messages, processes or signals.
+little later. Among ranks nobody calls a step off or mends for another: all have 20 s, since those
+who began them, torchrun and Slurm, kill after 30. This module must not know messages, processes or
+signals.
 """
 
 import math
@@ -22,6 +24,7 @@ from .peers import Peers
 from .state import RunState
 
 _HURRY_S, _CALL_OFF_S, _WAY_S, _END_S = 1.0, 2.0, 3.0, 7.0
+_RANKS_END_S = 20.0
 _MOST_NAMED = 3
 """To ask somebody where it is takes a moment."""
 
@@ -59,7 +62,10 @@ class Shutdown:
 
     def tick(self, now_s: float) -> None:
         """Do what is due."""
-        run = self._run
+        run, late_s = self._run, now_s - self._asked_s
+        if run.engine.traits.is_spmd:
+            self._end_if_late(late_s, _RANKS_END_S)
+            return
         if run.engine.processes is None:
             return  # members are this process's own threads: nobody could end one
         if now_s - self._stopped_s > _CALL_OFF_S:
@@ -67,15 +73,12 @@ class Shutdown:
                 run.dispatch.call_off(run.live)
             elif run.owes_stop:
                 run.send_stop()
-        late_s = now_s - self._asked_s
         if self._peers.by_peers and late_s > _HURRY_S:
             for member in run.live:
                 run.processes.hurry(member)
         if late_s > _WAY_S:
             self._clear_the_way(now_s)
-        if late_s > _END_S and not self.is_over:
-            self.is_over = True
-            self._name_the_late(late_s)
+        self._end_if_late(late_s, _END_S)
 
     def _clear_the_way(self, now_s: float) -> None:
         run = self._run
@@ -89,14 +92,21 @@ class Shutdown:
                 )
                 run.processes.end(one.number)
 
+    def _end_if_late(self, late_s: float, end_s: float) -> None:
+        if late_s > end_s and not self.is_over:
+            self.is_over = True
+            self._name_the_late(late_s)
+
     def _name_the_late(self, late_s: float) -> None:
         run = self._run
         late = [one for one in run.roster.live if not one.is_done]
         for one in late[:_MOST_NAMED]:
-            where = run.processes.whereabouts(one.number)
+            where = ""
+            if run.engine.processes is not None:
+                where = f": {run.processes.whereabouts(one.number)}"
             run.notes.say(
-                f"worker {one.seat} has not come to its end {late_s:.1f} s after the stop: "
-                f"{where}; it is ended"
+                f"worker {one.seat} has not come to its end {late_s:.1f} s after the stop{where}; "
+                "it is ended"
             )
         if len(late) > _MOST_NAMED:
             run.notes.say(f"{len(late) - _MOST_NAMED} more workers are ended")

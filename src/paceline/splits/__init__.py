@@ -2,8 +2,7 @@
 
     tracing      which operations a module has; pieces: which of them must stay together
     measuring    what each piece takes and keeps on this machine
-    clocks       by the clock, or counted
-    loopback     what a message costs here, where nobody has measured one
+    clocks       by the clock, or counted; what a message costs, where nobody has measured one
     parts        the parts of a cut as modules
     channels     pairs of layers that can be split over channels
 

@@ -2,10 +2,12 @@
 
 A model on torch's meta device has no numbers and takes no time: its floating-point operations and
 bytes are counted, and divided by what a large product of matrices reaches here, and a copy: as
-`paceline probe` has left it in the file of ceilings, else measured on the spot.
+`paceline probe` has left it in the file of ceilings, else measured on the spot. So is a message.
 """
 
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..collectives.base import LinkCost
 from ..machine.ceilings import MachineCeilings, read_machine
 from ..system.processors import num_cores
 
@@ -25,6 +28,9 @@ _UPDATES_S, _MOST_UPDATES = 1.0, 20
 """So with updates, which are longer."""
 _MATRIX = 768
 _COPIED_BYTES = 1 << 26
+_ROUND_TRIPS = 100
+_MESSAGE_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 20
 
 
 class TakenTimes(NamedTuple):
@@ -145,3 +151,53 @@ def threads(num: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# -- a message -------------------------------------------------------------------------------------
+
+
+def measure_loopback() -> LinkCost:
+    """What a message between two processes of this machine costs at least, over a socket.
+
+    Latency is half of a way there and back of one byte, bandwidth that of a large message; both
+    ends are threads of this process, so what a library for messages adds is not in it. Takes about
+    50 ms.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = threading.Thread(target=_answer, args=(server,), daemon=True)
+        other.start()
+        with socket.create_connection(server.getsockname()) as end:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            latency_s = min(_round_trip_s(end) for _ in range(_ROUND_TRIPS)) / 2
+            data = bytes(_MESSAGE_BYTES)
+            took_s = min(_sent_s(end, data) for _ in range(3))
+        other.join()
+    return LinkCost(latency_s=latency_s, s_per_byte=max(0.0, took_s - latency_s) / _MESSAGE_BYTES)
+
+
+def _round_trip_s(end: socket.socket) -> float:
+    start_s = time.perf_counter()
+    end.sendall(b"1")
+    end.recv(1)
+    return time.perf_counter() - start_s
+
+
+def _sent_s(end: socket.socket, data: bytes) -> float:
+    start_s = time.perf_counter()
+    end.sendall(b"L")
+    end.sendall(data)
+    end.recv(1)
+    return time.perf_counter() - start_s
+
+
+def _answer(server: socket.socket) -> None:
+    """A byte for a byte, and one for a large message when all of it is here."""
+    end, _ = server.accept()
+    buffer = bytearray(_CHUNK_BYTES)
+    with end:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while word := end.recv(1):
+            left = _MESSAGE_BYTES if word == b"L" else 0
+            while left > 0:
+                left -= end.recv_into(buffer, min(left, _CHUNK_BYTES))
+            end.sendall(b"1")

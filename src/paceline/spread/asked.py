@@ -136,14 +136,7 @@ def spread_over(
     assert ranks is not None
     _share_weights(ranks, model)
     _keep_where_small(model)
-
-    def inputs(size: int) -> tuple[Tensor, ...]:
-        with kept_random_state():
-            found: tuple[Tensor, ...] = inputs_of(
-                model, forward or made_up_loss, _batch(loader, size)
-            )
-        return found
-
+    inputs = partial(_inputs, model, loader, forward)
     if name.stage:
         look = partial(_look, model, loader, forward, mini_batch)
         groups = SplitGroups(ranks, name)
@@ -163,6 +156,15 @@ def spread_over(
     made = TrainedModel(model, optimizers, cut, groups, num_samples, known)
     forward.trained = made.train_on
     return made
+
+
+def _inputs(
+    model: nn.Module, loader: DataLoader[Any], forward: Forward | None, size: int
+) -> tuple[Tensor, ...]:
+    """What the script calls the model with, of so many samples."""
+    with kept_random_state():
+        found: tuple[Tensor, ...] = inputs_of(model, forward or made_up_loss, _batch(loader, size))
+    return found
 
 
 def _keep_where_small(model: nn.Module) -> None:

@@ -21,8 +21,7 @@ from ..partition.graph import WorkGraph
 from ..partition.names import SplitName
 from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..partition.placement import Placement
-from ..splits.clocks import TimedClock
-from ..splits.loopback import measure_loopback
+from ..splits.clocks import TimedClock, measure_loopback
 from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched

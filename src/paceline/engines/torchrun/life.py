@@ -73,6 +73,8 @@ ANEW = -1
 _OVER_S = 60.0
 """Within which the end of all is told to a rank whose script has ended wrongly."""
 _JOIN_S = 5.0
+_COME_S = 3.0
+"""Within which a task comes to its end where all is over; else it waits for others, or computes."""
 
 
 class RankLife:
@@ -93,7 +95,8 @@ class RankLife:
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
-        self._is_leaving = self._has_failed = False
+        self._is_leaving = self._has_failed = self._performs = False
+        self._has_come = threading.Event()
         self.carrier: RankCarrier
         self._spec: MemberSpec | None = None
         self._exchange: StoreExchange | None = None
@@ -189,7 +192,7 @@ class RankLife:
         """Run this as the script, to the end of the process."""
         assert self._spec is not None
         assert self._exchange is not None
-        self._is_leaving = True
+        self._is_leaving = self._performs = True
         code = process.perform(run, self.channel, self._spec)
         self._await_over(code)
         self._exit(code or self._code)
@@ -212,7 +215,8 @@ class RankLife:
         self.channel.say(Bye())
         self.channel.flush(1.0)
         self._over.set()
-        if not self._is_leaving:  # it waits for somebody, or computes: nobody needs it any more
+        is_late = self._performs and not self._has_come.wait(_COME_S)
+        if is_late or not self._is_leaving:  # it waits for somebody, or computes, for nobody
             self._exit(message.code)
 
     def _unreachable(self) -> None:
@@ -293,6 +297,7 @@ class RankLife:
 
     def _await_over(self, code: int) -> None:
         """Until all have come to their ends."""
+        self._has_come.set()
         self._over.wait(_OVER_S if code else None)
 
     def _await_threads(self) -> None:

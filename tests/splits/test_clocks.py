@@ -1,6 +1,6 @@
 """What a message costs here."""
 
-from paceline.splits.loopback import measure_loopback
+from paceline.splits.clocks import measure_loopback
 
 
 def test_a_message_takes_some_time_and_so_does_a_byte() -> None:
