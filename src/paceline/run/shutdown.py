@@ -63,11 +63,10 @@ class Shutdown:
     def tick(self, now_s: float) -> None:
         """Do what is due."""
         run, late_s = self._run, now_s - self._asked_s
-        if run.engine.traits.is_spmd:
-            self._end_if_late(late_s, _RANKS_END_S)
-            return
         if run.engine.processes is None:
-            return  # members are this process's own threads: nobody could end one
+            if not run.engine.traits.has_store:  # else threads of this process: nobody ends those
+                self._end_if_late(late_s, _RANKS_END_S)
+            return
         if now_s - self._stopped_s > _CALL_OFF_S:
             if self._peers.by_peers:
                 run.dispatch.call_off(run.live)
