@@ -222,7 +222,7 @@ def test_a_loop_of_ones_own_goes_no_further_than_the_accuracy_asked_for(
 def test_delays_hold_inline_workers_up_all_at_once(tmp_path: Path) -> None:
     run = train(
         TASK, tmp_path, workers=3, protocol="async", engine="inline", delay=("40ms",),
-        slow=("0=2x",),
+        slow=("0=10x",),
     )  # fmt: skip
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     first = [push.at_s for push in run.pushes[:2]]
