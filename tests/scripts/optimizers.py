@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
@@ -182,6 +183,62 @@ class Subclassed(SGD):
 def subclass_of_sgd(record: Record) -> None:
     """A subclass of SGD with a step of its own."""
     training(record, Subclassed, lr=0.2, momentum=0.9)
+
+
+class Fading(Optimizer):
+    """A user's own whose steps grow shorter: it counts them in its groups, as many do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "t": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["t"] += 1
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.add_(one.grad, alpha=-group["lr"] / group["t"])
+
+
+def counts_in_its_groups(record: Record) -> None:
+    """A class of the user's own that keeps a number in its param_groups."""
+    training(record, Fading, lr=0.5)
+
+
+class Clipped(SGD):
+    """A user's own that clips all its gradients by their norm before each step."""
+
+    def step(self, closure: Any = None) -> Any:
+        clip_grad_norm_([one for group in self.param_groups for one in group["params"]], 0.05)
+        return super().step(closure)
+
+
+def clips_in_its_step(record: Record) -> None:
+    """A class of the user's own whose step looks at all parameters."""
+    training(record, Clipped, lr=0.5)
+
+
+def momentum_later(record: Record, first: float) -> None:
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=first)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    optimizer.param_groups[0]["momentum"] = 0.0
+    for epoch in pace.epochs(3):
+        if epoch == 1:
+            optimizer.param_groups[0]["momentum"] = 0.9
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
+def momentum_from_the_second_epoch(record: Record) -> None:
+    """SGD without momentum, which is given some later."""
+    momentum_later(record, 0.0)
+
+
+def momentum_held_back(record: Record) -> None:
+    """SGD with momentum, of which nothing is used in the first epoch."""
+    momentum_later(record, 0.9)
 
 
 def step_hook(record: Record) -> None:
@@ -481,7 +538,11 @@ SCRIPTS = (
     Script(maximize, falls=False),
     Script(tensor_rate),
     Script(own_optimizer),
-    Script(subclass_of_sgd),
+    Script(subclass_of_sgd, refused=loose("self.num_steps", is_early=True)),
+    Script(counts_in_its_groups, refused=loose("keeps group", is_early=True)),
+    Script(clips_in_its_step),
+    Script(momentum_from_the_second_epoch, refused=pushed("build it with the setting")),
+    Script(momentum_held_back),
     Script(step_hook, refused=loose("step hooks", is_early=True)),
     Script(lbfgs, refused=loose("LBFGS", is_early=True)),
     Script(closure_of_sgd),

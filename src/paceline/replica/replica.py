@@ -384,6 +384,13 @@ def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimiz
                 f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
                 "be carried: build it with sparse=False"
             )
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        if tensor.layout is not torch.strided:
+            raise ConfigError(
+                f"{name!r} of the model is a sparse tensor, and workers share dense memory; where "
+                "it is a constant, keep it as a plain attribute: self."
+                f"{name.rpartition('.')[2]} = tensor.to(device), without register_buffer"
+            )
     known = set(model.parameters())
     for parameter in (held for one in optimizers for held in parameters_of(one)):
         if parameter not in known:

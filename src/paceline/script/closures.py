@@ -1,7 +1,8 @@
 """Steps that are more than torch's own: a closure that is called again, hooks behind the step.
 
     torch's own, first order     the closure is called once, and the step is taken as without one
-    LBFGS, an optimizer of the user's own, hooks before or behind a step:
+    LBFGS, hooks before or behind a step, an optimizer of the user's own that calls the model
+    again, keeps numbers beside its state, or looks at all its parameters:
       one worker                 its own step, plain
       local-sgd                  its own step, on this worker's mini-batch
       full-sync                  its own step in every worker, on the mean of all gradients:
@@ -25,14 +26,15 @@ from ..context import Context
 from ..errors import ConfigError
 from ..exchange.base import Exchange, not_finite
 from ..exchange.lockstep import Stage
-from ..store.optimizer_copy import has_hooks
+from ..store.optimizer_copy import has_hooks, own_memory, reads_others
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 
 Closure = Callable[..., Any]
 
 NOTE_OF_CLOSURES = (
-    "closures or step hooks: every worker runs the optimizer itself; each evaluation of a step "
+    "whole steps (a closure, step hooks, an optimizer with numbers of its own): every worker runs "
+    "the optimizer itself; each evaluation of a step "
     "averages the gradients and the loss of all workers, and the steps of a block are one version"
 )
 """For the plan: what a step is that all workers make together."""
@@ -61,7 +63,7 @@ def context_with(
         is_carried = has_others and not context.is_difference
         if is_carried and any(has_hooks(one) for one in optimizers):
             return _with_hooks(context)
-        return context
+        return _with_own(context, optimizers) if is_carried else context
     name = "LBFGS" if has_lbfgs else "closures=True"
     if context.nonfinite == "skip":
         raise ConfigError(
@@ -99,6 +101,30 @@ def _with_hooks(context: Context) -> Context:
             "carried; leave that setting out, or use --protocol local-sgd:1"
         )
     return replace(context, steps_together=True, is_difference=True)
+
+
+def _with_own(context: Context, optimizers: Sequence[Optimizer]) -> Context:
+    """Of several workers with an optimizer of the user's own, some of which need whole steps."""
+    for one in optimizers:
+        memory, name = own_memory(one), type(one).__name__
+        if memory and not context.is_spmd:
+            raise ConfigError(
+                f"{name} keeps {memory} from step to step, and under {context.protocol} an update "
+                "is made by whoever comes last, who has another: keep it for each parameter, "
+                "self.state[p]['t'], or use --protocol full-sync (all workers make each step "
+                "together) or --protocol local-sgd:1"
+            )
+        if not context.is_spmd or not (memory or reads_others(one)):
+            continue
+        if context.nonfinite == "skip" or context.fast == "auto":
+            setting = "--fast auto" if context.fast == "auto" else "--nonfinite skip"
+            what = f"keeps {memory} from step to step" if memory else "looks at all its parameters"
+            raise ConfigError(
+                f"{setting} with {name}, which {what} and is stepped by all workers together, is "
+                "not carried; leave that setting out, or use --protocol local-sgd:1"
+            )
+        return replace(context, steps_together=True, is_difference=True)
+    return context
 
 
 class OwnSteps:

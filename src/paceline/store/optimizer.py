@@ -83,6 +83,12 @@ class Updater:
             for piece, parameter in self._held
             if len(self._entries[piece.number]) > 1  # more than EXISTS: the optimizer keeps state
         ]
+        self._stateless = [
+            (piece, parameter)
+            for piece, parameter in self._held
+            if len(self._entries[piece.number]) == 1
+        ]
+        self._num_states = 0
         self._numbers = [
             (parameter, entry)
             for piece, parameter in self._held
@@ -135,10 +141,25 @@ class Updater:
             if is_only or any(present[number] for number in part.numbers):
                 part.step(factors[i] if factors else 1.0)
         self._created = []
+        if len(self._optimizer.state) != self._num_states:
+            self._refuse_late_state()
         if self._unbound:
             self._bind_created()
         if self._numbers:
             self._write_numbers()
+
+    def _refuse_late_state(self) -> None:
+        """Raise ConfigError where a parameter that had no state has some since a setting changed."""
+        self._num_states = len(self._optimizer.state)
+        for piece, parameter in self._stateless:
+            for key in self._optimizer.state.get(parameter) or ():
+                name = self._layout.parameters.places[piece.number].name
+                raise ConfigError(
+                    f"{type(self._optimizer).__name__} keeps {key!r} for {name!r} since a setting "
+                    "was changed, and kept none as it was prepared: build it with the setting "
+                    "(momentum=0.9), and take that back behind prepare(): "
+                    "optimizer.param_groups[0]['momentum'] = 0.0"
+                )
 
     def private_state(self) -> list[Tensor]:
         """Clones of the state that is not in the block: a piece's own copies of step counters."""

@@ -2,7 +2,9 @@
 
 A twin is what the store steps with, and what a trial step finds out: the state that the optimizer
 will keep. Torch's own optimizers are stepped by their one-pass kernels and without the wrappers
-around ``step``, which cost more than a small update. This module must not know blocks or updates.
+around ``step``, which cost more than a small update. A class of the user's own is tried likewise,
+for what a twin would not have: numbers that its steps keep elsewhere than in ``state``, and what
+they read of other parameters. This module must not know blocks or updates.
 """
 
 import copy
@@ -34,6 +36,8 @@ EXISTS = "exists"
 """A state entry of one byte: whether the optimizer has made this parameter's state yet."""
 
 _TWIN = "is_paceline_twin"
+_KERNELS = ("capturable", "fused", "foreach")
+"""What a twin chooses by itself: how it computes, not what."""
 
 StateRow = tuple[int, str, Tensor, bool]
 
@@ -96,7 +100,8 @@ def _trial_state(
     trial.grad = torch.zeros_like(trial)
     twin = make_twin(optimizer, [{**group, "params": [trial]}])
     try:
-        type(twin).step(twin)
+        with torch.random.fork_rng(devices=[]):  # some draw noise
+            type(twin).step(twin)
     except TypeError as error:
         raise ConfigError(
             f"{type(optimizer).__name__}.step cannot be called without arguments ({error}); "
@@ -104,6 +109,103 @@ def _trial_state(
             "local-sgd, where prepare is told so: pace.prepare(..., closures=True)"
         ) from None
     return dict(twin.state.get(trial, {}))
+
+
+def own_memory(optimizer: Optimizer) -> str:
+    """Where steps of a class of the user's own keep numbers beside ``state``; empty: nowhere.
+
+    As ``group['t'] += 1`` or ``self.t += 1``: each twin would have its own, or none.
+    """
+    return next((found for one in _own_parts(optimizer) if (found := _memory_of(one))), "")
+
+
+def reads_others(optimizer: Optimizer) -> bool:
+    """Whether a step of the user's own on one parameter reads others', as a norm of all does."""
+    return any(_first_is_moved_by_others(one) for one in _own_parts(optimizer))
+
+
+def _own_parts(optimizer: Optimizer) -> list[Optimizer]:
+    return [
+        one for one in parts_of(optimizer) if not type(one).__module__.startswith("torch.optim.")
+    ]
+
+
+def _memory_of(optimizer: Optimizer) -> str:
+    twin, _ = _stepped(optimizer, is_alone=False)
+    if twin is None:
+        return ""
+    for before, after in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for key in after.keys() - {"params", *_KERNELS}:
+            if key not in before or not _is_equal(before[key], after[key]):
+                return f"group[{key!r}]"
+    for name in twin.__dict__.keys() - {"state", "param_groups", _TWIN}:
+        before, after = optimizer.__dict__.get(name, twin), twin.__dict__[name]
+        if before is twin or not _is_equal(before, after):
+            return f"self.{name}"
+    return ""
+
+
+def _first_is_moved_by_others(optimizer: Optimizer) -> bool:
+    together, first = _stepped(optimizer, is_alone=False)
+    if together is None:
+        return False
+    alone, other = _stepped(optimizer, is_alone=True)
+    return alone is None or not torch.allclose(first, other, rtol=1e-4, equal_nan=True)
+
+
+def _stepped(optimizer: Optimizer, *, is_alone: bool) -> tuple[Optimizer | None, Tensor]:
+    """Three steps on copies of each group's smallest parameters, and what the first has become.
+
+    Args:
+        is_alone: only the first of them, all other groups without any.
+
+    Returns:
+        None: a step cannot be made like this.
+    """
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        held = sorted(group["params"], key=Tensor.numel)[:2]
+        copies = [one.detach().to("cpu", copy=True) for one in held]
+        if is_alone:
+            copies = [] if any(one["params"] for one in groups) else copies[:1]
+        rest = {key: _copied(value) for key, value in group.items() if key != "params"}
+        groups.append({**rest, "params": [nn.Parameter(one) for one in copies]})
+    every = [one for group in groups for one in group["params"]]
+    twin = make_twin(optimizer, groups)
+    for name, value in twin.__dict__.items():
+        if name not in ("state", "param_groups"):
+            twin.__dict__[name] = _copied(value)
+    rng = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(3):
+            for one in every:
+                one.grad = 100 * torch.randn(one.shape, generator=rng).to(one.dtype)
+            try:
+                type(twin).step(twin)
+            except Exception:  # code of the user's: what prepare tries next says what is wrong
+                return None, torch.empty(0)
+    return twin, every[0].detach()
+
+
+def _copied(value: Any) -> Any:
+    """So that a trial changes nothing of the user's: tensors and plain containers of its own."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | dict | set):
+        return copy.copy(value)
+    return value
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, float) and isinstance(other, float) and one != one:
+        return other != other
+    try:
+        return one is other or bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # a tensor in a list, an array
+        return False
 
 
 def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
