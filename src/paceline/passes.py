@@ -41,7 +41,8 @@ class ScriptPlace(NamedTuple):
     """Where a script is.
 
     Attributes:
-        position: index of the value of ``pace.epochs`` that it is at; -1: at none yet.
+        position: index of the value of ``pace.epochs`` that it is at, counted on over several
+            loops; -1: at none yet.
         began: the first pass of that position.
         before: how many passes were made before the first one.
         looks: those of them, and of this position, that did nothing with their batches.

@@ -71,6 +71,37 @@ LOOKS_LONG_AT_4 = """\
 """
 
 
+TWO_LOOPS = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+cut = int(sys.argv[1])
+pace = paceline.connect()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(64, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2], gamma=0.1)
+for is_frozen in (True, False):
+    model[0].requires_grad_(not is_frozen)
+    for epoch in pace.epochs(2):
+        for (x,) in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            if pace.version == cut:
+                pace.stop()
+        scheduler.step()
+if pace.is_main:
+    rate = optimizer.param_groups[0]["lr"]
+    total = sum(float(one.detach().sum()) for one in model.parameters())
+    with open("ends", "a") as file:
+        print(pace.version, rate, total, file=file)
+"""
+
+
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
     """The script's run from the command line: its code, and all that it said."""
@@ -165,3 +196,14 @@ def test_a_look_that_only_one_has_left_is_one(
     code, said = launch("--workers 2 --resume run", (0, 1, 1, 0))
     assert code == 0, said
     assert_all_was_trained(tmp_path, 1)
+
+
+@pytest.mark.parametrize("cut", [10, 16, 20, 28])
+def test_a_second_loop_goes_on_in_the_second_loop(launch: Launch, tmp_path: Path, cut: int) -> None:
+    """With a scheduler that was made behind ``prepare``, and not given to it."""
+    for words, at in (("--run-dir whole", 0), ("--run-dir run", cut), ("--resume run", 0)):
+        code, said = launch(f"--workers 2 {words}", (at,), script=TWO_LOOPS)
+        assert code == 0, said
+    whole, cut_off, resumed = (tmp_path / "ends").read_text().splitlines()
+    assert cut_off.startswith(f"{cut} ")
+    assert resumed == whole

@@ -518,6 +518,31 @@ def sparse_embedding(record: Record) -> None:
     record.state(model, optimizer)
 
 
+class Graph(nn.Module):
+    """A layer over a graph whose adjacency is a sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(6, dtype=torch.float64).to_sparse())
+        self.head = nn.Linear(6, 3).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.head(torch.sparse.mm(self.adjacency, inputs.T).T)
+        return made
+
+
+def sparse_buffer(record: Record) -> None:
+    """A buffer that is a sparse tensor."""
+    pace = paceline.connect()
+    torch.manual_seed(3)
+    model = Graph()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
 SCRIPTS = (
     Script(sgd),
     Script(nesterov),
@@ -559,5 +584,6 @@ SCRIPTS = (
     Script(two_scaled, refused=pushed("GradScaler steps one of several optimizers")),
     Script(gan, falls=False),
     Script(unprepared_optimizer, refused=several("not prepared")),
+    Script(sparse_buffer, refused=everywhere("is a sparse tensor", is_early=True)),
     Script(sparse_embedding, refused=everywhere("sparse", is_early=True)),
 )

@@ -199,6 +199,28 @@ def plateau(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def plateau_by_own_loss(record: Record) -> None:
+    """ReduceLROnPlateau by the training loss that this worker has seen."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=0.9)
+    loader = DataLoader(points(), batch_size=8)
+    model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
+    for _ in pace.epochs(3):
+        total, count = 0.0, 0
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+            total, count = total + loss.item(), count + 1
+        scheduler.step(total / max(count, 1))
+        record.epoch(rate=rates(optimizer))
+    record.state(model, optimizer)
+
+
 def plateau_and_warmup(record: Record) -> None:
     """ReduceLROnPlateau beside a warm-up once a step."""
     pace = paceline.connect()
@@ -370,6 +392,7 @@ SCRIPTS = (
     Script(cosine_each_epoch),
     Script(step_and_epoch),
     Script(plateau),
+    Script(plateau_by_own_loss, refused=several("with different")),
     Script(plateau_and_warmup),
     Script(plateau_each_step, refused=several(METRIC)),
     Script(rate_by_own_loss, refused={**gathered(CONFLICT), **LOCAL}),

@@ -178,6 +178,15 @@ def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:
     return _pack_number(value, tensors, where)
 
 
+def can_be_packed(value: object) -> bool:
+    """Whether ``pack`` takes it."""
+    try:
+        pack(value, {})
+    except ConfigError:
+        return False
+    return True
+
+
 def _pack_number(value: object, tensors: dict[str, Tensor], where: str) -> Any:
     """Numbers and arrays of NumPy, which schedulers and samplers like to hold."""
     if type(value).__module__ == "numpy":

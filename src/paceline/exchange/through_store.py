@@ -163,13 +163,13 @@ class StoreExchange(Exchange):
         own.is_between = False
         self._turns.come_to(2 * epoch + 2)
         self.come_to_end(is_epochs=self.has_opened)
-        kept, is_first = self._settle_edits(), not self.has_opened
-        self.has_opened = True
+        kept, is_first, self.has_opened = self._settle_edits(), not self.has_opened, True
         own.begin_epoch(epoch, ends)
         each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
         digest = own.hooks.order_digest() if self.num_workers > 1 else ""
         published = self._publish_settled(is_first=is_first)
-        self._channel.send(said.Arrive(epoch, each, end, digest, self.place(), published))
+        told = digest, self.place(), published, own.hooks.measured()
+        self._channel.send(said.Arrive(epoch, each, end, *told))
         while isinstance(message := self._mail.next(), said.Adopt):
             own.hooks.adopt(message.text)
         if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch

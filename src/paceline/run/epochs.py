@@ -251,6 +251,9 @@ class EpochBorders:
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
         first = self._arrived[live[0]]
+        for number in live:
+            if first.measured != self._arrived[number].measured:
+                raise _other_metrics(*(self._run.roster[one].seat for one in (live[0], number)))
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
 
@@ -365,3 +368,11 @@ class EpochBorders:
             run.has_said_goodbye = True
             for number in live:
                 run.dispatch.tell(number, Goodbye())
+
+
+def _other_metrics(worker: int, other: int) -> ConfigError:
+    return ConfigError(
+        f"workers {worker} and {other} have stepped ReduceLROnPlateau with different metrics, and "
+        "each would go on with rates of its own; step it between epochs with what is the same in "
+        "all: pace.evaluate(fn, loader), or pace.sum(value)"
+    )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from ..checkpoints.state import can_be_packed
 from ..checkpoints.writer import unwritable
 from ..compression import parse as parse_compression
 from ..context import Context
@@ -406,6 +407,7 @@ class Prepared:
         hooks = exchange.hooks
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
+        hooks.measured = self.schedules.measured
         if self._context.is_difference:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):
@@ -461,6 +463,8 @@ class Prepared:
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
+        if self._member is not None and (self._context.checkpoints or self._context.resume):
+            self.schedules.keep_strays(self._keep_stray)
         add("steps", self.schedules.place.remember, self.schedules.place.go_on)
         add("scale", self.gradients.scaling.remember, self.gradients.scaling.go_on)
         if self._member is not None:
@@ -469,6 +473,14 @@ class Prepared:
         rng = self.step.injection.delay.rng
         add("delays", rng.getstate, rng.setstate)
         add("random", random_states, restore_random_states)
+
+    def _keep_stray(self, name: str, scheduler: AnyScheduler) -> bool:
+        """Remember one that was not prepared; whether the checkpoint had it."""
+        if not can_be_packed(scheduler.state_dict()):
+            return False
+        has = self._keeper.has(name)
+        self._keeper.add(name, scheduler.state_dict, scheduler.load_state_dict)
+        return has
 
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = self._whole_layout(replica), self._context

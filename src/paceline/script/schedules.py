@@ -14,6 +14,7 @@ exchanges, the store or who executes.
 
 import abc
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..errors import ConfigError
 from .place import LoopPlace
-from .unprepared import AnyScheduler, StraySchedulers
+from .unprepared import AnyScheduler, Keep, StraySchedulers
 
 _REPLACED = ("step", "state_dict", "load_state_dict")
 """On the object, so that torch would take them for parts of its state."""
@@ -232,6 +233,7 @@ class Schedules:
         for one in every if len(optimizers) > 1 else ():
             if all(one.optimizer is not mine for mine in optimizers):
                 raise ConfigError(f"{one.name} is of an optimizer that prepare() was not given")
+        self._keep: Keep | None = None
         self._strays: list[StraySchedulers] = []
         if accumulates or not (every or is_alone or place.is_lockstep or place.is_local):
             known = [one.scheduler for one in every]
@@ -256,10 +258,18 @@ class Schedules:
     def opened(self) -> None:
         """The loop begins."""
         self.place.opened()
+        if (keep := self._keep) is not None:
+            self._keep, known = None, [one.scheduler for one in self._every]
+            for number, optimizer in enumerate(self._optimizers):
+                StraySchedulers(optimizer, known).keep(keep, number)
         for stray in self._strays:
             stray.open()
         for one in self._every:
             one.opened()
+
+    def keep_strays(self, keep: Keep) -> None:
+        """Those that were not prepared, and are there when the first loop begins."""
+        self._keep = keep
 
     def _of(self, optimizers: Sequence[Optimizer]) -> Sequence[Schedule]:
         """Those that set the rates of these; the only optimizer's may be any."""
@@ -322,6 +332,15 @@ class Schedules:
     def marks(self) -> tuple[Any, ...]:
         """What must be the same in members that push into one update in step."""
         return () if self.place.is_local else tuple(one.mark for one in self._every)
+
+    def measured(self) -> int:
+        """A word of where those stand that go by a metric; 0: none does."""
+        states = [
+            one.state() for one in self._every if isinstance(one.scheduler, ReduceLROnPlateau)
+        ]
+        if not states:
+            return 0
+        return 1 + zlib.crc32(repr([sorted(one.items()) for one in states]).encode())
 
     @property
     def knows(self) -> bool:

@@ -415,8 +415,9 @@ class OptimizerStep:
         if not self._context.is_spmd or member.grant() is None:
             raise ConfigError(
                 "optimizer.step() was called twice for one mini-batch; with several workers only "
-                "full-sync carries that (--protocol full-sync), and not on the only mini-batch of "
-                "the run: step once, or give each step a mini-batch of its own"
+                "full-sync carries that (--protocol full-sync), and not on the last mini-batch of "
+                "an epoch: step once, give each step a mini-batch of its own, and where the loop "
+                "takes its batches one ahead, leave that to the loader: num_workers=1"
             )
 
     def _step_alone(self, part: int, work: Work, closure: Closure | None) -> Any:

@@ -25,6 +25,7 @@ from ..errors import ConfigError
 from ..store.optimizer_copy import is_twin
 
 AnyScheduler = LRScheduler | ReduceLROnPlateau
+Keep = Callable[[str, AnyScheduler], bool]
 
 
 class _Member(threading.local):
@@ -149,6 +150,32 @@ class StraySchedulers:
         self._rates: list[Any] = []
         self._num_looks = 0
 
+    def found(self) -> list[AnyScheduler]:
+        """They, in the order in which they were made."""
+        return [
+            one
+            for one in gc.get_objects()
+            if issubclass(type(one), AnyScheduler)
+            and id(one) not in self._known
+            and getattr(one, "optimizer", None) is self._optimizer
+        ]
+
+    def keep(self, keep: Keep, number: int) -> None:
+        """From now on checkpoints have them; on a run that goes on they stand where they stood.
+
+        One that was made behind ``prepare`` has set the rates back to its first ones.
+
+        Args:
+            keep: says whether it has brought a scheduler to where a checkpoint had it.
+            number: of the optimizer.
+        """
+        for place, one in enumerate(self.found()):
+            rates = self._current()
+            has_set_back = getattr(one, "_last_lr", None) == rates
+            if keep(f"unprepared {type(one).__name__} {number} {place}", one) and has_set_back:
+                for group, rate in zip(self._optimizer.param_groups, one._last_lr, strict=True):
+                    group["lr"] = rate
+
     def open(self) -> None:
         """A loop begins."""
         self._rates = self._current()
@@ -159,10 +186,8 @@ class StraySchedulers:
             return
         self._rates = rates
         self._num_looks += 1
-        for one in gc.get_objects():
-            if not issubclass(type(one), AnyScheduler) or id(one) in self._known:
-                continue
-            if one.optimizer is self._optimizer and getattr(one, "_last_lr", None) == rates:
+        for one in self.found():
+            if getattr(one, "_last_lr", None) == rates:
                 raise ConfigError(
                     f"{type(one).__name__} was stepped inside the loop, and it was not prepared: "
                     "each worker would count its own steps, and not the updates of the run; "

@@ -256,6 +256,8 @@ class Pace:
         self._context = context
         self._prepared: Prepared
         self._passes = Passes(context.first_epoch, context.place)
+        self._num_positions = 0
+        """Of the loops over ``pace.epochs`` that have begun."""
         exchange.place = lambda: self._passes.place
         self._keeper = MemberState(
             Path(context.run_dir) if context.run_dir else None,
@@ -796,13 +798,19 @@ class Pace:
             self.print(f"note: {call} did nothing: no pace.evaluate measured that")
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
-        passes = self._passes
-        for position in range(passes.first_position, len(values)):
+        passes, before = self._passes, self._num_positions
+        first = max(0, passes.first_position - before)
+        self._num_positions += len(values)
+        if first > len(values):  # a later loop is what goes on
+            return
+        if (member := self._exchange.shared) is not None:
+            member.is_over = False
+        for position in range(first, len(values)):
             if self._exchange.is_stopped:
                 self._exchange.leave_epochs()
                 self._say_what_did_nothing()
                 return
-            passes.arrive(position)
+            passes.arrive(before + position)
             try:
                 yield values[position]
             except GeneratorExit:  # a break
@@ -812,7 +820,7 @@ class Pace:
             self._finish_leaving()
         if hasattr(self, "_prepared"):
             self._prepared.loop.end_iteration()
-        passes.arrive(len(values))
+        passes.arrive(before + len(values))
         self._say_what_did_nothing()
         self._exchange.rest(passes.next)
 

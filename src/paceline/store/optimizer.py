@@ -3,7 +3,8 @@
 Every member holds a copy of the optimizer object whose parameters and state are views into the
 block, so whoever executes an update continues where the last one stopped. Optimizers that work
 element by element may be given pieces of parameters (a member's share); all others get whole
-tensors. This module must not know who executes which update, or when.
+tensors. Above 300 lines, since binding the state and stepping with it are read together. This module
+must not know who executes which update, or when.
 """
 
 from collections import defaultdict
@@ -149,7 +150,7 @@ class Updater:
             self._write_numbers()
 
     def _refuse_late_state(self) -> None:
-        """Raise ConfigError where a parameter that had no state has some since a setting changed."""
+        """Raise ConfigError where a parameter that had no state has some by now."""
         self._num_states = len(self._optimizer.state)
         for piece, parameter in self._stateless:
             for key in self._optimizer.state.get(parameter) or ():

@@ -4,7 +4,8 @@ A twin is what the store steps with, and what a trial step finds out: the state 
 will keep. Torch's own optimizers are stepped by their one-pass kernels and without the wrappers
 around ``step``, which cost more than a small update. A class of the user's own is tried likewise,
 for what a twin would not have: numbers that its steps keep elsewhere than in ``state``, and what
-they read of other parameters. This module must not know blocks or updates.
+they read of other parameters. Above 300 lines, since each question of an optimizer is answered by
+a twin of it. This module must not know blocks or updates.
 """
 
 import copy
@@ -175,11 +176,11 @@ def _stepped(optimizer: Optimizer, *, is_alone: bool) -> tuple[Optimizer | None,
     for name, value in twin.__dict__.items():
         if name not in ("state", "param_groups"):
             twin.__dict__[name] = _copied(value)
-    rng = torch.Generator().manual_seed(0)
+    rngs = [torch.Generator().manual_seed(number) for number in range(len(every))]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(3):
-            for one in every:
+            for one, rng in zip(every, rngs, strict=True):
                 one.grad = 100 * torch.randn(one.shape, generator=rng).to(one.dtype)
             try:
                 type(twin).step(twin)
