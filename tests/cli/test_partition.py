@@ -12,6 +12,9 @@ from torch import nn
 
 def layers():
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+
+def twelve():
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
 """
 SMALL = "--input 1,8 --batch-size 8 --micro-batches 2"
 
@@ -35,6 +38,19 @@ def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
     section = page.split("## `paceline partition`")[1].split("\n## ")[0]
     for name in (*found, *found["parts"][0]):
         assert f"`{name}`" in section, name
+
+
+def test_more_cuts_than_end_in_seconds_are_said_to_be_too_many(say: Say) -> None:
+    speeds = ",".join(str(1 + i / 10) for i in range(12))
+    line = f"partition five_small_layers:twelve -n 12 {SMALL} --json"
+    code, out, err = say(line)
+    assert code == 0, err
+    assert "of all cuts" in json.loads(out)["step_s"]
+    code, out, err = say(f"{line} --speeds {speeds}")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["about"]["of all cuts"].startswith("too many to try")
+    assert "of all cuts" not in found["step_s"]
 
 
 def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
