@@ -77,9 +77,35 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 0", "-n must be >= 1, got 0"),
         ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than what Python and torch take"),
         ("-n 2 --plot no/where.svg", "no is no folder"),
+        ("-n 2 --memory 1e300GiB", "--memory '1e300GiB' must read as 512MiB or 2GiB"),
+        ("-n 2 --memory 1e-300GiB", "--memory '1e-300GiB' must read as 512MiB or 2GiB"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: str) -> None:
     code, out, err = say(f"partition five_small_layers:layers {SMALL} {flags}")
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lenet -n 2 --input 1,8", "lenet is a task and has its own inputs: leave --input out"),
+        ("'' -n 2", "package.module:function is wanted, got ''"),
+        ("'' -n 2 --input 1,8", "'' must read package.module:function"),
+        (
+            "nets/five.py:layers -n 2 --input 1,8",
+            "names a file; write the module, nets.five:layers",
+        ),
+    ],
+)
+def test_what_is_no_model_of_a_module_is_said(say: Say, line: str, message: str) -> None:
+    code, out, err = say(f"partition {line}")
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
+
+
+def test_inputs_that_are_larger_than_memory_are_said_to_be(say: Say) -> None:
+    code, out, err = say("partition five_small_layers:layers -n 2 --input 1,9999999999999")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("error: there is too little memory")
