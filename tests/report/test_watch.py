@@ -72,6 +72,8 @@ def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) 
 
 
 def test_where_no_run_is_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run at .*; runs lie under runs/"):
+        watch(tmp_path / "none", QuietObserver(), lambda: None)
     with pytest.raises(ConfigError, match=r"the trace .* cannot be read: No such file"):
         watch(tmp_path, Seen(), lambda: None)
 
