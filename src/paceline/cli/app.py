@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Group, Parameter, Token, UnusedCliTokensError, convert
 
 from .. import __version__
 from ..errors import ConfigError, FileError, LinkError, PacelineError, unknown
@@ -216,4 +216,8 @@ def _wants_json(tokens: list[str]) -> bool:
 
 def _in_one_line(error: CycloptsError) -> str:
     """What the parser has to say, without its boxes."""
+    if isinstance(error, UnusedCliTokensError):
+        verb = " ".join(error.command_chain or ())
+        rest = " ".join(error.unused_tokens or ())
+        return f"{verb} has no use for {rest!r}: leave it out, or see paceline {verb} --help"
     return " ".join(str(error).split())
