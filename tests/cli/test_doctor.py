@@ -61,6 +61,9 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["x.py", "--seconds", "nan"], "--seconds must be"),
         (["--rules", "--sarif"], "--sarif does nothing with --rules"),
         (["m:net", "--input", "1,2", "--sarif"], "--sarif does nothing for a model"),
+        (["train.py:3"], "there is no script train.py:3"),
+        (["http://host/train.py", "--static"], "there is no script http:"),
+        (["m:net"], "m:net wants the sizes of an input"),
         (["m:net", "--fix"], "--fix does nothing for a model"),
         (["m:net", "--undo", "--annotate"], "--undo, --annotate do nothing for a model"),
         (["m:net", "--input", "1,2", "--static"], "--static does nothing for a model"),
@@ -100,6 +103,9 @@ def test_fix_prints_a_diff_alone(script: Path, capsys: pytest.CaptureFixture[str
     assert said.out.startswith("--- a/train.py\n+++ b/train.py\n")
     assert "-        torch.cuda.synchronize()\n" in said.out
     assert "not proved" in said.err
+    script.write_text(looped(STEP))
+    assert run(["doctor", str(script), "--static", "--fix"]) == 0
+    assert "there is nothing that can be fixed without changing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", [[], ["--json"]])

@@ -6,6 +6,7 @@ Above 300 lines, since each of these ways has its flags.
 """
 
 import json as encoder
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -153,9 +154,15 @@ _HEARD = {
 _RUNS = ("with --fix", "where the script runs")
 
 
+_SPEC = re.compile(r"(?!\S*\.py:)[\w.]*:[\w.]*")
+"""A module and a name in it; no line of a script, drive or address."""
+
+
 def _way(script: str | None, asked: DoctorFlags) -> str:
     """Which of them is asked for: the first."""
-    is_spec = script is not None and ":" in script and not Path(script).exists()
+    is_spec = (
+        script is not None and _SPEC.fullmatch(script) is not None and not Path(script).exists()
+    )
     is_asked = (
         asked.test_rules, asked.rules, bool(asked.input) or is_spec, asked.undo,
         asked.fix and asked.static, asked.fix, asked.annotate, asked.static, True,
