@@ -74,6 +74,9 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 2 --speeds 1,x", "--speeds '1,x' must read as 1,1,0.5"),
         ("-n 2 --speeds 1", "--speeds needs one for each of 2 workers, got 1"),
         ("-n 2 --speeds 1,0", "the speed of a worker must be > 0, got 0"),
+        ("-n 2 --speeds 1,nan", "the speed of a worker must be > 0, got nan"),
+        ("-n 2 --speeds 1,1e-300", "--speeds are beside this machine's 1, as 1,1,0.5, got 1e-300"),
+        ("-n 2 --speeds 1e9,1", "--speeds are beside this machine's 1, as 1,1,0.5, got 1e+09"),
         ("-n 0", "-n must be >= 1, got 0"),
         ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than what Python and torch take"),
         ("-n 2 --plot no/where.svg", "no is no folder"),
@@ -85,6 +88,7 @@ def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: st
     code, out, err = say(f"partition five_small_layers:layers {SMALL} {flags}")
     assert (code, out) == (2, "")
     assert message in err
+    assert "measuring" not in err or flags in ("-n 6", "-n 2 --memory 1KiB")
 
 
 @pytest.mark.parametrize(
