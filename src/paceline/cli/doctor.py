@@ -320,6 +320,8 @@ def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: D
         return
     _check_runs(found, path)
     seen = observe(_run_of(path, args, asked))
+    if asked.only and not seen.prices:
+        say(f"--only {asked.only}: no fix whose name begins so was tried")
     show(
         asked.json,
         lambda: {**found.to_json(), "measured": True, "observation": seen.to_json()},
