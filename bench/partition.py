@@ -21,7 +21,7 @@ from paceline.partition.brute_force import MOST_NODES, try_all_cuts
 from paceline.partition.cuts import best_cut
 from paceline.partition.pipeline import Pipeline, workers
 from paceline.partition.placement import even_cut
-from paceline.splits.loopback import measure_loopback
+from paceline.splits.clocks import measure_loopback
 from paceline.splits.measuring import measure
 from paceline.splits.tracing import trace
 from paceline.workloads.images import build_alexnet, build_lenet, build_mlp

@@ -1,5 +1,6 @@
 """Settings: who wins, what is refused, and whether the message helps."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,12 @@ def test_a_broken_file_is_named(name: str, text: str, message: str, tmp_path: Pa
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml cannot be read: No such file"):
         resolve({}, tmp_path / "gone.toml", {})
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match=r"pipe\.toml cannot be read: it is no regular file"):
+        resolve({}, tmp_path / "pipe.toml", {})
 
 
 @pytest.mark.parametrize(

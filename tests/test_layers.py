@@ -5,6 +5,7 @@ above it in the table or beside it in its own group, and nothing that stands bel
 """
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,15 @@ def test_every_folder_begins_with_a_table() -> None:
 def test_the_table_names_only_what_exists() -> None:
     there = {module_of(path).split(".")[0] for path in FILES}
     assert {part for parts in LAYERS for part in parts} == there
+
+
+@pytest.mark.parametrize("folder", ["bench", "docs", "examples", "paper"])
+def test_what_is_taken_from_the_package_is_there(folder: str) -> None:
+    """No other test runs all of these files."""
+    for path in (ROOT.parent.parent / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
+                module = importlib.import_module(str(node.module))
+                for one in node.names:
+                    if not hasattr(module, one.name):
+                        importlib.import_module(f"{module.__name__}.{one.name}")

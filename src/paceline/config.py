@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from .errors import ConfigError, unknown
 from .fields import LARGEST, Value, convert, read_length
-from .system.files import read_text
+from .system.files import open_to_read, read_text
 
 MOST_WORKERS = 1_000_000
 """Of a simulated run; `MOST_PROCESSES` of a live one."""
@@ -377,7 +377,7 @@ def _from_file(file: Path | None) -> _Layer:
 def _read(file: Path) -> Mapping[object, object]:
     """The keys of a settings file; ConfigError where it is missing, broken or nested."""
     try:
-        text = read_text(file.open("rb"), _MOST_BYTES)
+        text = read_text(open_to_read(file), _MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"the settings file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:

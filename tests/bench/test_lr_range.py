@@ -206,6 +206,7 @@ def test_the_command_says_and_draws(say: Say, tmp_path: Path) -> None:
         ("quadratic --updates 3", "--updates must be >= 10"),
         ("quadratic --batch-size 8 --mini-batch-size 4", "exclude each other"),
         ("quadratic --batch-size 0", "must be >= 1"),
+        ("quadratic --workers 2 --mini-batch-size 0", "--mini-batch-size must be >= 1, got 0"),
         ("quadratik", "did you mean 'quadratic'"),
         ("quadratic --plot nowhere/rates.svg", "nowhere is no folder"),
         ("quadratic --protocol k-sync:3", "number of workers"),

@@ -152,6 +152,11 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         (("launch", "-m", "no.such.module"), "there is no module no.such.module"),
         (("report", "gone"), "there is no run at gone"),
         (("config", "sho"), 'Did you mean "show"?'),
+        (("env", "all", "it"), "env has no use for 'all it': leave it out, or see paceline env"),
+        (
+            ("data", "get", "digits", "x"),
+            "data get has no use for 'x': leave it out, or see paceline data get",
+        ),
     ],
 )
 def test_what_is_wrongly_asked_gets_one_message_and_exit_2(

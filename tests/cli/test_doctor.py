@@ -8,6 +8,10 @@ import pytest
 from paceline.cli.app import run
 from paceline.cli.flags import translate
 from paceline.doctor.examples import STEP, looped
+from paceline.doctor.findings import Diagnosis
+from paceline.doctor.fixes.proving import Proof
+from paceline.doctor.fixes.report import FixReport
+from paceline.doctor.observed.launching import ScriptRun
 
 
 @pytest.fixture
@@ -49,6 +53,22 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["train.py", "--static"], "there is no script"),
         ([".", "--static"], "is a folder"),
         (["x.py", "--static", "--json", "--sarif"], "two formats"),
+        (["x.py", "--static", "--only", "fused"], "--only does nothing with --static"),
+        (["x.py", "--static", "--stricct"], "--stricct is for a script that runs"),
+        (["x.py", "--static", "--fix", "--sarif"], "--sarif does nothing with --fix --static"),
+        (["x.py", "--undo", "--strict"], "--strict does nothing with --undo"),
+        (["x.py", "--only", "fused", "--seconds", "0"], "--seconds 0 tries none"),
+        (["x.py", "--seconds", "nan"], "--seconds must be"),
+        (["--rules", "--sarif"], "--sarif does nothing with --rules"),
+        (["m:net", "--input", "1,2", "--sarif"], "--sarif does nothing for a model"),
+        (["train.py:3"], "there is no script train.py:3"),
+        (["http://host/train.py", "--static"], "there is no script http:"),
+        (["m:net"], "m:net wants the sizes of an input"),
+        (["m:net", "--fix"], "--fix does nothing for a model"),
+        (["m:net", "--undo", "--annotate"], "--undo, --annotate do nothing for a model"),
+        (["m:net", "--input", "1,2", "--static"], "--static does nothing for a model"),
+        (["m:net", "--input", "1,2", "3"], "3 is for a script that runs, and none does for a"),
+        (["m:net", "--input", "1,2", "--input", "2,2"], "begins with the batch, got [1, 2]"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(
@@ -83,3 +103,39 @@ def test_fix_prints_a_diff_alone(script: Path, capsys: pytest.CaptureFixture[str
     assert said.out.startswith("--- a/train.py\n+++ b/train.py\n")
     assert "-        torch.cuda.synchronize()\n" in said.out
     assert "not proved" in said.err
+    script.write_text(looped(STEP))
+    assert run(["doctor", str(script), "--static", "--fix"]) == 0
+    assert "there is nothing that can be fixed without changing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_what_costs_is_a_failure_of_a_model_too_where_that_is_asked(
+    flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))"
+    (tmp_path / "net_with_a_bias.py").write_text(f"from torch import nn\nnet = {model}\n")
+    asked = ["doctor", "net_with_a_bias:net", "--input", "8,3,8,8", *flag]
+    assert run(asked) == 0
+    assert run([*asked, "--strict"]) == 1
+
+
+def test_the_exit_code_of_a_fix_is_of_the_file_at_the_end(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text(looped(STEP[:4]))
+    assert run(["doctor", str(script), "--static", "--fix"]) == 1
+
+    def fixed(asked: ScriptRun, found: Diagnosis, *, is_applied: bool) -> FixReport:
+        if is_applied:
+            asked.script.write_text(looped(STEP))
+        proof = Proof(())
+        return FixReport(script=found.script, diff="", proof=proof, left=(), kept_in="")
+
+    monkeypatch.setattr("paceline.doctor.fixes.asked.fix", fixed)
+    assert run(["doctor", str(script), "--fix"]) == 1
+    assert run(["doctor", str(script), "--fix", "--apply"]) == 0
+
+
+def test_what_could_cost_and_is_left_alone_is_a_failure_where_that_is_asked(script: Path) -> None:
+    assert run(["doctor", str(script), "--static", "--fix", "--strict"]) == 1

@@ -12,6 +12,9 @@ from torch import nn
 
 def layers():
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+
+def twelve():
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
 """
 SMALL = "--input 1,8 --batch-size 8 --micro-batches 2"
 
@@ -37,6 +40,19 @@ def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
         assert f"`{name}`" in section, name
 
 
+def test_more_cuts_than_end_in_seconds_are_said_to_be_too_many(say: Say) -> None:
+    speeds = ",".join(str(1 + i / 10) for i in range(12))
+    line = f"partition five_small_layers:twelve -n 12 {SMALL} --json"
+    code, out, err = say(line)
+    assert code == 0, err
+    assert "of all cuts" in json.loads(out)["step_s"]
+    code, out, err = say(f"{line} --speeds {speeds}")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["about"]["of all cuts"].startswith("too many to try")
+    assert "of all cuts" not in found["step_s"]
+
+
 def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
     code, out, err = say(f"plan five_small_layers:layers -n 2 --memory 8GiB {SMALL} --json")
     assert code == 0, err
@@ -58,12 +74,42 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 2 --speeds 1,x", "--speeds '1,x' must read as 1,1,0.5"),
         ("-n 2 --speeds 1", "--speeds needs one for each of 2 workers, got 1"),
         ("-n 2 --speeds 1,0", "the speed of a worker must be > 0, got 0"),
+        ("-n 2 --speeds 1,nan", "the speed of a worker must be > 0, got nan"),
+        ("-n 2 --speeds 1,1e-300", "--speeds are beside this machine's 1, as 1,1,0.5, got 1e-300"),
+        ("-n 2 --speeds 1e9,1", "--speeds are beside this machine's 1, as 1,1,0.5, got 1e+09"),
         ("-n 0", "-n must be >= 1, got 0"),
         ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than what Python and torch take"),
         ("-n 2 --plot no/where.svg", "no is no folder"),
+        ("-n 2 --memory 1e300GiB", "--memory '1e300GiB' must read as 512MiB or 2GiB"),
+        ("-n 2 --memory 1e-300GiB", "--memory '1e-300GiB' must read as 512MiB or 2GiB"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: str) -> None:
     code, out, err = say(f"partition five_small_layers:layers {SMALL} {flags}")
     assert (code, out) == (2, "")
     assert message in err
+    assert "measuring" not in err or flags in ("-n 6", "-n 2 --memory 1KiB")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lenet -n 2 --input 1,8", "lenet is a task and has its own inputs: leave --input out"),
+        ("'' -n 2", "package.module:function is wanted, got ''"),
+        ("'' -n 2 --input 1,8", "'' must read package.module:function"),
+        (
+            "nets/five.py:layers -n 2 --input 1,8",
+            "names a file; write the module, nets.five:layers",
+        ),
+    ],
+)
+def test_what_is_no_model_of_a_module_is_said(say: Say, line: str, message: str) -> None:
+    code, out, err = say(f"partition {line}")
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
+
+
+def test_inputs_that_are_larger_than_memory_are_said_to_be(say: Say) -> None:
+    code, out, err = say("partition five_small_layers:layers -n 2 --input 1,9999999999999")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("error: there is too little memory")

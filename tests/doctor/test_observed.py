@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from forked import Forked
+from paceline.cli.app import run
 from paceline.doctor.examine import examine
 from paceline.doctor.fixes.applying import undo
 from paceline.doctor.fixes.asked import fix
@@ -105,6 +106,14 @@ def test_a_slow_loader_is_seen_and_its_workers_are_priced_at_its_line(tmp_path: 
     said = "\n".join(render_observation("train.py", seen))
     assert "train.py: input bound" in said
     assert price.name in said
+
+
+def test_where_no_fix_has_the_name_that_is_asked_for_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = script(tmp_path)
+    assert run(["doctor", str(whole), "--seconds", "0.5", "--only", "num_wrkers"]) == 0
+    assert "--only num_wrkers: no fix whose name begins so was tried" in capsys.readouterr().err
 
 
 def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(

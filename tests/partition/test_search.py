@@ -8,7 +8,7 @@ import pytest
 
 from paceline.collectives.base import LinkCost
 from paceline.errors import ConfigError
-from paceline.partition.brute_force import try_all_cuts
+from paceline.partition.brute_force import is_too_many, try_all_cuts
 from paceline.partition.graph import WorkEdge, WorkGraph, WorkNode, chain
 from paceline.partition.pipeline import Pipeline, workers
 from paceline.partition.placement import Placement, even_cut, is_allowed, place
@@ -112,6 +112,33 @@ def test_parts_in_a_row_are_all_parts_that_do_not_need_each_other(seed: int) -> 
                 )
             )
     assert sets == free
+
+
+@pytest.mark.parametrize("slow", [(), (3,), (0, 5, 11)])
+def test_of_alike_workers_one_order_is_tried(slow: tuple[int, ...]) -> None:
+    """Twelve of them have 479 million."""
+    graph = chain("abcdefghijkl", seconds=[1.0 + i for i in range(12)], num_bytes=0)
+    speeds = [0.5 if i in slow else 1.0 for i in range(12)]
+    pipeline = Pipeline(workers=workers(12, speeds=speeds), micro_batches=4)
+    assert not is_too_many(graph, pipeline)
+    best = try_all_cuts(graph, pipeline)
+    assert best is not None
+    assert sorted(one.worker for one in best.parts) == list(range(12))
+    assert [i for i, one in enumerate(best.parts) if one.worker in slow] == list(range(len(slow)))
+    assert find_placement(graph, pipeline).placement.step_s == pytest.approx(best.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("edges", "num_parts", "speeds"),
+    [("chain", 12, [1.0 + i for i in range(12)]), ("none", 6, []), ("none", 12, [])],
+)
+def test_what_would_never_end_is_too_many_to_try(
+    edges: str, num_parts: int, speeds: list[float]
+) -> None:
+    graph = chain("abcdefghijkl", seconds=[1.0] * 12, num_bytes=0)
+    if edges == "none":  # in any order
+        graph = WorkGraph(nodes=graph.nodes, edges=())
+    assert is_too_many(graph, Pipeline(workers=workers(num_parts, speeds=speeds)))
 
 
 def test_a_slow_worker_gets_fewer_layers() -> None:

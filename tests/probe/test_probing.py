@@ -1,6 +1,7 @@
 """A whole probe: what is kept, what is shown, what is said where something is missing."""
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,3 +108,20 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
     assert (found["to_device_pageable_bytes_per_s"].best or 0) > 0
     assert (found["device_launch_s"].best or 0) > 0
     assert all(one.samples or one.why_not for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--folder nowhere", "--folder nowhere is no folder"),
+        ("--serve 0 --json", "--serve answers and measures nothing: give it alone"),
+        ("--serve 0 --peer there", "--serve answers and measures nothing: give it alone"),
+        ("--peer there:x", "--peer is HOST or HOST:PORT, got 'there:x'"),
+    ],
+)
+def test_what_cannot_be_probed_is_said_before_a_minute_of_measuring(
+    say: Callable[[str], tuple[int, str, str]], flags: str, said: str
+) -> None:
+    code, _, err = say(f"probe {flags}")
+    assert code == 2
+    assert said in err

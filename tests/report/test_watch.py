@@ -1,11 +1,17 @@
 """A run that is watched: its trace is followed as it grows, and the end of either is the end."""
 
+import errno
 import fcntl
+import io
+import os
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import app as command
 from paceline.errors import ConfigError
 from paceline.plan import Plan
 from paceline.report.live import Progress, QuietObserver
@@ -71,7 +77,24 @@ def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) 
     assert seen.told[-1].version == 1
 
 
+def test_who_is_read_by_nobody_watches_no_longer(
+    run_dir: Path, held: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    lines = (run_dir / "trace.jsonl").read_text().splitlines(keepends=True)
+    (held / "trace.jsonl").write_text("".join(lines[:-1]))
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(os, "nice", lambda more: 0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it goes on"))
+    assert command.run(["watch", str(held)]) == 1
+
+
 def test_where_no_run_is_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run at .*; runs lie under runs/"):
+        watch(tmp_path / "none", QuietObserver(), lambda: None)
     with pytest.raises(ConfigError, match=r"the trace .* cannot be read: No such file"):
         watch(tmp_path, Seen(), lambda: None)
 

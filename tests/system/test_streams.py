@@ -5,11 +5,12 @@ import fcntl
 import io
 import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.system.streams import Lasting, Tail, wait_for
+from paceline.system.streams import Lasting, Tail, open_standard_streams, wait_for
 
 
 class Full(io.StringIO):
@@ -35,6 +36,15 @@ def test_a_terminal_of_few_letters_gets_their_numbers() -> None:
     out.flush()
     assert raw.getvalue() == b"\\u03c4 = 3\n"
     assert not out.trouble
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_so_do_results_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="ascii"))
+    open_standard_streams()
+    print("\u00fc.py, \udcff.py", file=getattr(sys, name), flush=True)
+    assert raw.getvalue() == b"\\xfc.py, \\udcff.py\n"
 
 
 def test_a_log_is_shown_in_whole_lines_and_at_the_end_in_full(tmp_path: Path) -> None:

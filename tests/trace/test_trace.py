@@ -169,6 +169,12 @@ def test_other_damage_is_an_error_that_names_the_line(damage: str, path: Path) -
             list(read_trace(path))
 
 
+def test_of_a_trace_that_is_damaged_at_its_begin_nothing_is_offered(path: Path) -> None:
+    path.write_text("{broken\n")
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:1 .*nothing of it can be read$"):
+        list(read_trace(path))
+
+
 @pytest.mark.parametrize("order", [(0, 2, 1), (0, 2), (0, 1, 1, 2), (1, 2)])
 def test_a_line_that_was_moved_lost_or_doubled_is_found_by_its_sum(
     order: tuple[int, ...], path: Path

@@ -217,6 +217,7 @@ def test_what_is_no_layer_and_no_loss_names_the_parameter(written: Callable[...,
 def test_the_command_prints_a_table_and_ends_with_0_or_1(
     say: Say, written: Callable[..., str]
 ) -> None:
+    assert "equal: 1 worker computes what one does" in say("verify quadratic -n 1,1")[1]
     code, out, _ = say("verify quadratic -n 1,2")
     assert code == 0
     assert (

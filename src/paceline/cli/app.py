@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Group, Parameter, Token, UnusedCliTokensError, convert
 
 from .. import __version__
 from ..errors import ConfigError, FileError, LinkError, PacelineError, unknown
@@ -23,6 +23,8 @@ EXIT_SIGNAL = 128
 
 _NO_ROOM = "failed to map segment"
 """What the system says where a library finds no room in memory."""
+_NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "not enough memory")
+"""What torch says in a RuntimeError."""
 
 
 class Verb(NamedTuple):
@@ -91,8 +93,10 @@ def run(tokens: list[str]) -> int:
     except BrokenPipeError:  # who read our output has gone (`| head`): nothing is left to say
         lead_nowhere(sys.stdout)
         return EXIT_ERROR
-    except (MemoryError, ImportError) as error:
+    except (MemoryError, ImportError, RuntimeError) as error:
         if isinstance(error, ImportError) and _NO_ROOM not in str(error):
+            raise
+        if isinstance(error, RuntimeError) and not any(one in str(error) for one in _NO_MEMORY):
             raise
         return _fail(_no_memory(error), _wants_json(own))
     except CycloptsError as error:
@@ -175,7 +179,8 @@ def _refused(error: OSError) -> PacelineError:
 def _no_memory(error: Exception) -> LinkError:
     from ..system.limits import describe_limits
 
-    what = f": {error}" if str(error) else ""  # Python's own says nothing
+    first = str(error).partition("\n")[0]  # torch may add what C++ called
+    what = f": {first}" if first else ""  # Python's own says nothing
     return LinkError(f"there is too little memory{what} (allowed: {describe_limits() or 'all'})")
 
 
@@ -211,4 +216,8 @@ def _wants_json(tokens: list[str]) -> bool:
 
 def _in_one_line(error: CycloptsError) -> str:
     """What the parser has to say, without its boxes."""
+    if isinstance(error, UnusedCliTokensError):
+        verb = " ".join(error.command_chain or ())
+        rest = " ".join(error.unused_tokens or ())
+        return f"{verb} has no use for {rest!r}: leave it out, or see paceline {verb} --help"
     return " ".join(str(error).split())

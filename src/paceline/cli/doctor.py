@@ -1,9 +1,15 @@
-"""``paceline doctor``: what is wrong in a training script, what is slow, what each fix is worth."""
+"""``paceline doctor``: what is wrong in a training script, what is slow, what each fix is worth.
+
+    --rules | --test-rules | a model | --undo | --fix | --annotate | --static | the script runs
+
+Above 300 lines, since each of these ways has its flags.
+"""
 
 import json as encoder
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,8 +88,9 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
 
     The script runs in a process of its own for some dozen steps, with its arguments; then fixes
     are tried between its steps, in turn with none, until it is clear whether they save 2 %. With
-    --static it is only read. Exit code 0 where no bug is found, 1 where one is, 2 where nothing
-    could be read or observed. A line that ends in # doctor: ok is not spoken of.
+    --static it is only read. Exit code 0 where the file has no bug at the end, also after --fix
+    --apply; 1 where it has one, mended by the diff of --fix or not; 2 where nothing could be read
+    or observed. A line that ends in # doctor: ok is not spoken of.
 
     Example: paceline doctor train.py --lr 0.1
     Example: paceline doctor train.py --fix > fix.diff
@@ -97,13 +104,18 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     args
         Its own arguments; behind -- where doctor has flags of the same name.
     """
+    way = _way(script, asked)
+    _refuse_idle(way, args, asked)
     if asked.rules or asked.test_rules:
         _about_rules(asked)
-        return
-    if script is not None and (asked.input or (":" in script and not Path(script).exists())):
+    elif script is not None and way == _MODEL:
         _show_model(script, asked)
-        return
-    path = _path(script, asked)
+    else:
+        _show_script(_path(script, asked), args, asked)
+
+
+def _show_script(path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+    """Put it back; or read it, and what else is asked; the exit code is of its file at the end."""
     if asked.undo:
         from ..doctor.fixes.applying import undo
 
@@ -115,8 +127,8 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     found = examine(path)
     if asked.fix:
         _show_fixed(found, path, args, asked)
-        return
-    if asked.annotate:
+        found = examine(path)
+    elif asked.annotate:
         _show_annotated(found, path, asked)
     elif asked.static:
         _show_static(found, asked)
@@ -124,6 +136,66 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
         _show_observed(found, path, args, asked)
     if found.bugs or (asked.strict and found.costs):
         sys.exit(1)
+
+
+_MODEL = "for a model"
+_HEARD = {
+    "with --test-rules": {"rules", "test_rules", "json"},
+    "with --rules": {"rules", "json"},
+    _MODEL: {"input", "json", "notes", "strict"},
+    "with --undo": {"undo"},
+    "with --fix --static": {"fix", "static", "json", "strict"},
+    "with --fix": {"fix", "apply", "json", "strict", "seconds", "only", "wait"},
+    "with --annotate": {"annotate", "static", "json", "notes", "strict"},
+    "with --static": {"static", "json", "sarif", "notes", "strict"},
+    "where the script runs": {"json", "notes", "strict", "seconds", "only", "wait"},
+}
+"""Each way, as it is said of flags that would do nothing there, and those that do something."""
+_RUNS = ("with --fix", "where the script runs")
+
+
+_SPEC = re.compile(r"(?!\S*\.py:)[\w.]*:[\w.]*")
+"""A module and a name in it; no line of a script, drive or address."""
+
+
+def _way(script: str | None, asked: DoctorFlags) -> str:
+    """Which of them is asked for: the first."""
+    is_spec = (
+        script is not None and _SPEC.fullmatch(script) is not None and not Path(script).exists()
+    )
+    is_asked = (
+        asked.test_rules, asked.rules, bool(asked.input) or is_spec, asked.undo,
+        asked.fix and asked.static, asked.fix, asked.annotate, asked.static, True,
+    )  # fmt: skip
+    return next(way for way, is_it in zip(_HEARD, is_asked, strict=True) if is_it)
+
+
+def _refuse_idle(way: str, args: Sequence[str], asked: DoctorFlags) -> None:
+    """What is given and would do nothing is refused, a misspelled flag among it.
+
+    Raises:
+        ConfigError: there is such.
+    """
+    from ..errors import ConfigError
+
+    if asked.sarif and way == "where the script runs":
+        raise ConfigError("--sarif has what is found by reading: give --static, too")
+    if asked.apply and way != "with --fix":
+        raise ConfigError(
+            "--apply writes what is proved by running: --fix --apply without --static"
+        )
+    idle = [
+        f"--{one.name.replace('_', '-')}"
+        for one in fields(asked)
+        if one.name not in _HEARD[way] and getattr(asked, one.name) != one.default
+    ]
+    if idle:
+        do = "does" if len(idle) == 1 else "do"
+        raise ConfigError(f"{', '.join(idle)} {do} nothing {way}: leave it out")
+    if args and way not in _RUNS:
+        raise ConfigError(f"{' '.join(args)} is for a script that runs, and none does {way}")
+    if asked.only and not asked.seconds:
+        raise ConfigError("--only says which fixes are tried, and --seconds 0 tries none")
 
 
 def _show_model(spec: str, asked: DoctorFlags) -> None:
@@ -140,7 +212,10 @@ def _show_model(spec: str, asked: DoctorFlags) -> None:
             f"doctor {spec} wants the sizes of an input with the batch first: --input 64,3,32,32"
         )
     shapes = [parse_input(one) for one in asked.input]
-    batch = int(asked.input[0].partition(",")[0].partition(":")[0])
+    batches = {int(one.partition(",")[0].partition(":")[0]) for one in asked.input}
+    if len(batches) > 1:
+        raise ConfigError(f"each --input begins with the batch, got {sorted(batches)}")
+    (batch,) = batches
     seen = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
     found = check(seen)
     show(
@@ -149,7 +224,8 @@ def _show_model(spec: str, asked: DoctorFlags) -> None:
                  "parameters": seen.num_parameters, "output": list(seen.outputs)},
         lambda: render_model(spec, seen, found),
     )  # fmt: skip
-    if any(one.severity is Severity.BUG for one in found):
+    bad = {Severity.BUG, Severity.COST} if asked.strict else {Severity.BUG}
+    if any(one.severity in bad for one in found):
         sys.exit(1)
 
 
@@ -165,12 +241,6 @@ def _path(script: str | None, asked: DoctorFlags) -> Path:
         raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
     if asked.json and asked.sarif:
         raise ConfigError("--json and --sarif are two formats of one output; give one of them")
-    if asked.sarif and not asked.static:
-        raise ConfigError("--sarif has what is found by reading: give --static, too")
-    if asked.apply and (not asked.fix or asked.static):
-        raise ConfigError(
-            "--apply writes what is proved by running: --fix --apply without --static"
-        )
     for name, value in (("--seconds", asked.seconds), ("--wait", asked.wait)):
         if not 0 <= value < float("inf"):
             raise ConfigError(f"{name} must be a number of seconds >= 0, got {value:g}")
@@ -250,6 +320,8 @@ def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: D
         return
     _check_runs(found, path)
     seen = observe(_run_of(path, args, asked))
+    if asked.only and not seen.prices:
+        say(f"--only {asked.only}: no fix whose name begins so was tried")
     show(
         asked.json,
         lambda: {**found.to_json(), "measured": True, "observation": seen.to_json()},

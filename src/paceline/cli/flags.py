@@ -275,9 +275,10 @@ def parse_memory(text: str) -> int:
         value = float(number)
     except ValueError:
         value = 0.0
-    if unit not in _MEMORY_UNITS or not 0 < value < float("inf"):
+    num_bytes = value * _MEMORY_UNITS.get(unit, 0)
+    if not 1 <= num_bytes < float("inf"):
         raise ConfigError(f"--memory {text!r} must read as 512MiB or 2GiB")
-    return int(value * _MEMORY_UNITS[unit])
+    return int(num_bytes)
 
 
 def say(line: str) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from ..config import NAMES, resolve
+from ..config import NAMES, Resolved, resolve
 from ..fields import Value
 from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, given, say, show
 
@@ -104,6 +104,7 @@ def show_settings(
     """Show the settings that a run given these flags would have."""
     explicit = given(flags)
     resolved = resolve(explicit, config)
+    _check_names(resolved)
     values: dict[str, Value] = {name: getattr(resolved.settings, name) for name in NAMES}
     if resolved.settings.json:
         rows = {
@@ -120,6 +121,29 @@ def show_settings(
         if name != "json":
             where = f"  {resolved.origins[name]}" if origin else ""
             print(f"{name:<{width}}  {texts[name]:<{column}}{where}".rstrip())
+
+
+def _check_names(resolved: Resolved) -> None:
+    """Refuse what a run would refuse, for as many workers as there may be where nobody says.
+
+    Raises:
+        ConfigError: there is no such protocol, delay, slowness or fault.
+    """
+    from ..conditions.delays import parse_delays
+    from ..conditions.faults import FaultPlan
+    from ..conditions.slowness import parse_slowness
+    from ..protocols import protocol_of
+
+    settings = resolved.settings
+    workers = _MOST_WORKERS if resolved.origins["workers"] == "default" else settings.workers
+    protocol_of(settings, workers)
+    parse_delays(settings.delay, workers)
+    parse_slowness(settings.slow, workers)
+    FaultPlan.parse(settings.fault, workers)
+
+
+_MOST_WORKERS = 1024
+"""Of one machine."""
 
 
 def _text(value: Value) -> str:

@@ -66,8 +66,9 @@ def partition(
     from ..report.splits import draw_partition, render_partition
 
     writable(plot)
+    question = _question(task, asked)
     say("measuring")
-    found = cut(_question(task, asked))
+    found = cut(question)
     if plot is not None:
         plot.write_text(draw_partition(found))
     show(json, found.to_json, lambda: render_partition(found))
@@ -105,6 +106,10 @@ def _question(task: str, asked: CutFlags) -> "SplitQuestion":
     )  # fmt: skip
 
 
+_MOST_SPEED = 1000.0
+"""Beside this machine's, and its inverse the least: no two that work together differ by more."""
+
+
 def parse_speeds(text: str) -> tuple[float, ...]:
     """``1,1,0.5``.
 
@@ -114,6 +119,10 @@ def parse_speeds(text: str) -> tuple[float, ...]:
     from ..errors import ConfigError
 
     try:
-        return tuple(float(one) for one in text.split(","))
+        speeds = tuple(float(one) for one in text.split(","))
     except ValueError:
         raise ConfigError(f"--speeds {text!r} must read as 1,1,0.5") from None
+    for one in speeds:
+        if 0.0 < one < 1.0 / _MOST_SPEED or one > _MOST_SPEED:
+            raise ConfigError(f"--speeds are beside this machine's 1, as 1,1,0.5, got {one:g}")
+    return speeds

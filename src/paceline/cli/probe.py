@@ -36,6 +36,7 @@ def probe_(
     picture
         An SVG file to draw it into.
     """
+    from ..errors import ConfigError
     from ..probe.messages import read_peer
     from ..probe.messages import serve as answer
     from ..probe.picture import draw_probe
@@ -43,6 +44,8 @@ def probe_(
     from ..probe.tables import render_probe
 
     if serve is not None:
+        if peer or picture is not None or json:
+            raise ConfigError("--serve answers and measures nothing: give it alone")
         from ..probe.kernels import compiled
 
         with compiled() as kernels:
@@ -50,6 +53,8 @@ def probe_(
     writable(picture)
     if peer:
         read_peer(peer)
+    if not folder.is_dir():
+        raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
     found = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
     if picture is not None:
         picture.write_text(draw_probe(found))

@@ -2,18 +2,20 @@
 
 plan       from a profile and a race in virtual time: which one, and which K, and why
 compare    several on one task, under the same stragglers and seeds: a table and a picture
+
+Above 300 lines with the flags of both.
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ..config import resolve
-from ..errors import Interrupted
+from ..errors import ConfigError, Interrupted
 from ..protocols import split_names
 from .flags import Json, num_columns, say, show
 from .simulate import NO_TRAINING, NO_WORLD, TrainingFlags, WorldFlags, world_of
@@ -109,12 +111,15 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     from ..report.ranking import render_advice
     from .partition import CutFlags, planned_splits
 
+    _refuse_idle(asked)
     cut = CutFlags(
         workers=asked.workers, memory=asked.memory, micro_batches=asked.micro_batches,
         batch_size=asked.batch_size, input=asked.input,
     )  # fmt: skip
     if planned_splits(task, cut, json):
         return
+    if idle := _given(asked, _OF_SPLITS):
+        raise ConfigError(f"{idle}: of the table of splits; add --memory")
     start_s = time.perf_counter()
 
     def say_when(text: str) -> None:
@@ -122,6 +127,26 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
 
     advice = advise(_question(task, asked), say_when)
     show(json, advice.to_json, lambda: render_advice(advice))
+
+
+_OF_BOTH = {"workers"}
+_OF_SPLITS = {"memory", "batch_size", "micro_batches", "input"}
+
+
+def _refuse_idle(asked: PlanFlags) -> None:
+    """The table of splits knows no protocols. ConfigError: something is given that it ignores."""
+    others = {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS
+    if asked.memory is not None and (idle := _given(asked, others)):
+        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
+
+
+def _given(asked: PlanFlags, names: Collection[str]) -> str:
+    """Which of these flags are."""
+    return ", ".join(
+        "--" + one.name.replace("_", "-")
+        for one in fields(asked)
+        if one.name in names and getattr(asked, one.name) != one.default
+    )
 
 
 def _question(task: str, asked: PlanFlags) -> "Question":

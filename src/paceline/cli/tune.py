@@ -167,9 +167,10 @@ def lr(
 
     if asked.batch_size is not None and asked.mini_batch_size is not None:
         raise ConfigError("--batch-size and --mini-batch-size exclude each other; give one")
-    size = asked.mini_batch_size or asked.batch_size
+    size = asked.batch_size if asked.mini_batch_size is None else asked.mini_batch_size
     if size is not None and size < 1:
-        raise ConfigError(f"--batch-size and --mini-batch-size must be >= 1, got {size}")
+        flag = "--batch-size" if asked.mini_batch_size is None else "--mini-batch-size"
+        raise ConfigError(f"{flag} must be >= 1, got {size}")
     writable(asked.plot)
     ramp = LrRamp(
         spec=task, lowest=asked.lowest, highest=asked.highest, updates=asked.updates,

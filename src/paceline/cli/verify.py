@@ -41,4 +41,4 @@ def _numbers(text: str) -> tuple[int, ...]:
         numbers = ()
     if not numbers:
         raise ConfigError(f"-n takes whole numbers with commas, such as 1,2,4, got {text!r}")
-    return numbers
+    return tuple(dict.fromkeys(numbers))

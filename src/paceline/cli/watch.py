@@ -28,8 +28,14 @@ def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
 
     os.nice(19 - os.nice(0))  # who trains goes first
     observer = choose_observer(json)
+
+    def pause() -> None:
+        if observer.trouble:
+            raise BrokenPipeError  # nobody watches any more, as behind `| head`
+        time.sleep(_EVERY_S)
+
     try:
-        has_ended = follow(run, observer, lambda: time.sleep(_EVERY_S))
+        has_ended = follow(run, observer, pause)
         summary = summarize(run)
         observer.finished(summary)
     finally:

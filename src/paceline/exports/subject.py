@@ -77,6 +77,8 @@ def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
         ConfigError: there is no such thing, or the checkpoint is another model's.
     """
     torch.manual_seed(0)
+    if not spec:
+        raise ConfigError("a task, a run's folder or package.module:function is wanted, got ''")
     if spec == CHAPTER:
         return _loaded(
             CHAPTER, chapter_mlp(), random_inputs([InputShape((512,), torch.float32)]), checkpoint
@@ -104,6 +106,11 @@ def own_subject(
         ConfigError: it cannot be imported or made, or is no module.
     """
     module_name, colon, attribute = spec.partition(":")
+    if spec in TASKS:
+        raise ConfigError(f"{spec} is a task and has its own inputs: leave --input out")
+    if colon and module_name.endswith(".py"):
+        right = module_name.removesuffix(".py").replace("/", ".")
+        raise ConfigError(f"{flag}{spec!r} names a file; write the module, {right}:{attribute}")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{flag}{spec!r} must read package.module:function")
     folder = os.getcwd()

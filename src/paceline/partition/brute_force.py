@@ -1,20 +1,34 @@
 """Every cut of a small model, tried one by one: the reference for `search`.
 
 It shares with it only what a part between two borders costs.
+
+    tries = cuts x orders        orders of n workers: n! over the factorials of how many are alike
 """
 
 import functools
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..errors import ConfigError
 from .graph import WorkGraph
-from .pipeline import Pipeline
+from .pipeline import Pipeline, PipelineWorker
 from .placement import PartPrice, Placement, check_parts, is_allowed, part_between
 
 MOST_NODES = 12
 """Up to which every cut is tried."""
+MOST_TRIES = 100_000
+"""Cuts, each with every order of the workers, that are priced in a few seconds."""
 _ROUNDING = 1e-12
+
+
+def is_too_many(graph: WorkGraph, pipeline: Pipeline) -> bool:
+    """Whether there are more than `MOST_TRIES`, by counting no further."""
+    alike = Counter(pipeline.workers).values()
+    orders = math.factorial(pipeline.num_parts) // math.prod(map(math.factorial, alike))
+    cuts = _cuts(graph.needs(), pipeline.num_parts)
+    return any(tries > MOST_TRIES for tries in itertools.accumulate(orders for _ in cuts))
 
 
 def try_all_cuts(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
@@ -47,10 +61,20 @@ def try_all_cuts(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
 
 def _orders(pipeline: Pipeline) -> list[tuple[int, ...]]:
     """Each part's worker; of alike workers one order."""
-    seen: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for order in itertools.permutations(range(pipeline.num_parts)):
-        seen.setdefault(tuple(pipeline.workers[i] for i in order), order)
-    return list(seen.values())
+    kinds: dict[PipelineWorker, list[int]] = {}
+    for number, worker in enumerate(pipeline.workers):
+        kinds.setdefault(worker, []).append(number)
+
+    def longer(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(order) == pipeline.num_parts:
+            yield order
+            return
+        for alike in kinds.values():
+            free = next((one for one in alike if one not in order), None)
+            if free is not None:
+                yield from longer((*order, free))
+
+    return list(longer(()))
 
 
 def _cuts(needs: Sequence[int], num_parts: int) -> Iterator[tuple[int, ...]]:
@@ -63,6 +87,8 @@ def _cuts(needs: Sequence[int], num_parts: int) -> Iterator[tuple[int, ...]]:
                     sum(1 << i for i, part in enumerate(parts) if part < border)
                     for border in range(num_parts + 1)
                 )
+            return
+        if num_parts - len(set(parts)) > len(needs) - len(parts):  # some would stay empty
             return
         needed = needs[len(parts)]
         least = max((part for i, part in enumerate(parts) if needed >> i & 1), default=0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..collectives.base import LinkCost
 from ..errors import ConfigError
-from ..partition.brute_force import MOST_NODES, try_all_cuts
+from ..partition.brute_force import MOST_NODES, MOST_TRIES, is_too_many, try_all_cuts
 from ..partition.costs import LARGE_MODEL, SplitCosts
 from ..partition.cuts import best_cut, uneven
 from ..partition.placement import Placement, check_parts, even_cut, is_allowed, pipeline_step
@@ -39,14 +39,18 @@ def partition(question: SplitQuestion) -> PartitionReport:
     found = best_cut(graph, pipeline, costs.cores / costs.threads)
     took_s = time.perf_counter() - start_s
     cuts = {"best": found.placement, "even": even_cut(graph, pipeline)}
+    about = _about(question, made)
     if len(graph) <= MOST_NODES:
-        tried = try_all_cuts(graph, pipeline)
-        assert tried is not None
-        cuts["of all cuts"] = tried
+        if is_too_many(graph, pipeline):
+            about += (("of all cuts", f"too many to try: more than {MOST_TRIES:,}"),)
+        else:
+            tried = try_all_cuts(graph, pipeline)
+            assert tried is not None
+            cuts["of all cuts"] = tried
     rows = tuple(_row(costs, name, cut) for name, cut in cuts.items())
     table = price_splits(costs)
     return PartitionReport(
-        about=_about(question, made),
+        about=about,
         graph=graph,
         schedule=pipeline.schedule,
         rows=rows,

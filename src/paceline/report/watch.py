@@ -120,6 +120,8 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
     Raises:
         ConfigError: there is no run, or its trace is damaged.
     """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
     run = WatchedRun()
     with _opened(folder, pause) as trace:
         while True:

@@ -10,6 +10,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -95,7 +96,10 @@ def lead_nowhere(stream: TextIO) -> None:
 
 
 def open_standard_streams() -> None:
-    """Where a process began with closed ones (``>&-``), nothing else may take their numbers."""
+    """Where a process began with closed ones (``>&-``), nothing else may take their numbers.
+
+    What a terminal of few letters cannot show is written as a number, as on standard error.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -105,6 +109,9 @@ def open_standard_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a name that it has no letters for
 
 
 class Tail:

@@ -120,9 +120,10 @@ def record_of(path: Path, number: int, line: bytes, before: int) -> tuple[Record
         body, total = opened(line, before)
         record = _record(body + b"}")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        rest = f"; what stands before it can be read from a copy: head -n {number - 1}"
         raise ConfigError(
-            f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error}); "
-            f"what stands before it can be read from a copy: head -n {number - 1}"
+            f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error})"
+            f"{rest if number > 1 else ', where it begins: nothing of it can be read'}"
         ) from None
     if number == 1 and not isinstance(record, Header):
         raise ConfigError(f"{path} is no trace: its first line is no header")

@@ -118,7 +118,8 @@ def render_verified(one: Verified) -> list[str]:
         for dtype in dict.fromkeys(row.case.dtype for row in one.rows)
     )
     if one.is_equal:
-        lines.append(f"equal: {counts} workers compute what one does ({formats})")
+        compute = "worker computes" if counts == "1" else "workers compute"
+        lines.append(f"equal: {counts} {compute} what one does ({formats})")
     else:
         number = sum(not row.is_equal for row in one.rows)
         lines.append(f"different: {number} of {len(one.rows)} rows")

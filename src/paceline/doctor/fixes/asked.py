@@ -15,7 +15,8 @@ _STATIC = "--static runs nothing"
 def fix_by_text(path: Path, found: Diagnosis) -> FixReport:
     """What reading alone would change; nothing is run, nothing is written."""
     source = ScriptFile.read(path)
-    proof = Proof(tuple(edits_for(source.text)), unproved=_STATIC)
+    edits = tuple(edits_for(source.text))
+    proof = Proof(edits, unproved=_STATIC if edits else "")
     return _report(source, found, proof)
 
 
