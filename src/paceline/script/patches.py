@@ -190,7 +190,7 @@ _next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
 
 def note_losses(hear: Callable[[Tensor], None]) -> None:
-    """Tell ``hear`` of the loss of every ``loss.backward()`` in this member, with its graph."""
+    """Tell ``hear`` of what every ``backward()`` in this member is of, with its graph."""
     _listener.hear, _listener.before, _listener.after = hear, None, None
     Tensor.backward = _noted_backward  # type: ignore[method-assign]  # only noted: it calls what was there
 
@@ -201,7 +201,7 @@ def note_backward(before: Callable[[], None], after: Callable[[], None]) -> None
 
 
 def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
-    if _listener.hear is not None and self.numel() == 1:
+    if _listener.hear is not None:
         _listener.hear(self)
     if _listener.before is not None:
         _listener.before()

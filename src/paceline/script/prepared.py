@@ -597,8 +597,9 @@ class Prepared:
     # -- what happens in the loop ---------------------------------------------------------------
 
     def note_loss(self, loss: Tensor) -> None:
-        """A backward pass begins; the loss is what the next push reports."""
-        self.gradients.loss = loss.detach()
+        """A backward pass begins; the loss, where it is one number, is what a push reports."""
+        if loss.numel() == 1:
+            self.gradients.loss = loss.detach()
         self._strays.look(loss)
         self.loop.differentiated()
 

@@ -1048,8 +1048,19 @@ class Pace:
             member.publish(self._context.protocol)
 
     def sum(self, value: Value) -> float:
-        """The sum of ``value`` over all workers; all must call it between epochs."""
+        """The sum of ``value`` over all workers; all must call it between epochs.
+
+        Raises:
+            ConfigError: it stands inside the loader's loop where workers go at their own pace, or
+                before ``prepare``.
+        """
         self._finish_leaving()
+        is_inside = hasattr(self, "_prepared") and self._prepared.loop.is_iterating
+        if is_inside and self.num_workers > 1 and not self._context.is_spmd:
+            raise ConfigError(
+                f"pace.sum() stands inside the loader's loop, where under {self._context.protocol} "
+                "each worker has mini-batches of its own and not all come by; put it between epochs"
+            )
         if self.num_workers > 1 and not hasattr(self, "_prepared"):
             raise ConfigError(
                 "pace.sum() was called before pace.prepare(): several workers meet there first"
