@@ -4,6 +4,7 @@ import functools
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -244,3 +245,39 @@ def test_a_sum_before_prepare_is_refused_in_a_sentence(
     assert code != 0
     assert "pace.sum() was called before pace.prepare()" in err
     assert "AttributeError" not in err
+
+
+OF_VECTORS = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+data = TensorDataset(torch.arange(64.0)[:, None])
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4))
+for epoch in pace.epochs(1):
+    for number, (x,) in enumerate(loader):
+        with pace.step():
+            out = model(x)[:, 0]
+            out.backward(torch.ones_like(out))
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        if sys.argv[1:]:
+            pace.sum(1)
+"""
+
+
+def test_a_vector_that_was_differentiated_has_a_gradient(tmp_path: Path) -> None:
+    """Of two batches that make an update the first is not one that nothing was done with."""
+    (tmp_path / "train.py").write_text(OF_VECTORS)
+    run = run_script(tmp_path / "train.py", tmp_path, workers=1, protocol="k-sync:1")
+    assert run.used() == [Counter(range(64))]
+    assert run.summary.updates == 8
+
+
+def test_a_sum_inside_the_loop_is_refused_where_not_all_come_by(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_VECTORS)
+    with pytest.raises(ConfigError, match=r"pace.sum\(\) stands inside .* under k-sync:1"):
+        run_script(tmp_path / "train.py", tmp_path, "inside", workers=2, protocol="k-sync:1")

@@ -3,8 +3,8 @@
 Every member holds a copy of the optimizer object whose parameters and state are views into the
 block, so whoever executes an update continues where the last one stopped. Optimizers that work
 element by element may be given pieces of parameters (a member's share); all others get whole
-tensors. Above 300 lines, since binding the state and stepping with it are read together. This module
-must not know who executes which update, or when.
+tensors. Above 300 lines, since binding the state and stepping with it are read together. This
+module must not know who executes which update, or when.
 """
 
 from collections import defaultdict
