@@ -309,3 +309,30 @@ def test_the_ramp_begins_at_its_start_and_ends_at_one() -> None:
     assert optimizer.param_groups[0]["lr"] == 1.0
     assert warm.base_lrs == [2.0]
     assert RateScaling(kind="sqrt", samples=64, own=16).factor == 2.0
+
+
+BY_OWN_LOSS = """
+import torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 2))
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(3):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    optimizer.param_groups[0]["lr"].mul_(1.0 + pace.worker)  # in place, and each its own
+"""
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "k-sync:1", "async"])
+def test_a_rate_that_each_sets_between_epochs_is_refused(tmp_path: Path, protocol: str) -> None:
+    (tmp_path / "train.py").write_text(BY_OWN_LOSS)
+    with pytest.raises(ConfigError, match="0 and 1 begin an epoch with different optimizer sett"):
+        runs.run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol)

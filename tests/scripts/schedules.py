@@ -215,7 +215,7 @@ def plateau_by_own_loss(record: Record) -> None:
                 loss = loss_of(model(inputs), targets)
                 loss.backward()
                 optimizer.step()
-            total, count = total + loss.item(), count + 1
+                total, count = total + loss.item(), count + 1
         scheduler.step(total / max(count, 1))
         record.epoch(rate=rates(optimizer))
     record.state(model, optimizer)

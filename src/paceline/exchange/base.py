@@ -164,7 +164,7 @@ class ScriptHooks:
     Attributes:
         advance_schedule: bring schedulers to this version; whether members' rates may differ then.
         marks: what of prepared schedulers must be the same in members that push into one update.
-        measured: where prepared schedulers stand that are stepped with metrics; 0: there are none.
+        between: a word of the settings as an epoch begins; 0: members' may differ.
         num_own_steps: of an optimizer that steps here, in the whole run.
         adopt: take over the settings of a worker that is there already.
         order_digest: of the epoch's order that was drawn last; all members' are compared.
@@ -181,7 +181,7 @@ class ScriptHooks:
 
     advance_schedule: Callable[[int], bool] = lambda version: False
     marks: Callable[[], object] = lambda: None
-    measured: Callable[[], int] = lambda: 0
+    between: Callable[[], int] = lambda: 0
     num_own_steps: Callable[[], int] = lambda: 0
     adopt: Callable[[str], None] = lambda text: None
     order_digest: Callable[[], str] = lambda: ""

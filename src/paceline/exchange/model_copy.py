@@ -8,7 +8,6 @@ Nobody but the run changes the weights while it trains (unedited.py). This modul
 messages, jobs or the loop.
 """
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..replica.replica import Replica
+from ..replica.replica import Replica, digest_of
 from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
@@ -196,7 +195,7 @@ class ModelCopy:
         hyper = (self.replica.hyper(), marks)
         if hyper != self._hyper:
             self._hyper = hyper
-            self._hyper_digest = zlib.crc32(_said(hyper).encode())
+            self._hyper_digest = digest_of(hyper)
         return settings_word(self._hyper_digest, num_own_steps)
 
     def allowed_scale(self, limit: float) -> float:
@@ -216,10 +215,3 @@ class ModelCopy:
         rows = self.updaters[self.store.current].read_state()
         held = [one for group in self.rule.param_groups for one in group["params"]]
         return {one: row for one, row in zip(held, rows, strict=True) if row}
-
-
-def _said(value: object) -> str:
-    """Rates that were reached in another order differ in their last digits."""
-    if isinstance(value, tuple):
-        return f"({','.join(map(_said, value))})"
-    return f"{value:.10g}" if isinstance(value, float) else repr(value)

@@ -168,7 +168,7 @@ class StoreExchange(Exchange):
         each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
         digest = own.hooks.order_digest() if self.num_workers > 1 else ""
         published = self._publish_settled(is_first=is_first)
-        told = digest, self.place(), published, own.hooks.measured()
+        told = digest, self.place(), published, own.hooks.between()
         self._channel.send(said.Arrive(epoch, each, end, *told))
         while isinstance(message := self._mail.next(), said.Adopt):
             own.hooks.adopt(message.text)

@@ -312,9 +312,30 @@ class Replica:
 def hyper_of(optimizer: Optimizer) -> Hyper:
     """The values of its groups: lr, momentum, ... (not the parameters)."""
     return tuple(
-        tuple(value for key, value in group.items() if key != "params")
+        tuple(_number_of(value) for key, value in group.items() if key != "params")
         for group in optimizer.param_groups
     )
+
+
+def digest_of(settings: object) -> int:
+    """32 bits of them; rates that were reached in another order differ in their last digits."""
+    return zlib.crc32(_said(settings).encode())
+
+
+def _said(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_said, value))})"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    is_plain = value is None or isinstance(value, bool | int | str | list | Tensor)
+    return repr(value) if is_plain else type(value).__name__  # else its address is said, too
+
+
+def _number_of(value: object) -> object:
+    """Of a tensor on the CPU, which may be changed in place, what it is now."""
+    if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
+        return value.item()
+    return value
 
 
 def register(parameter: nn.Parameter, hook: Callable[[int, Tensor], None], number: int) -> Any:

@@ -251,9 +251,11 @@ class EpochBorders:
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
         first = self._arrived[live[0]]
-        for number in live:
-            if first.measured != self._arrived[number].measured:
-                raise _other_metrics(*(self._run.roster[one].seat for one in (live[0], number)))
+        words = {number: word for number in live if (word := self._arrived[number].settings)}
+        if len(set(words.values())) > 1:
+            number, *rest = words
+            other = next(one for one in rest if words[one] != words[number])
+            raise _other_settings(*(self._run.roster[one].seat for one in (number, other)))
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
 
@@ -370,9 +372,9 @@ class EpochBorders:
                 run.dispatch.tell(number, Goodbye())
 
 
-def _other_metrics(worker: int, other: int) -> ConfigError:
+def _other_settings(worker: int, other: int) -> ConfigError:
     return ConfigError(
-        f"workers {worker} and {other} have stepped ReduceLROnPlateau with different metrics, and "
-        "each would go on with rates of its own; step it between epochs with what is the same in "
-        "all: pace.evaluate(fn, loader), or pace.sum(value)"
+        f"workers {worker} and {other} begin an epoch with different optimizer settings (lr, "
+        "momentum, where ReduceLROnPlateau stands), and each would go on with its own; set them by "
+        "what is the same in all: pace.evaluate(fn, loader), or pace.sum(value)"
     )

@@ -327,11 +327,17 @@ def adopt(text: str, optimizer: Optimizer, schedules: Schedules) -> None:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """What of it can be said, in a scheduler of schedulers what of each."""
+    said = {name: value.item() if _is_scalar(value) else value for name, value in values.items()}
     return {
         name: list(map(_plain, value)) if _are_dicts(value) else value
-        for name, value in values.items()
+        for name, value in said.items()
         if name != "params" and (_is_plain(value) or _are_dicts(value))
     }
+
+
+def _is_scalar(value: object) -> bool:
+    """As a learning rate may be one."""
+    return isinstance(value, Tensor) and value.ndim == 0
 
 
 def _is_plain(value: object) -> bool:
@@ -350,7 +356,9 @@ def _merged(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _like(before: object, value: Any) -> object:
-    """JSON has no tuples."""
+    """JSON has no tuples and no tensors."""
     if isinstance(before, list) and _are_dicts(before) and _are_dicts(value):
         return [_merged(one, said) for one, said in zip(before, value, strict=True)]
+    if isinstance(before, Tensor) and isinstance(value, int | float):
+        return torch.full_like(before, value)
     return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value

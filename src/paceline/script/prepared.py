@@ -407,7 +407,7 @@ class Prepared:
         hooks = exchange.hooks
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
-        hooks.measured = self.schedules.measured
+        hooks.between = self.schedules.between
         if self._context.is_difference:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):

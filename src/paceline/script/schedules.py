@@ -14,7 +14,6 @@ exchanges, the store or who executes.
 
 import abc
 import functools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..errors import ConfigError
+from ..replica.replica import Hyper, digest_of, hyper_of
 from .place import LoopPlace
 from .unprepared import AnyScheduler, Keep, StraySchedulers
 
@@ -234,6 +234,10 @@ class Schedules:
             if all(one.optimizer is not mine for mine in optimizers):
                 raise ConfigError(f"{one.name} is of an optimizer that prepare() was not given")
         self._keep: Keep | None = None
+        self._at_first: Hyper | None = None
+        """The settings as the loop began."""
+        self._is_by_hand = False
+        """Whether they were others in the end."""
         self._strays: list[StraySchedulers] = []
         if accumulates or not (every or is_alone or place.is_lockstep or place.is_local):
             known = [one.scheduler for one in every]
@@ -258,6 +262,7 @@ class Schedules:
     def opened(self) -> None:
         """The loop begins."""
         self.place.opened()
+        self._at_first = self._settings()
         if (keep := self._keep) is not None:
             self._keep, known = None, [one.scheduler for one in self._every]
             for number, optimizer in enumerate(self._optimizers):
@@ -326,6 +331,7 @@ class Schedules:
 
     def end(self) -> None:
         """The loop has no more."""
+        self._is_by_hand |= self._at_first is not None and self._at_first != self._settings()
         for one in self._every:
             one.end()
 
@@ -333,14 +339,23 @@ class Schedules:
         """What must be the same in members that push into one update in step."""
         return () if self.place.is_local else tuple(one.mark for one in self._every)
 
-    def measured(self) -> int:
-        """A word of where those stand that go by a metric; 0: none does."""
-        states = [
-            one.state() for one in self._every if isinstance(one.scheduler, ReduceLROnPlateau)
-        ]
-        if not states:
-            return 0
-        return 1 + zlib.crc32(repr([sorted(one.items()) for one in states]).encode())
+    def between(self) -> int:
+        """A word of what must be the same in all members as an epoch begins; 0: they may differ.
+
+        Of schedulers where those stand that go by a metric; without any, all settings, unless the
+        script sets them by hand inside its loop.
+        """
+        if self._every:
+            states = [
+                tuple(sorted(one.state().items()))
+                for one in self._every
+                if isinstance(one.scheduler, ReduceLROnPlateau)
+            ]
+            return 1 + digest_of(tuple(states)) if states else 0
+        return 0 if self._is_by_hand else 1 + digest_of(self._settings())
+
+    def _settings(self) -> Hyper:
+        return tuple(map(hyper_of, self._optimizers))
 
     @property
     def knows(self) -> bool:

@@ -132,7 +132,7 @@ class Arrive(NamedTuple):
         digest: of the epoch's order, the same in all members.
         place: where the script is in ``pace.epochs``.
         published: whether the script has published weights since the last epoch.
-        measured: of schedulers that go by what was measured, where they stand; 0: there are none.
+        settings: a word of the optimizer's, the same in all members; 0: they may differ.
     """
 
     epoch: int
@@ -141,7 +141,7 @@ class Arrive(NamedTuple):
     digest: str
     place: ScriptPlace
     published: int = 0
-    measured: int = 0
+    settings: int = 0
 
 
 class Push(NamedTuple):
