@@ -105,6 +105,44 @@ def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[in
         assert close_to(total, parameter.grad), name
 
 
+class Spectral(nn.Module):
+    """A spectrum goes around the layers that are cut apart, and is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body = nn.Linear(6, 6), nn.Sequential(nn.Linear(4, 300), nn.Tanh())
+        self.last = nn.Linear(300, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        z = torch.fft.rfft(self.first(x))
+        z = z * self.last(self.body(z.abs()))
+        return {"out": torch.fft.irfft(z), "hidden": torch.view_as_real(z), "z": z}
+
+
+def test_a_complex_tensor_that_crosses_a_border_has_a_gradient() -> None:
+    whole, (_, (x, _)) = Spectral(), model_and_inputs()
+    loss_of(outputs := whole(x[:8])).add(outputs["z"].abs().mean()).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Tensor | None], bool]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        outputs = model(x[:8].chunk(2)[ranks.everyone.rank])
+        loss_of(outputs).add(outputs["z"].abs().mean()).backward()
+        made.come_to_end()
+        crossing = [one.dtype.is_complex for one in made.cut.borders[1]]  # type: ignore[attr-defined]
+        return {name: one.grad for name, one in made.own.named_parameters()}, any(crossing)
+
+    found = in_threads(2, work)
+    assert found[0][1]
+    for name, parameter in whole.named_parameters():
+        held = [grads[name] for grads, _ in found if name in grads]
+        assert held[0] is not None
+        assert parameter.grad is not None
+        assert close_to(held[0], parameter.grad), name
+
+
 class Attending(nn.Module):
     """Blocks, batch norm, a tied last layer that is used outside of its own, an unused layer."""
 

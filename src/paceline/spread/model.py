@@ -273,7 +273,8 @@ class _Computed(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.number, ctx.rows = spread, number, rows
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(one for one in made if not one.is_floating_point()))
+        whole = [one for one in made if not (one.is_floating_point() or one.is_complex())]
+        ctx.mark_non_differentiable(*whole)
         return tuple(one.view_as(one) for one in made)
 
     @staticmethod

@@ -119,7 +119,7 @@ class PartRunner:
     ) -> list[Tensor]:
         found = there(given)
         if keeps and part:
-            found = [x.requires_grad_(x.is_floating_point()) for x in found]
+            found = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in found]
         return found
 
     def _compute(self, part: int, entering: Sequence[Tensor]) -> Any:
