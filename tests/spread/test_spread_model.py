@@ -366,6 +366,27 @@ def test_what_would_be_another_model_is_refused_before_it_runs(
     assert words in str(refused.value)
 
 
+def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> tuple[list[bool], str]:
+        model = normed().append(nn.Dropout(0.5))
+        model[1].eval()
+        model[3].eval()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        modes = [one.training for one in model]
+        assert torch.equal(model(x).detach(), model(x).detach())
+        made.come_to_end()
+        with pytest.raises(ConfigError) as refused:
+            model.train()(x)
+        return modes, str(refused.value)
+
+    for modes, said in in_threads(2, work):
+        assert modes == [True, False, True, False]
+        assert said.startswith("1: batch norm looks at the whole batch")
+        assert "freeze it by .eval()" in said
+
+
 def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
     _, inputs = model_and_inputs()
 

@@ -34,6 +34,7 @@ from .cut import make_cut
 from .group import Ranks, SplitGroups
 from .layered import ColumnModel, make_columns
 from .model import PipelinedModel
+from .modes import modes_kept
 from .shards import ShardedModel
 from .trained import BatchLoss, TrainedModel, batch_loss
 
@@ -210,13 +211,9 @@ def known_loss(
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Every module in evaluation mode; afterwards each in its own again."""
-    modes = [(one, one.training) for one in model.modules()]
-    model.eval()
-    try:
+    with modes_kept(model):
+        model.eval()
         yield
-    finally:
-        for one, is_training in modes:
-            one.training = is_training
 
 
 def _batch(loader: DataLoader[Any], size: int) -> Any:

@@ -29,6 +29,7 @@ from ..system.processors import num_cores
 from .borders import Inputs, find_borders, leaves_of, sent_bytes
 from .chunks import TensorShape
 from .group import Ranks, tell_all
+from .modes import modes_kept, refuse_batch_norm
 
 _CLOSE = 1e-4
 _UNEVEN = 1.15
@@ -136,18 +137,10 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
     Raises:
         ConfigError: they would not.
     """
-    was_training = model.training
-    model.train()
-    traced = trace(model, given)
-    if traced.batch_statistics:
-        names = ", ".join(traced.batch_statistics[:3])
-        raise ConfigError(
-            f"{names}: batch norm looks at the whole batch, and of micro-batches it would be "
-            "another model; use nn.GroupNorm, or --split data"
-        )
-    model.eval()
-    code, other = traced.graph_module.code, trace(model, given).graph_module.code
-    model.train(was_training)
+    refuse_batch_norm(model, is_frozen=model.training)
+    with modes_kept(model):
+        traced = trace(model.train(), given)
+        code, other = traced.graph_module.code, trace(model.eval(), given).graph_module.code
     if code != other:
         how = ", followed by torch.export," if traced.how == "torch.export" else ""
         raise ConfigError(
@@ -181,12 +174,9 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[
         return
     middle = len(given[0]) // 2
     halves = [[one[:middle] for one in given], [one[middle:] for one in given]]
-    was_training = model.training
-    model.eval()
-    with untouched(model), torch.no_grad():
-        whole = leaves_of(model(*given))
+    with modes_kept(model), untouched(model), torch.no_grad():
+        whole = leaves_of(model.eval()(*given))
         parts = [leaves_of(model(*half)) for half in halves]
-    model.train(was_training)
     for one, first, second in zip(whole, *parts, strict=True):
         is_rows = one.ndim and len(one) == len(first) + len(second)
         if not is_rows or not torch.allclose(

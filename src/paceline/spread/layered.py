@@ -34,6 +34,7 @@ from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import PeerGroup, SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
+from .modes import modes_kept
 from .pipeline import Passed
 
 _INPUT, _OUTPUT_GRAD = range(2)
@@ -139,14 +140,11 @@ def _shown_bytes(borders: Sequence[Sequence[TensorShape]], rows: int, size: int)
 
 
 def _is_random(model: nn.Module, given: Sequence[Tensor]) -> bool:
-    was_training = model.training
-    model.train()
-    with untouched(model), torch.no_grad():
+    with modes_kept(model), untouched(model), torch.no_grad():
+        model.train()
         before = torch.get_rng_state()
         model(*given)
-        found = not torch.equal(before, torch.get_rng_state())
-    model.train(was_training)
-    return found
+        return not torch.equal(before, torch.get_rng_state())
 
 
 class ColumnModel(PipelinedModel):

@@ -21,7 +21,7 @@ from .chunks import chunk_rows, chunks_of
 from .cut import ModelCut
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
-from .modes import in_mode, module_mode
+from .modes import in_mode, module_mode, refuse_batch_norm
 from .pipeline import PartRunner, Passed
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ class PipelinedModel(SpreadModel):
                 f"{rows} samples are others: use drop_last=True and a batch that all workers share "
                 "evenly, or --split data"
             )
+        refuse_batch_norm(self._module)
         for name, one in self._module.named_modules():
             hooks = (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks)
             if name and any(hooks):

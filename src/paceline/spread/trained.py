@@ -24,7 +24,7 @@ from .cut import ModelCut
 from .group import SplitGroups
 from .meeting import Intent, PartTask
 from .model import ChunksOfOwn, PipelinedModel, only
-from .modes import in_mode
+from .modes import in_mode, modes_kept
 from .scheduled import KnownLoss, KnownLosses, ScheduledRunner
 
 _CLOSE = 1e-4
@@ -63,16 +63,12 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
 
 def _losses(model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor) -> list[Tensor]:
     """Of all four rows, of the first one, of the other three."""
-    was_training = model.training
-    model.eval()
-    try:
-        with untouched(model), torch.no_grad():
-            return [
-                loss(model(inputs[rows]), targets[rows])
-                for rows in (slice(0, 4), slice(0, 1), slice(1, 4))
-            ]
-    finally:
-        model.train(was_training)
+    with modes_kept(model), untouched(model), torch.no_grad():
+        model.eval()
+        return [
+            loss(model(inputs[rows]), targets[rows])
+            for rows in (slice(0, 4), slice(0, 1), slice(1, 4))
+        ]
 
 
 def _is_pair(batch: Any) -> bool:
