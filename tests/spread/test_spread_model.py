@@ -19,12 +19,13 @@ from paceline.replica.replica import Replica
 from paceline.spread.averaging import SplitAveraging
 from paceline.spread.base import SpreadModel
 from paceline.spread.borders import inputs_of
-from paceline.spread.chunks import chunk_rows, chunks_of
+from paceline.spread.chunks import TensorShape, chunk_rows, chunks_of
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.meeting import PartTask
 from paceline.spread.model import PipelinedModel
 from paceline.spread.modes import in_mode, module_mode
+from paceline.spread.pipeline import refuse_other_sizes
 from paceline.spread.shards import ShardedModel
 from paceline.spread.units import find_units
 from paceline.spread.whole import PartVersion
@@ -312,6 +313,58 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
         assert is_same
         assert not said or "lies on worker 1" in said
         assert plain["param_groups"][0]["params"] == list(range(len(list(whole.parameters()))))
+
+
+class Averaging(nn.Module):
+    """Takes series of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))).mean(1)
+
+
+def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
+    x = torch.randn(8, 12, 6, dtype=torch.float64)
+
+    def work(ranks: Ranks) -> list[str]:
+        model, said = Averaging(), []
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        for length in (5, 20):
+            mine = x.repeat(1, 2, 1)[:, :length] if ranks.everyone.rank else x
+            with pytest.raises(ConfigError) as refused, torch.no_grad():
+                model(mine)
+            said.append(str(refused.value))
+        with pytest.raises(ConfigError) as refused, torch.no_grad():  # one looks, one serves
+            model(x[:, :5]) if ranks.everyone.rank else made.come_to_end()
+        return [*said, str(refused.value)]
+
+    said = in_threads(2, work)
+    assert said[0] == said[1]
+    for one, size in zip(said[0], (5, 20, 5), strict=True):
+        assert one.startswith("worker 1 calls the model with a tensor, number 0 ")
+        assert f" of size {size} in dimension 1, " in one
+
+
+def test_batches_of_several_sizes_and_borders_that_depend_on_data_are_refused() -> None:
+    x = torch.randn(8, 12, 6, dtype=torch.float64)
+
+    def cut(ranks: Ranks) -> None:
+        make_cut(
+            Averaging(), lambda size: (x[:size, : 5 + size],), 4, ranks, SplitName(2, 1),
+            lambda *_: 1.0,
+        )  # fmt: skip
+
+    with pytest.raises(ConfigError, match=r"batches of \[2, 7, 6\] and of \[3, 8, 6\]"):
+        in_threads(2, cut)
+    shape = TensorShape(torch.float64, (0, 6), (2, 0))
+    refuse_other_sizes([torch.zeros(6, 6, dtype=torch.float64)], [shape], 3)
+    for odd in (torch.zeros(6, 5, dtype=torch.float64), torch.zeros(6, 6)):
+        with pytest.raises(ConfigError, match="sizes that depend on the data"):
+            refuse_other_sizes([odd], [shape], 3)
 
 
 class Scaled(nn.Module):

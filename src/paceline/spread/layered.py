@@ -35,7 +35,7 @@ from .group import PeerGroup, SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
 from .modes import modes_kept
-from .pipeline import Passed
+from .pipeline import Passed, refuse_other_sizes
 
 _INPUT, _OUTPUT_GRAD = range(2)
 """Tags of messages."""
@@ -252,6 +252,7 @@ class ColumnRunner:
         given = self._gather(chunks, own, self._borders[0], _INPUT)
         with torch.set_grad_enabled(keeps):
             made = leaves_of(self._module(*given))
+        refuse_other_sizes(made, self._borders[-1], sum(one.rows for one in chunks))
         outputs: dict[int, list[Tensor]] = {}
         start = 0
         for one in chunks:

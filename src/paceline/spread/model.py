@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..replica.absent import forget
 from .base import OwnTensors, SpreadModel
-from .chunks import chunk_rows, chunks_of
+from .chunks import TensorShape, chunk_rows, chunks_of
 from .cut import ModelCut
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
@@ -170,13 +170,23 @@ class PipelinedModel(SpreadModel):
         rows, own = self._checked(given, named)
         keeps = torch.is_grad_enabled()
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        mine = Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed())
-        every = self._meet(mine)
+        every = self._meet(self._called(doing, rows, given, self.cut.borders[0]))
         number, outputs = self._run(every, own, keeps=keeps)
         made = [torch.cat(one) for one in zip(*(outputs[i] for i in sorted(outputs)), strict=True)]
         if keeps:
             made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
         return torch.utils._pytree.tree_unflatten(made, self.cut.form)
+
+    def _called(
+        self, doing: PartTask, rows: int, given: Sequence[Tensor], shapes: Sequence[TensorShape]
+    ) -> Intent:
+        """What this worker comes to with these; the first that has rows of another size is told."""
+        odd = (-1, 0, 0)
+        for number, (one, shape) in enumerate(zip(given, shapes, strict=True)):
+            if (dim := shape.other_size(one)) is not None:
+                odd = (number, dim, one.shape[dim])
+                break
+        return Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed(), *odd)
 
     def _seed(self) -> int:
         """Of random numbers that all workers have the same; below 0: of none."""
