@@ -393,6 +393,11 @@ class Choosing(Scaled):
         return self.second(x)
 
 
+def spectral() -> nn.Module:
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 3)).double()
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
 
@@ -401,6 +406,7 @@ def normed() -> nn.Module:
     ("make", "parts", "words"),
     [
         (normed, 2, "batch norm looks at the whole batch"),
+        (spectral, 2, "0.parametrizations.weight.0._u: a buffer that each forward pass"),
         (Scaled, 2, "gives something else for a batch than for its halves"),
         (OwnFlag, 2, "self.training"),
         (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "has 1 piece that can be cut apart"),
@@ -438,6 +444,23 @@ def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
         assert modes == [True, False, True, False]
         assert said.startswith("1: batch norm looks at the whole batch")
         assert "freeze it by .eval()" in said
+
+
+def test_a_frozen_buffer_runs_until_it_trains() -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model = spectral()
+        model[0].eval()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        model(x)
+        made.come_to_end()
+        with pytest.raises(ConfigError) as refused:
+            model.train()(x)
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert said.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
 
 
 def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..replica.absent import forget
 from .base import OwnTensors, SpreadModel
 from .chunks import TensorShape, chunk_rows, chunks_of
-from .cut import ModelCut
+from .cut import BUFFER_CHANGES, ModelCut
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .modes import in_mode, module_mode, refuse_batch_norm
@@ -207,6 +207,9 @@ class PipelinedModel(SpreadModel):
                 "evenly, or --split data"
             )
         refuse_batch_norm(self._module)
+        for name in self.cut.frozen:
+            if self._module.get_submodule(name).training:
+                raise ConfigError(BUFFER_CHANGES.format(name))
         for name, one in self._module.named_modules():
             hooks = (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks)
             if name and any(hooks):
