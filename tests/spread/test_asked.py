@@ -9,7 +9,7 @@ from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
 from paceline.spread import asked as asked_of
-from paceline.spread.asked import known_loss, refuse_objects, split_of
+from paceline.spread.asked import known_loss, refuse_objects, split_of, usual_call
 from paceline.system.pages import lean_heap
 from paceline.tuning.candidate import LossForward
 
@@ -102,3 +102,26 @@ def test_a_small_model_keeps_what_a_step_frees(monkeypatch: pytest.MonkeyPatch) 
     assert not kept
     asked_of._keep_where_small(nn.Linear(4096, 4096, bias=False, device="meta"))
     assert kept == [True]
+
+
+class Masked(nn.Module):
+    """Two inputs."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x * mask
+
+
+def test_a_model_is_called_as_its_batch_fits_and_needs_no_loss() -> None:
+    x, y = torch.ones(4, 1), torch.ones(4, 1)
+    one, two = usual_call(MODEL), usual_call(model := Masked())
+    model.forward = lambda *given, **named: (len(given), sorted(named))  # type: ignore[method-assign]
+    assert torch.equal(one(MODEL, (x, y)), MODEL(x))
+    assert torch.equal(one(MODEL, x), MODEL(x))
+    assert two(model, [x, x, y]) == (2, [])
+    assert two(model, ((x, x), y)) == (2, [])
+    assert two(model, {"x": x, "mask": x, "labels": y}) == (0, ["mask", "x"])
+    with pytest.raises(ConfigError, match=r"Masked takes \(x: .*say how the script calls it"):
+        two(model, (x, y))
+    loader = DataLoader(TensorDataset(torch.zeros(4, 3), torch.zeros(4, 1)))
+    with pytest.raises(ConfigError, match="Linear does not run on the loader's first batch"):
+        asked_of._look(MODEL, loader, one, 2)

@@ -19,12 +19,13 @@ from paceline.replica.replica import Replica
 from paceline.spread.averaging import SplitAveraging
 from paceline.spread.base import SpreadModel
 from paceline.spread.borders import inputs_of
-from paceline.spread.chunks import chunk_rows, chunks_of
+from paceline.spread.chunks import TensorShape, chunk_rows, chunks_of
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.meeting import PartTask
 from paceline.spread.model import PipelinedModel
 from paceline.spread.modes import in_mode, module_mode
+from paceline.spread.pipeline import refuse_other_sizes
 from paceline.spread.shards import ShardedModel
 from paceline.spread.units import find_units
 from paceline.spread.whole import PartVersion
@@ -103,6 +104,44 @@ def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[in
         total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
         assert parameter.grad is not None
         assert close_to(total, parameter.grad), name
+
+
+class Spectral(nn.Module):
+    """A spectrum goes around the layers that are cut apart, and is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body = nn.Linear(6, 6), nn.Sequential(nn.Linear(4, 300), nn.Tanh())
+        self.last = nn.Linear(300, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        z = torch.fft.rfft(self.first(x))
+        z = z * self.last(self.body(z.abs()))
+        return {"out": torch.fft.irfft(z), "hidden": torch.view_as_real(z), "z": z}
+
+
+def test_a_complex_tensor_that_crosses_a_border_has_a_gradient() -> None:
+    whole, (_, (x, _)) = Spectral(), model_and_inputs()
+    loss_of(outputs := whole(x[:8])).add(outputs["z"].abs().mean()).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Tensor | None], bool]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        outputs = model(x[:8].chunk(2)[ranks.everyone.rank])
+        loss_of(outputs).add(outputs["z"].abs().mean()).backward()
+        made.come_to_end()
+        crossing = [one.dtype.is_complex for one in made.cut.borders[1]]  # type: ignore[attr-defined]
+        return {name: one.grad for name, one in made.own.named_parameters()}, any(crossing)
+
+    found = in_threads(2, work)
+    assert found[0][1]
+    for name, parameter in whole.named_parameters():
+        held = [grads[name] for grads, _ in found if name in grads]
+        assert held[0] is not None
+        assert parameter.grad is not None
+        assert close_to(held[0], parameter.grad), name
 
 
 class Attending(nn.Module):
@@ -276,6 +315,58 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
         assert plain["param_groups"][0]["params"] == list(range(len(list(whole.parameters()))))
 
 
+class Averaging(nn.Module):
+    """Takes series of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))).mean(1)
+
+
+def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
+    x = torch.randn(8, 12, 6, dtype=torch.float64)
+
+    def work(ranks: Ranks) -> list[str]:
+        model, said = Averaging(), []
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        for length in (5, 20):
+            mine = x.repeat(1, 2, 1)[:, :length] if ranks.everyone.rank else x
+            with pytest.raises(ConfigError) as refused, torch.no_grad():
+                model(mine)
+            said.append(str(refused.value))
+        with pytest.raises(ConfigError) as refused, torch.no_grad():  # one looks, one serves
+            model(x[:, :5]) if ranks.everyone.rank else made.come_to_end()
+        return [*said, str(refused.value)]
+
+    said = in_threads(2, work)
+    assert said[0] == said[1]
+    for one, size in zip(said[0], (5, 20, 5), strict=True):
+        assert one.startswith("worker 1 calls the model with a tensor, number 0 ")
+        assert f" of size {size} in dimension 1, " in one
+
+
+def test_batches_of_several_sizes_and_borders_that_depend_on_data_are_refused() -> None:
+    x = torch.randn(8, 12, 6, dtype=torch.float64)
+
+    def cut(ranks: Ranks) -> None:
+        make_cut(
+            Averaging(), lambda size: (x[:size, : 5 + size],), 4, ranks, SplitName(2, 1),
+            lambda *_: 1.0,
+        )  # fmt: skip
+
+    with pytest.raises(ConfigError, match=r"batches of \[2, 7, 6\] and of \[3, 8, 6\]"):
+        in_threads(2, cut)
+    shape = TensorShape(torch.float64, (0, 6), (2, 0))
+    refuse_other_sizes([torch.zeros(6, 6, dtype=torch.float64)], [shape], 3)
+    for odd in (torch.zeros(6, 5, dtype=torch.float64), torch.zeros(6, 6)):
+        with pytest.raises(ConfigError, match="sizes that depend on the data"):
+            refuse_other_sizes([odd], [shape], 3)
+
+
 class Scaled(nn.Module):
     """Its output depends on who else is in the batch."""
 
@@ -302,6 +393,11 @@ class Choosing(Scaled):
         return self.second(x)
 
 
+def spectral() -> nn.Module:
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 3)).double()
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
 
@@ -310,6 +406,7 @@ def normed() -> nn.Module:
     ("make", "parts", "words"),
     [
         (normed, 2, "batch norm looks at the whole batch"),
+        (spectral, 2, "0.parametrizations.weight.0._u: a buffer that each forward pass"),
         (Scaled, 2, "gives something else for a batch than for its halves"),
         (OwnFlag, 2, "self.training"),
         (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "has 1 piece that can be cut apart"),
@@ -326,6 +423,44 @@ def test_what_would_be_another_model_is_refused_before_it_runs(
             make(), lambda size: (x[:size],), 4, ranks, SplitName(parts, 1), lambda *_: 1.0
         ))  # fmt: skip
     assert words in str(refused.value)
+
+
+def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> tuple[list[bool], str]:
+        model = normed().append(nn.Dropout(0.5))
+        model[1].eval()
+        model[3].eval()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        modes = [one.training for one in model]
+        assert torch.equal(model(x).detach(), model(x).detach())
+        made.come_to_end()
+        with pytest.raises(ConfigError) as refused:
+            model.train()(x)
+        return modes, str(refused.value)
+
+    for modes, said in in_threads(2, work):
+        assert modes == [True, False, True, False]
+        assert said.startswith("1: batch norm looks at the whole batch")
+        assert "freeze it by .eval()" in said
+
+
+def test_a_frozen_buffer_runs_until_it_trains() -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model = spectral()
+        model[0].eval()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        model(x)
+        made.come_to_end()
+        with pytest.raises(ConfigError) as refused:
+            model.train()(x)
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert said.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
 
 
 def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:

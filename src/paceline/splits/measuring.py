@@ -151,7 +151,7 @@ class _Walk(fx.Interpreter):
         def one(tensor: Any) -> Any:
             if not isinstance(tensor, Tensor):
                 return tensor
-            if node in self.flows_back and tensor.is_floating_point():
+            if node in self.flows_back and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor = tensor.detach().requires_grad_()
             return tensor.clone()
 

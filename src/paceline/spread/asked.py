@@ -6,8 +6,9 @@ Settings that change a model, or whose workers do not step together, are refused
 what can be done instead. This module must not know how parts are computed.
 """
 
+import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,15 +26,16 @@ from ..exchange.through_store import StoreExchange
 from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
 from ..system.pages import is_lean
+from ..system.reasons import reason
 from ..tuning.allocator import as_in_workers, keep
 from ..tuning.candidate import Forward, LossForward
-from ..tuning.fast import made_up_loss
 from .base import SpreadModel
 from .borders import inputs_of
 from .cut import make_cut
 from .group import Ranks, SplitGroups
 from .layered import ColumnModel, make_columns
 from .model import PipelinedModel
+from .modes import modes_kept
 from .shards import ShardedModel
 from .trained import BatchLoss, TrainedModel, batch_loss
 
@@ -41,6 +43,12 @@ _USUAL = "gpipe"
 """The schedule of a pipeline where nothing is said: with or without its loss, and the fastest."""
 _SMALL_BYTES = 64 << 20
 """Up to here a model is no reason to give back what a step frees, which takes time."""
+_SAY_HOW = (
+    "and a split model is called once before it is divided: say how the script calls it, "
+    "pace.prepare(..., forward=lambda model, batch: loss)"
+)
+ModelCall = Callable[[nn.Module, Any], Any]
+"""(model, batch): calls the model as the script does."""
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
     (lambda c: c.steps_together, "a step that all make together (closures, optimizer hooks)"),
@@ -136,9 +144,10 @@ def spread_over(
     assert ranks is not None
     _share_weights(ranks, model)
     _keep_where_small(model)
-    inputs = partial(_inputs, model, loader, forward)
+    call = forward or usual_call(model)
+    inputs = partial(_inputs, model, loader, call)
     if name.stage:
-        look = partial(_look, model, loader, forward, mini_batch)
+        look = partial(_look, model, loader, call, mini_batch)
         groups = SplitGroups(ranks, name)
         return ShardedModel(model, optimizers, groups, name.stage, look, num_samples)
     if name.is_layer:
@@ -159,11 +168,11 @@ def spread_over(
 
 
 def _inputs(
-    model: nn.Module, loader: DataLoader[Any], forward: Forward | None, size: int
+    model: nn.Module, loader: DataLoader[Any], call: ModelCall, size: int
 ) -> tuple[Tensor, ...]:
     """What the script calls the model with, of so many samples."""
     with kept_random_state():
-        found: tuple[Tensor, ...] = inputs_of(model, forward or made_up_loss, _batch(loader, size))
+        found: tuple[Tensor, ...] = inputs_of(model, call, _batch(loader, size))
     return found
 
 
@@ -173,12 +182,51 @@ def _keep_where_small(model: nn.Module) -> None:
         keep(True)
 
 
-def _look(
-    model: nn.Module, loader: DataLoader[Any], forward: Forward | None, mini_batch: int
-) -> None:
+def _look(model: nn.Module, loader: DataLoader[Any], call: ModelCall, mini_batch: int) -> None:
     """One forward pass of so many samples, as an evaluation makes it."""
     with kept_random_state(), _evaluating(model):
-        (forward or made_up_loss)(model, _batch(loader, mini_batch))
+        try:
+            call(model, _batch(loader, mini_batch))
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"{type(model).__name__} does not run on the loader's first batch "
+                f"({reason(error)}), {_SAY_HOW}"
+            ) from error
+
+
+def usual_call(model: nn.Module) -> ModelCall:
+    """Calls it as a script most likely does with a batch; its loss is left out."""
+    signature = inspect.signature(model.forward)  # of its own: a split one takes anything
+
+    def call(_: nn.Module, batch: Any) -> Any:
+        for given, named in _ways(batch, signature):
+            try:
+                signature.bind(*given, **named)
+            except TypeError:
+                continue
+            return model(*given, **named)
+        raise ConfigError(
+            f"{type(model).__name__} takes {signature}, which no part of the loader's batch "
+            f"fits, {_SAY_HOW}"
+        )
+
+    return call
+
+
+def _ways(
+    batch: Any, signature: inspect.Signature
+) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
+    """What a model may be called with, the most likely first."""
+    if isinstance(batch, Mapping):
+        yield (), dict(batch)
+        yield (), {name: one for name, one in batch.items() if name in signature.parameters}
+    elif isinstance(batch, list | tuple):
+        yield batch[:1], {}
+        if batch and isinstance(batch[0], list | tuple):
+            yield batch[0], {}
+        yield batch[:-1], {}
+    else:
+        yield (batch,), {}
 
 
 def _num_samples(exchange: StoreExchange) -> int:
@@ -210,13 +258,9 @@ def known_loss(
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Every module in evaluation mode; afterwards each in its own again."""
-    modes = [(one, one.training) for one in model.modules()]
-    model.eval()
-    try:
+    with modes_kept(model):
+        model.eval()
         yield
-    finally:
-        for one, is_training in modes:
-            one.training = is_training
 
 
 def _batch(loader: DataLoader[Any], size: int) -> Any:

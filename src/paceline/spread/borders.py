@@ -78,6 +78,13 @@ def find_borders(
     model: nn.Module, parts: Sequence[ModelPart], inputs: Inputs, sizes: tuple[int, int]
 ) -> tuple[tuple[tuple[TensorShape, ...], ...], Any]:
     """What crosses each border for any number of rows, by two of them; the form of outputs."""
+    for one, other in zip(*(inputs(size) for size in sizes), strict=True):
+        if one.shape[1:] != other.shape[1:]:
+            raise ConfigError(
+                f"the loader makes batches of {list(one.shape)} and of {list(other.shape)}, and a "
+                "split model needs rows of one size: pad all samples to it, or use --split data or "
+                "shard"
+            )
     with untouched(model), torch.no_grad():
         found = [_crossing(parts, inputs(size)) for size in sizes]
     form = torch.utils._pytree.tree_structure(_made_by(parts, model, inputs(sizes[0])))

@@ -30,6 +30,15 @@ class TensorShape(NamedTuple):
         """Room for one."""
         return torch.empty(self._size(rows), dtype=self.dtype)
 
+    def is_of(self, tensor: Tensor, rows: int) -> bool:
+        """Whether this is one, of so many rows."""
+        return tensor.dtype is self.dtype and list(tensor.shape) == self._size(rows)
+
+    def other_size(self, tensor: Tensor) -> int | None:
+        """The first dimension of a row that is another."""
+        pairs = enumerate(zip(tensor.shape, self.fixed, strict=True))
+        return next((at for at, (one, wanted) in pairs if at and one != wanted), None)
+
     def num_bytes(self, rows: int) -> int:
         return math.prod(self._size(rows)) * self.dtype.itemsize
 

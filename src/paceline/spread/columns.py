@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 
 from ..exchange.group import MemberGroup
 from ..splits.tracing import TracedModel, untouched
+from .modes import modes_kept
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CLOSE = 1e-4
@@ -83,14 +84,12 @@ def can_divide(
     between = _between(traced, pair)
     if between is None:
         return False
-    was_training = traced.module.training
-    traced.module.eval()
-    with untouched(traced.module), torch.no_grad():
+    with modes_kept(traced.module), untouched(traced.module), torch.no_grad():
+        traced.module.eval()
         seen = _Seen(traced.graph_module, (pair.first.args[0], pair.second))
         seen.run(*given)
         x, y = (seen.values[node] for node in (pair.first.args[0], pair.second))
         made = [_computed(layers, between, x, rank, num_workers) for rank in range(num_workers)]
-    traced.module.train(was_training)
     total = _with_bias(torch.stack(made).sum(0), layers[1].bias, layers[1])
     return total.shape == y.shape and torch.allclose(total, y, rtol=_CLOSE, atol=_CLOSE)
 

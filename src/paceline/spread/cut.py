@@ -5,7 +5,8 @@
          -> the cut, and micro-batches (partition/)        -> this worker's part, and all borders
 
 What a cut would compute otherwise than the model is refused here, before anything runs: batch norm
-in training, outputs that are no rows, code that reads ``self.training`` itself.
+in training, outputs that are no rows, code that reads ``self.training`` itself, buffers that each
+forward pass changes. Above 300 lines, since all that a cut is proved by stands beside it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +30,13 @@ from ..system.processors import num_cores
 from .borders import Inputs, find_borders, leaves_of, sent_bytes
 from .chunks import TensorShape
 from .group import Ranks, tell_all
+from .modes import modes_kept, refuse_batch_norm
 
 _CLOSE = 1e-4
+BUFFER_CHANGES = (
+    "{}: a buffer that each forward pass in training changes, and where a model is split there is "
+    "one for each micro-batch, not for each batch; use --split data or shard"
+)
 _UNEVEN = 1.15
 """So many times faster than another one a worker gets more to do."""
 
@@ -50,6 +56,7 @@ class ModelCut:
         balance: that is predicted, the mean over the most.
         note: for the plan.
         sent_bytes: between all workers, an update.
+        frozen: modules whose buffers a forward pass would change if they were in training.
     """
 
     parts: tuple[ModelPart, ...]
@@ -62,6 +69,7 @@ class ModelCut:
     balance: float
     note: str
     sent_bytes: int
+    frozen: tuple[str, ...] = ()
 
 
 FEW = 4
@@ -99,6 +107,7 @@ def make_cut(
     traced = followed(model, given)
     _refuse_too_few(traced, name)
     refuse_other_results(model, traced, given)
+    frozen = _refuse_changes(model, given)
     seat, took_s = ranks.everyone.rank, seconds(model, given)
     speeds = _speeds(tell_all(ranks.everyone, took_s), name)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
@@ -117,7 +126,7 @@ def make_cut(
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         schedule=name.schedule,
         fixed_rows=rows if is_fixed else None,
-        sent_bytes=sent_bytes(model, borders, mini_batch, name),
+        sent_bytes=sent_bytes(model, borders, mini_batch, name), frozen=frozen,
     )  # fmt: skip
 
 
@@ -136,18 +145,10 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
     Raises:
         ConfigError: they would not.
     """
-    was_training = model.training
-    model.train()
-    traced = trace(model, given)
-    if traced.batch_statistics:
-        names = ", ".join(traced.batch_statistics[:3])
-        raise ConfigError(
-            f"{names}: batch norm looks at the whole batch, and of micro-batches it would be "
-            "another model; use nn.GroupNorm, or --split data"
-        )
-    model.eval()
-    code, other = traced.graph_module.code, trace(model, given).graph_module.code
-    model.train(was_training)
+    refuse_batch_norm(model, is_frozen=model.training)
+    with modes_kept(model):
+        traced = trace(model.train(), given)
+        code, other = traced.graph_module.code, trace(model.eval(), given).graph_module.code
     if code != other:
         how = ", followed by torch.export," if traced.how == "torch.export" else ""
         raise ConfigError(
@@ -181,12 +182,9 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[
         return
     middle = len(given[0]) // 2
     halves = [[one[:middle] for one in given], [one[middle:] for one in given]]
-    was_training = model.training
-    model.eval()
-    with untouched(model), torch.no_grad():
-        whole = leaves_of(model(*given))
+    with modes_kept(model), untouched(model), torch.no_grad():
+        whole = leaves_of(model.eval()(*given))
         parts = [leaves_of(model(*half)) for half in halves]
-    model.train(was_training)
     for one, first, second in zip(whole, *parts, strict=True):
         is_rows = one.ndim and len(one) == len(first) + len(second)
         if not is_rows or not torch.allclose(
@@ -197,6 +195,29 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[
                 "samples depend on each other, or its output is no row for each (a loss: let the "
                 "model return outputs, and the script compute the loss); use --split data"
             )
+
+
+def _refuse_changes(model: nn.Module, given: Sequence[Tensor]) -> tuple[str, ...]:
+    """Modules whose buffers a forward pass in training changes, all of them frozen.
+
+    Raises:
+        ConfigError: one is not, and micro-batches would change it several times an update.
+    """
+    with modes_kept(model), untouched(model), torch.no_grad():
+        before = {name: one.clone() for name, one in model.named_buffers()}
+        model.train()(*given)
+        changed = [n for n, one in model.named_buffers() if not _is_same(one, before.get(n))]
+    owners = {name: name.rpartition(".")[0] for name in changed}
+    for name, owner in owners.items():
+        if model.get_submodule(owner).training or not model.training:
+            raise ConfigError(BUFFER_CHANGES.format(name))
+    return tuple(dict.fromkeys(owners.values()))
+
+
+def _is_same(one: Tensor, before: Tensor | None) -> bool:
+    if before is None or one.shape != before.shape:
+        return False
+    return bool(((one == before) | (before != before)).all())
 
 
 def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:

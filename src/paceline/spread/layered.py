@@ -34,7 +34,8 @@ from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import PeerGroup, SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
-from .pipeline import Passed
+from .modes import modes_kept
+from .pipeline import Passed, refuse_other_sizes
 
 _INPUT, _OUTPUT_GRAD = range(2)
 """Tags of messages."""
@@ -139,14 +140,11 @@ def _shown_bytes(borders: Sequence[Sequence[TensorShape]], rows: int, size: int)
 
 
 def _is_random(model: nn.Module, given: Sequence[Tensor]) -> bool:
-    was_training = model.training
-    model.train()
-    with untouched(model), torch.no_grad():
+    with modes_kept(model), untouched(model), torch.no_grad():
+        model.train()
         before = torch.get_rng_state()
         model(*given)
-        found = not torch.equal(before, torch.get_rng_state())
-    model.train(was_training)
-    return found
+        return not torch.equal(before, torch.get_rng_state())
 
 
 class ColumnModel(PipelinedModel):
@@ -254,6 +252,7 @@ class ColumnRunner:
         given = self._gather(chunks, own, self._borders[0], _INPUT)
         with torch.set_grad_enabled(keeps):
             made = leaves_of(self._module(*given))
+        refuse_other_sizes(made, self._borders[-1], sum(one.rows for one in chunks))
         outputs: dict[int, list[Tensor]] = {}
         start = 0
         for one in chunks:

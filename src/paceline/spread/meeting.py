@@ -54,6 +54,9 @@ class Intent(NamedTuple):
         samples: of its mini-batch, by which its gradient is weighed.
         mode: of its modules, see `mode_of`.
         seed: of the random numbers of this pass, where all have the same; below 0: of none.
+        odd: which tensor it is called with has rows of another size than the model was divided for,
+            its targets last; below 0: none.
+        odd_dim, odd_size: the first dimension that is another, and how large it is.
     """
 
     doing: PartTask
@@ -62,6 +65,9 @@ class Intent(NamedTuple):
     samples: int = 0
     mode: int = -1
     seed: int = -1
+    odd: int = -1
+    odd_dim: int = 0
+    odd_size: int = 0
 
 
 def mode_of(flags: Iterable[bool]) -> int:
@@ -113,6 +119,14 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
         ConfigError: two have come to different things.
     """
     busy = [(one, seat) for one, seat in zip(every, members, strict=True) if one.doing]
+    for one, seat in busy:
+        if one.odd >= 0:
+            raise ConfigError(
+                f"worker {seat} calls the model with a tensor, number {one.odd} of what it is "
+                f"given, of size {one.odd_size} in dimension {one.odd_dim}, and a split model was "
+                "divided for another one, that of the first batch: pad to one size, or use "
+                "--split data or shard"
+            )
     if looking := [pair for pair in busy if pair[0].doing is PartTask.LOOK]:
         busy = looking
     if not busy:

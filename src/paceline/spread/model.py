@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..replica.absent import forget
 from .base import OwnTensors, SpreadModel
-from .chunks import chunk_rows, chunks_of
-from .cut import ModelCut
+from .chunks import TensorShape, chunk_rows, chunks_of
+from .cut import BUFFER_CHANGES, ModelCut
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
-from .modes import in_mode, module_mode
+from .modes import in_mode, module_mode, refuse_batch_norm
 from .pipeline import PartRunner, Passed
 
 if TYPE_CHECKING:
@@ -170,13 +170,23 @@ class PipelinedModel(SpreadModel):
         rows, own = self._checked(given, named)
         keeps = torch.is_grad_enabled()
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        mine = Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed())
-        every = self._meet(mine)
+        every = self._meet(self._called(doing, rows, given, self.cut.borders[0]))
         number, outputs = self._run(every, own, keeps=keeps)
         made = [torch.cat(one) for one in zip(*(outputs[i] for i in sorted(outputs)), strict=True)]
         if keeps:
             made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
         return torch.utils._pytree.tree_unflatten(made, self.cut.form)
+
+    def _called(
+        self, doing: PartTask, rows: int, given: Sequence[Tensor], shapes: Sequence[TensorShape]
+    ) -> Intent:
+        """What this worker comes to with these; the first that has rows of another size is told."""
+        odd = (-1, 0, 0)
+        for number, (one, shape) in enumerate(zip(given, shapes, strict=True)):
+            if (dim := shape.other_size(one)) is not None:
+                odd = (number, dim, one.shape[dim])
+                break
+        return Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed(), *odd)
 
     def _seed(self) -> int:
         """Of random numbers that all workers have the same; below 0: of none."""
@@ -196,6 +206,10 @@ class PipelinedModel(SpreadModel):
                 f"{rows} samples are others: use drop_last=True and a batch that all workers share "
                 "evenly, or --split data"
             )
+        refuse_batch_norm(self._module)
+        for name in self.cut.frozen:
+            if self._module.get_submodule(name).training:
+                raise ConfigError(BUFFER_CHANGES.format(name))
         for name, one in self._module.named_modules():
             hooks = (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks)
             if name and any(hooks):
@@ -273,7 +287,8 @@ class _Computed(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.number, ctx.rows = spread, number, rows
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(one for one in made if not one.is_floating_point()))
+        whole = [one for one in made if not (one.is_floating_point() or one.is_complex())]
+        ctx.mark_non_differentiable(*whole)
         return tuple(one.view_as(one) for one in made)
 
     @staticmethod

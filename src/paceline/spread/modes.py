@@ -18,6 +18,17 @@ def module_mode(module: nn.Module) -> int:
 
 
 @contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Afterwards every module is in its own mode again."""
+    before = [(one, one.training) for one in module.modules()]
+    try:
+        yield
+    finally:
+        for one, is_training in before:
+            one.training = is_training
+
+
+@contextmanager
 def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
     """Its modules in the mode that others are in, meanwhile.
 
@@ -32,13 +43,27 @@ def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
             "another worker calls the model with some modules in training and others not, and "
             "here they are others (model.train(), model.eval()): set them in all workers alike"
         )
-    modules = list(module.modules())
-    before = [one.training for one in modules]
-    for one in modules:
-        one.training = bool(mode)
-    try:
+    with modes_kept(module):
+        for one in module.modules():
+            one.training = bool(mode)
         yield
-    finally:
-        for one, flag in zip(modules, before, strict=True):
-            one.training = flag
     assert module_mode(module) == mine
+
+
+def refuse_batch_norm(module: nn.Module, *, is_frozen: bool = True) -> None:
+    """Raise ConfigError where batch norm is in training, with its names.
+
+    Args:
+        is_frozen: what is in evaluation stays so; else ``module.train()`` is yet to come.
+    """
+    names = [
+        name
+        for name, one in module.named_modules()
+        if isinstance(one, nn.modules.batchnorm._BatchNorm) and (one.training or not is_frozen)
+    ]
+    if names:
+        raise ConfigError(
+            f"{', '.join(names[:3])}: batch norm looks at the whole batch, and of micro-batches it "
+            "would be another model; use nn.GroupNorm, freeze it by .eval() before prepare() and "
+            "after each model.train(), or use --split data"
+        )

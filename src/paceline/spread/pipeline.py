@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..exchange.group import Pending
 from .chunks import Chunk, TensorShape, Values
 from .group import PeerGroup
@@ -119,7 +120,7 @@ class PartRunner:
     ) -> list[Tensor]:
         found = there(given)
         if keeps and part:
-            found = [x.requires_grad_(x.is_floating_point()) for x in found]
+            found = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in found]
         return found
 
     def _compute(self, part: int, entering: Sequence[Tensor]) -> Any:
@@ -136,6 +137,7 @@ class PartRunner:
         outputs: "dict[int, Sequence[Tensor] | Incoming]",
     ) -> None:
         """What it has made goes on, or to whose it is."""
+        refuse_other_sizes(made, self._borders[part + 1], one.rows)
         leaving = [tensor.detach() for tensor in made]
         if part < self.last:
             self._send(leaving, self._worker(part + 1), _there_of(part + 1))
@@ -243,6 +245,19 @@ def there(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
     for one in tensors.under_way:
         one.wait()
     return tensors.rooms
+
+
+def refuse_other_sizes(made: Sequence[Tensor], shapes: Sequence[TensorShape], rows: int) -> None:
+    """Raise ConfigError where this is not what the next worker has made room for."""
+    if len(made) != len(shapes) or not all(
+        shape.is_of(one, rows) for one, shape in zip(made, shapes, strict=True)
+    ):
+        raise ConfigError(
+            f"a part of the model gives {[list(one.shape) for one in made]} for {rows} samples, "
+            f"where the first batch says {[list(one.empty(rows).shape) for one in shapes]}: sizes "
+            "that depend on the data cannot cross a split model's borders; use --split data or "
+            "shard"
+        )
 
 
 def tensors_of(values: Any) -> list[Tensor]:

@@ -24,7 +24,7 @@ from .cut import ModelCut
 from .group import SplitGroups
 from .meeting import Intent, PartTask
 from .model import ChunksOfOwn, PipelinedModel, only
-from .modes import in_mode
+from .modes import in_mode, modes_kept
 from .scheduled import KnownLoss, KnownLosses, ScheduledRunner
 
 _CLOSE = 1e-4
@@ -50,6 +50,8 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
     if not all(_is_pair(one) for one in (few, more)):
         raise ConfigError("its batches are no pair of tensors with a row for each sample")
     inputs, targets = few
+    if targets.shape[1:] != more[1].shape[1:]:
+        raise ConfigError("its targets have rows of several sizes")
     try:
         whole, *parts = _losses(model, loss, inputs, targets)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -63,16 +65,12 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
 
 def _losses(model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor) -> list[Tensor]:
     """Of all four rows, of the first one, of the other three."""
-    was_training = model.training
-    model.eval()
-    try:
-        with untouched(model), torch.no_grad():
-            return [
-                loss(model(inputs[rows]), targets[rows])
-                for rows in (slice(0, 4), slice(0, 1), slice(1, 4))
-            ]
-    finally:
-        model.train(was_training)
+    with modes_kept(model), untouched(model), torch.no_grad():
+        model.eval()
+        return [
+            loss(model(inputs[rows]), targets[rows])
+            for rows in (slice(0, 4), slice(0, 1), slice(1, 4))
+        ]
 
 
 def _is_pair(batch: Any) -> bool:
@@ -107,16 +105,18 @@ class TrainedModel(PipelinedModel):
         """The loss of this worker's mini-batch, whose gradients all parts have when it is there."""
         self._refuse_outside()
         rows, own = self._checked((inputs,))
-        if len(targets) != rows or targets.dtype is not self._known.target.dtype:
+        wanted = self._known.target
+        is_alike = targets.dtype is wanted.dtype and targets.ndim == len(wanted.fixed)
+        if len(targets) != rows or not is_alike:
             raise ConfigError(
-                f"a split model was cut for targets of {self._known.target.dtype}, one for each of "
+                f"a split model was cut for targets of {wanted.dtype}, one for each of "
                 f"{rows} samples, and is given {len(targets)} of {targets.dtype}"
             )
-        mine = Intent(PartTask.TRAIN, -1, rows, self._num_samples(), self._mode(), self._seed())
-        every = self._meet(mine)
+        shapes = (*self.cut.borders[0], self._known.target)
+        every = self._meet(self._called(PartTask.TRAIN, rows, (inputs, targets), shapes))
         sizes = chunk_rows(rows, self.cut.most)
-        wanted = {number: [one] for number, one in enumerate(torch.split(targets, sizes))}
-        found = self._train(every, own, wanted)
+        chunks = {number: [one] for number, one in enumerate(torch.split(targets, sizes))}
+        found = self._train(every, own, chunks)
         found = found.to(next(one.dtype for one in self.cut.borders[-1] if one.has_gradient))
         return _Done.apply(found, self._anchor)  # type: ignore[no-untyped-call,no-any-return]  # torch's has no types
 
