@@ -10,7 +10,8 @@
 The three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers go through units in
 the same order, which the first pass of each kind fixes: who has no mini-batch gives its pieces in
 that order, and who comes to another unit refuses by name. Each loss's gradient is weighed by its
-samples where it enters the model, so sums over workers are means.
+samples where it enters the model, so sums over workers are means. Above 300 lines, since whoever
+serves goes through all that a pass does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -237,6 +238,8 @@ class ShardedModel(SpreadModel):
         """A loss's gradient enters the model; what it is multiplied with."""
         self._refuse_outside()
         assert self._shares is not None
+        if self._is_back:  # through an earlier call of the model, by the same backward()
+            return self._shares[self.groups.part]
         self._meet(Intent(PartTask.BACKWARD, number))
         self._begin_order(PartTask.BACKWARD)
         self._is_back = True
