@@ -27,7 +27,7 @@ from paceline.spread.model import PipelinedModel
 from paceline.spread.modes import in_mode, module_mode
 from paceline.spread.pipeline import refuse_other_sizes
 from paceline.spread.shards import ShardedModel
-from paceline.spread.units import find_units
+from paceline.spread.units import find_units, refuse_hidden
 from paceline.spread.whole import PartVersion
 from threaded import close_to, in_threads
 
@@ -249,6 +249,17 @@ def test_one_backward_goes_through_two_calls_of_shards(stage: int) -> None:
         if parameter.grad is not None:
             held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def test_tensors_that_torch_does_not_see_in_an_output_are_refused() -> None:
+    mean = torch.zeros(2, requires_grad=True)
+    hidden = torch.distributions.Independent(torch.distributions.Normal(mean * 2, 1.0), 1)
+    refuse_hidden("Net", {"out": mean, "kind": "x", "device": mean.device, "net": nn.Linear(1, 1)})
+    refuse_hidden("Net", torch.distributions.Normal(torch.zeros(2), 1.0))
+    with pytest.raises(
+        ConfigError, match="Net gives an object, Independent, and gradients of tensors"
+    ):
+        refuse_hidden("Net", [mean, (hidden,)])
 
 
 def twice(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:

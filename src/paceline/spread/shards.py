@@ -29,7 +29,7 @@ from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors, SpreadModel
 from .group import SplitGroups
 from .meeting import Intent, PartTask
-from .units import ParameterPiece, ParameterUnit, cut_state, find_units, used_outside
+from .units import ParameterPiece, ParameterUnit, cut_state, find_units, refuse_hidden, used_outside
 
 _GATHER, _REDUCE = 0, 1
 
@@ -172,6 +172,8 @@ class ShardedModel(SpreadModel):
     def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> None:
         if self._order is None or self._stage < 3 or self._is_back:
             return
+        if torch.is_grad_enabled():
+            refuse_hidden(f"a layer, {type(module).__name__},", made)
         for one in torch.utils._pytree.tree_leaves(made):
             if isinstance(one, Tensor) and one.requires_grad:
                 register: Any = one.register_hook
@@ -209,6 +211,7 @@ class ShardedModel(SpreadModel):
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
             return made
+        refuse_hidden(type(self._module).__name__, made)
         leaves, form = torch.utils._pytree.tree_flatten(made)
         number, self._num_passes = self._num_passes, self._num_passes + 1
         tensors = [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
