@@ -27,7 +27,7 @@ from paceline.spread.model import PipelinedModel
 from paceline.spread.modes import in_mode, module_mode
 from paceline.spread.pipeline import refuse_other_sizes
 from paceline.spread.shards import ShardedModel
-from paceline.spread.units import find_units
+from paceline.spread.units import find_units, refuse_hidden
 from paceline.spread.whole import PartVersion
 from threaded import close_to, in_threads
 
@@ -53,6 +53,12 @@ with torch.random.fork_rng():
     torch.manual_seed(2)
     BRANCHING = Branching()
 """Made once: threads draw from one generator."""
+
+
+def in_own_random(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return make()
 
 
 def model_and_inputs(rows: int = 12) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -169,9 +175,7 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("rows", [(4, 4), (5, 2, 3)])
 def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, ...]) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        whole = Attending()
+    whole = in_own_random(Attending)
     state, size = {k: v.clone() for k, v in whole.state_dict().items()}, len(rows)
     _, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
@@ -217,6 +221,49 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
             assert all(one is None for _, one in held), name
         else:
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_one_backward_goes_through_two_calls_of_shards(stage: int) -> None:
+    whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
+    shares = [one[:8].split((5, 3)) for one in inputs]
+    losses = [twice(whole, *(one[i] for one in shares)) for i in range(2)]
+    (torch.stack(losses).sum() / 2).backward()
+
+    def work(ranks: Ranks) -> dict[str, tuple[int, Any]]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        groups = SplitGroups(ranks, SplitName(2, 1, stage))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        made = ShardedModel(
+            model, [optimizer], groups, stage, lambda: model(*(x[:4] for x in inputs)), lambda: 4
+        )
+        for _ in range(2):
+            made.own.zero_grad()
+            twice(model, *(one[ranks.everyone.rank] for one in shares)).backward()
+            made.come_to_end()
+        return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+            assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def test_tensors_that_torch_does_not_see_in_an_output_are_refused() -> None:
+    mean = torch.zeros(2, requires_grad=True)
+    hidden = torch.distributions.Independent(torch.distributions.Normal(mean * 2, 1.0), 1)
+    refuse_hidden("Net", {"out": mean, "kind": "x", "device": mean.device, "net": nn.Linear(1, 1)})
+    refuse_hidden("Net", torch.distributions.Normal(torch.zeros(2), 1.0))
+    with pytest.raises(
+        ConfigError, match="Net gives an object, Independent, and gradients of tensors"
+    ):
+        refuse_hidden("Net", [mean, (hidden,)])
+
+
+def twice(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    return loss_of(model(x, mask)) + 0.5 * loss_of(model(x.sin(), mask))
 
 
 def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None:

@@ -10,7 +10,8 @@
 The three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers go through units in
 the same order, which the first pass of each kind fixes: who has no mini-batch gives its pieces in
 that order, and who comes to another unit refuses by name. Each loss's gradient is weighed by its
-samples where it enters the model, so sums over workers are means.
+samples where it enters the model, so sums over workers are means. Above 300 lines, since whoever
+serves goes through all that a pass does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors, SpreadModel
 from .group import SplitGroups
 from .meeting import Intent, PartTask
-from .units import ParameterPiece, ParameterUnit, cut_state, find_units, used_outside
+from .units import ParameterPiece, ParameterUnit, cut_state, find_units, refuse_hidden, used_outside
 
 _GATHER, _REDUCE = 0, 1
 
@@ -171,6 +172,8 @@ class ShardedModel(SpreadModel):
     def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> None:
         if self._order is None or self._stage < 3 or self._is_back:
             return
+        if torch.is_grad_enabled():
+            refuse_hidden(f"a layer, {type(module).__name__},", made)
         for one in torch.utils._pytree.tree_leaves(made):
             if isinstance(one, Tensor) and one.requires_grad:
                 register: Any = one.register_hook
@@ -208,6 +211,7 @@ class ShardedModel(SpreadModel):
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
             return made
+        refuse_hidden(type(self._module).__name__, made)
         leaves, form = torch.utils._pytree.tree_flatten(made)
         number, self._num_passes = self._num_passes, self._num_passes + 1
         tensors = [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
@@ -237,6 +241,8 @@ class ShardedModel(SpreadModel):
         """A loss's gradient enters the model; what it is multiplied with."""
         self._refuse_outside()
         assert self._shares is not None
+        if self._is_back:  # through an earlier call of the model, by the same backward()
+            return self._shares[self.groups.part]
         self._meet(Intent(PartTask.BACKWARD, number))
         self._begin_order(PartTask.BACKWARD)
         self._is_back = True

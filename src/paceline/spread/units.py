@@ -24,6 +24,8 @@ from ..errors import ConfigError
 from ..exchange.group import MemberGroup
 from ..replica.absent import AbsentParameter
 
+_DEEPEST = 2
+"""Objects in objects that are looked into for tensors."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -249,6 +251,32 @@ def used_outside(model: nn.Module, look: Callable[[], object]) -> set[int]:
         for handle in handles:
             handle.remove()
     return uses.found
+
+
+def refuse_hidden(name: str, made: Any) -> None:
+    """Raise ConfigError where tensors with gradients lie in an object that torch does not open."""
+    for one in torch.utils._pytree.tree_leaves(made):
+        if not isinstance(one, Tensor) and _hides(one, _DEEPEST):
+            raise ConfigError(
+                f"{name} gives an object, {type(one).__name__}, and gradients of tensors inside of "
+                "it are not seen where parameters are in pieces: return tensors, in tuples or "
+                "dicts, and make it of them outside; or use --split data"
+            )
+
+
+def _hides(value: Any, depth: int) -> bool:
+    """Whether there is a tensor with a gradient in its attributes."""
+    if isinstance(value, nn.Module | type):
+        return False
+    slots = [one for kind in type(value).__mro__ for one in getattr(kind, "__slots__", ())]
+    held = [*getattr(value, "__dict__", {}).values(), *(getattr(value, x, None) for x in slots)]
+    for one in torch.utils._pytree.tree_leaves(held):
+        if isinstance(one, Tensor):
+            if one.requires_grad:
+                return True
+        elif depth and _hides(one, depth - 1):
+            return True
+    return False
 
 
 def cut_state(value: Any, whole: Tensor, piece: ParameterPiece) -> Any:
