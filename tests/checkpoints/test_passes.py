@@ -207,3 +207,35 @@ def test_a_second_loop_goes_on_in_the_second_loop(launch: Launch, tmp_path: Path
     whole, cut_off, resumed = (tmp_path / "ends").read_text().splitlines()
     assert cut_off.startswith(f"{cut} ")
     assert resumed == whole
+
+
+INDICES = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+data = TensorDataset(torch.arange(240.0)[:, None])
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=12))
+with open(f"used-{sys.argv[1]}-{pace.worker}", "w") as file:
+    for _ in pace.epochs(1):
+        for (x,) in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+                print(*x[:, 0].int().tolist(), file=file, flush=True)
+"""
+
+
+def test_a_part_of_a_batch_that_is_left_is_trained_when_all_step_together(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Five updates of two of three parts end at 90, where no part of full-sync's begins."""
+    first = "--workers 3 --protocol k-sync:2 --dropped skip --updates 5 --run-dir run"
+    for words, name in ((first, 1), ("--workers 3 --protocol full-sync --resume run", 2)):
+        code, said = launch(words, (name,), script=INDICES)
+        assert code == 0, said
+    used = " ".join(one.read_text() for one in tmp_path.glob("used-2-*")).split()
+    assert sorted(map(int, used)) == list(range(90, 240))

@@ -218,3 +218,51 @@ def test_who_stands_still_as_peers_part_is_called_off(
     run = run_script(script, tmp_path, workers=2, path="peers", respawn=True, stall_after=1.0)
     assert (tmp_path / "stopped").exists()
     assert run.num_epochs_ended() == 2
+
+
+UNPREPARED = """
+import os, signal, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
+loader = DataLoader(TensorDataset(torch.randn(96, 4)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+
+def die_once():
+    if pace.worker == 1 and not os.path.exists("died"):
+        open("died", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for epoch in pace.epochs(5):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.05)
+        if epoch == 1 and os.environ["DIES"] == "inside":
+            die_once()
+    scheduler.step()
+    if epoch == 1:
+        die_once()
+        time.sleep(3 * (pace.worker == 0))  # the new life is at the border meanwhile
+    with open(f"rates-{pace.worker}", "a") as file:
+        print(epoch, optimizer.param_groups[0]["lr"], file=file)
+"""
+
+
+@pytest.mark.parametrize("dies", ["inside", "between"])
+@pytest.mark.parametrize("protocol", ["full-sync", "k-sync:1"])
+def test_a_newcomer_has_what_schedulers_that_were_not_prepared_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, dies: str
+) -> None:
+    monkeypatch.setenv("DIES", dies)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(UNPREPARED)
+    run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, respawn=True)
+    first, second = ((tmp_path / f"rates-{one}").read_text().splitlines() for one in (0, 1))
+    assert first[-1] == second[-1] == f"4 {0.1 * 0.5**5}"

@@ -127,6 +127,10 @@ class Coordinator:
         """The id of the first lease of this epoch from ``position`` on; 0: there is none."""
         return self._ledger.first_id(position)
 
+    def begins_at(self, position: int) -> bool:
+        """Whether members who cut this epoch by themselves can begin there."""
+        return self._ledger.begins_at(position)
+
     def leave_epoch(self, member: int, kept: Sequence[int], at_s: float) -> list[Order]:
         """A script left its loop before the epoch's end: nothing more is handed out in it.
 

@@ -88,6 +88,13 @@ class Cuts:
         """The lease with this id."""
         return self.leases[lease_id - self._first_id]
 
+    def begins_at(self, position: int) -> bool:
+        """Whether a lease of the epoch begins there, or it ends there."""
+        batches = self.batches
+        if position >= batches.end:
+            return True
+        return any(one.start == position for one in batches.cut(batches.batch_at(position), 0, 0))
+
     def first_id(self, position: int) -> int:
         """The id of the first lease from ``position`` on; 0: there is none."""
         index = bisect_left(self.leases, position, key=attrgetter("start"))

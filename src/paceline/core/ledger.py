@@ -434,6 +434,10 @@ class Ledger:
         """Of the first lease of the epoch from ``position`` on; 0: there is none."""
         return self._cuts.first_id(position)
 
+    def begins_at(self, position: int) -> bool:
+        """Whether a lease of the epoch, as it is cut now, begins there, or the epoch ends there."""
+        return self._cuts.begins_at(position)
+
     def cut_all(self) -> list[Lease]:
         """All leases of the epoch in cut order, those to come included; changes nothing."""
         return self._cuts.all()

@@ -118,6 +118,8 @@ class JobFolder:
 
     def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
         """The settings with the folder that the first start had, and with what its run had."""
+        if not self._rank.goes_on:
+            self.forget()  # what is there is of another job, which had the same name
         if self._rank.goes_on and self._path is not None and self._path.is_file():
             folder = self._path.read_text()
             settings = replace(settings, resume="auto", run_dir=folder, name=None)

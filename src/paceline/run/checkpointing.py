@@ -259,7 +259,8 @@ class Checkpointing:
         self._queue.finish()  # it reads what is pinned, where the next one will lie
         self._draft = self._begin_last() if is_last else self._begin(run.now_s())
         if self._draft is not None:
-            self._capture(self._draft, first=run.liveliest(live))
+            joined = [number for number in live if run.roster[number].has_joined]
+            self._capture(self._draft, first=run.liveliest(joined or live))
 
     def _begin(self, now_s: float) -> _Draft | None:
         if now_s < self._retry_at_s:

@@ -251,7 +251,8 @@ class EpochBorders:
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
         first = self._arrived[live[0]]
-        words = {number: word for number in live if (word := self._arrived[number].settings)}
+        known = self._run.coordinator_members or live  # a newcomer is told them when all are here
+        words = {number: word for number in known if (word := self._arrived[number].settings)}
         if len(set(words.values())) > 1:
             number, *rest = words
             other = next(one for one in rest if words[one] != words[number])
@@ -266,7 +267,8 @@ class EpochBorders:
         run.is_open = True
         run.watch.opened(run.now_s(), epoch, self._until(batch_ends, position))
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
-        is_whole = position is not None and len(live) == run.plan.workers
+        is_border = position is not None and run.coordinator.begins_at(position)
+        is_whole = is_border and len(live) == run.plan.workers
         has_store = run.engine.traits.has_store
         needs_store = run.needs_store and not run.steps_together and has_store
         if not (is_whole or has_store):

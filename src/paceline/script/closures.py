@@ -47,13 +47,19 @@ def calls_once(optimizer: Optimizer) -> bool:
 
 
 def context_with(
-    context: Context, optimizers: Sequence[Optimizer], *, asked: bool, has_others: bool
+    context: Context,
+    optimizers: Sequence[Optimizer],
+    *,
+    asked: bool,
+    has_others: bool,
+    is_split: bool = False,
 ) -> Context:
     """The context of a run whose optimizers call the model again, or have hooks; else as it is.
 
     Args:
         asked: whether ``prepare`` was told that they call it again.
         has_others: whether a coordinator hands out the work.
+        is_split: whether each worker has a part of the model.
 
     Raises:
         ConfigError: the protocol, or a setting, cannot be had with it.
@@ -63,7 +69,7 @@ def context_with(
         is_carried = has_others and not context.is_difference
         if is_carried and any(has_hooks(one) for one in optimizers):
             return _with_hooks(context)
-        return _with_own(context, optimizers) if is_carried else context
+        return _with_own(context, optimizers, is_split=is_split) if is_carried else context
     name = "LBFGS" if has_lbfgs else "closures=True"
     if context.nonfinite == "skip":
         raise ConfigError(
@@ -103,10 +109,12 @@ def _with_hooks(context: Context) -> Context:
     return replace(context, steps_together=True, is_difference=True)
 
 
-def _with_own(context: Context, optimizers: Sequence[Optimizer]) -> Context:
+def _with_own(context: Context, optimizers: Sequence[Optimizer], *, is_split: bool) -> Context:
     """Of several workers with an optimizer of the user's own, some of which need whole steps."""
     for one in optimizers:
         memory, name = own_memory(one), type(one).__name__
+        if is_split and memory.startswith("self."):
+            memory = ""  # each part has one twin, which makes all of its steps
         if memory and not context.is_spmd:
             raise ConfigError(
                 f"{name} keeps {memory} from step to step, and under {context.protocol} an update "

@@ -36,6 +36,7 @@ from ..store.layout import Layout, TensorPlace
 from ..store.optimizer_copy import EXISTS
 from ..system.files import OpenFolder
 from .schedules import Schedules
+from .unprepared import AnyScheduler
 
 _REFUSALS = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
@@ -311,6 +312,7 @@ def settings_text(optimizer: Optimizer, schedules: Schedules) -> str:
     return json.dumps({
         "groups": [_plain(group) for group in optimizer.param_groups],
         "schedules": [_plain(one.state()) for one in schedules],
+        "strays": [_plain(one.state_dict()) for one in schedules.strays],
         "epoch": (place.epoch_version, place.epoch_applied),
     })  # fmt: skip
 
@@ -323,6 +325,12 @@ def adopt(text: str, optimizer: Optimizer, schedules: Schedules) -> None:
         group.update({name: _like(group[name], said[name]) for name in said if name in group})
     for schedule, said in zip(schedules, values["schedules"], strict=False):
         schedule.load(_merged(schedule.state(), said))
+    schedules.take_strays = partial(_take_strays, values["strays"])
+
+
+def _take_strays(rows: Sequence[dict[str, Any]], strays: Sequence[AnyScheduler]) -> None:
+    for one, said in zip(strays, rows, strict=False):
+        one.load_state_dict(_merged(one.state_dict(), said))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

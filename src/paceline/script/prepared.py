@@ -120,8 +120,9 @@ class Prepared:
         self._replica: Replica | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
-            context, self.optimizers, asked=asked.closures, has_others=self._member is not None
-        )
+            context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
+            is_split=(asked.split or context.split) not in ("data", "none"),
+        )  # fmt: skip
         self._device = device
         self._keeper = keeper
         self._is_local = context.is_difference or self._member is None
@@ -463,7 +464,7 @@ class Prepared:
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
-        if self._member is not None and (self._context.checkpoints or self._context.resume):
+        if self._member is not None:
             self.schedules.keep_strays(self._keep_stray)
         add("steps", self.schedules.place.remember, self.schedules.place.go_on)
         add("scale", self.gradients.scaling.remember, self.gradients.scaling.go_on)

@@ -234,6 +234,10 @@ class Schedules:
             if all(one.optimizer is not mine for mine in optimizers):
                 raise ConfigError(f"{one.name} is of an optimizer that prepare() was not given")
         self._keep: Keep | None = None
+        self.strays: list[AnyScheduler] = []
+        """That were not prepared, and were there when the first loop began."""
+        self.take_strays: Callable[[Sequence[AnyScheduler]], None] = lambda strays: None
+        """Lets them stand where another worker's stand, which was here before."""
         self._at_first: Hyper | None = None
         """The settings as the loop began."""
         self._is_by_hand = False
@@ -266,7 +270,8 @@ class Schedules:
         if (keep := self._keep) is not None:
             self._keep, known = None, [one.scheduler for one in self._every]
             for number, optimizer in enumerate(self._optimizers):
-                StraySchedulers(optimizer, known).keep(keep, number)
+                self.strays += StraySchedulers(optimizer, known).keep(keep, number)
+            self.take_strays(self.strays)
         for stray in self._strays:
             stray.open()
         for one in self._every:

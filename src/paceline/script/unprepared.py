@@ -166,7 +166,7 @@ class StraySchedulers:
             else []
         )
 
-    def keep(self, keep: Keep, number: int) -> None:
+    def keep(self, keep: Keep, number: int) -> list[AnyScheduler]:
         """From now on checkpoints have them; on a run that goes on they stand where they stood.
 
         One that was made behind ``prepare`` has set the rates back to its first ones.
@@ -174,13 +174,18 @@ class StraySchedulers:
         Args:
             keep: says whether it has brought a scheduler to where a checkpoint had it.
             number: of the optimizer.
+
+        Returns:
+            They.
         """
-        for place, one in enumerate(self.found()):
+        found = self.found()
+        for place, one in enumerate(found):
             rates = self._current()
             has_set_back = getattr(one, "_last_lr", None) == rates
             if keep(f"unprepared {type(one).__name__} {number} {place}", one) and has_set_back:
                 for group, rate in zip(self._optimizer.param_groups, one._last_lr, strict=True):
                     group["lr"] = rate
+        return found
 
     def open(self) -> None:
         """A loop begins."""

@@ -51,7 +51,11 @@ ModelCall = Callable[[nn.Module, Any], Any]
 """(model, batch): calls the model as the script does."""
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
-    (lambda c: c.steps_together, "a step that all make together (closures, optimizer hooks)"),
+    (
+        lambda c: c.steps_together,
+        "a step that all make together (closures, optimizer hooks, an "
+        "optimizer of your own that keeps numbers in its groups or looks at all parameters)",
+    ),
     (lambda c: c.compile != "none", "--compile"),
     (lambda c: c.precision not in (None, "fp32"), "--precision"),
     (lambda c: c.channels_last, "--channels-last"),
