@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import several
 from meanwhile import stopped_at
@@ -21,6 +21,7 @@ from paceline.context import Context
 from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
+from paceline.store.optimizer_copy import own_memory, reads_others
 from reference import differ
 from runs import Run, run_script
 
@@ -181,3 +182,70 @@ def test_blocks_are_counted_where_each_step_is_a_version() -> None:
                 several.block(parts, several.CASES["gan"][1], number)
         versions.append(pace.version)
     assert versions == [8, 8, 16]
+
+
+class Own(torch.optim.SGD):
+    """Of the user's: a step of SGD, and what else it does."""
+
+    def __init__(self, parameters: Any, also: Callable[[Any], None]) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.also, self.seen, self.counts = also, torch.zeros(()), [0]
+
+    def step(self, closure: Any = None) -> Any:
+        self.also(self)
+        return super().step(closure)
+
+
+def _in_a_group(one: Any) -> None:
+    one.param_groups[0]["t"] = one.param_groups[0].get("t", 0) + 1
+
+
+def _in_an_attribute(one: Any) -> None:
+    one.t = getattr(one, "t", 0) + 1
+
+
+def _in_a_tensor(one: Any) -> None:
+    one.seen += 1
+
+
+def _in_a_list(one: Any) -> None:
+    one.counts.append(1)
+
+
+def _in_no_parameters_state(one: Any) -> None:
+    one.state["all"] = {"t": 1}
+
+
+def _by_the_norm(one: Any) -> None:
+    held = [each for group in one.param_groups for each in group["params"]]
+    nn.utils.clip_grad_norm_(held, 0.01)
+
+
+def _nothing(one: Any) -> None:
+    return
+
+
+@pytest.mark.parametrize(
+    ("also", "memory", "reads"),
+    [
+        (_in_a_group, "group['t']", False),
+        (_in_an_attribute, "self.t", False),
+        (_in_a_tensor, "self.seen", False),
+        (_in_a_list, "self.counts", False),
+        (_in_no_parameters_state, "self.state['all']", False),
+        (_by_the_norm, "", True),
+        (_nothing, "", False),
+    ],
+)
+def test_what_an_optimizer_of_ones_own_does_beside_its_state_is_found(
+    also: Callable[[Any], None], memory: str, reads: bool
+) -> None:
+    """And the trial leaves it, its parameters and the random state as they were."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    optimizer = Own(model.parameters(), also)
+    before = [one.clone() for one in model.parameters()], torch.get_rng_state()
+    assert (own_memory(optimizer), reads_others(optimizer)) == (memory, reads)
+    assert all(map(torch.equal, before[0], model.parameters()))
+    assert torch.equal(before[1], torch.get_rng_state())
+    assert (optimizer.seen, optimizer.counts, "t" in optimizer.__dict__) == (0, [0], False)
+    assert not optimizer.state

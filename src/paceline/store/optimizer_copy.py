@@ -136,10 +136,13 @@ def _memory_of(optimizer: Optimizer) -> str:
     if twin is None:
         return ""
     for before, after in zip(optimizer.param_groups, twin.param_groups, strict=True):
-        for key in after.keys() - {"params", *_KERNELS}:
+        for key in sorted(after.keys() - {"params", *_KERNELS}):
             if key not in before or not _is_equal(before[key], after[key]):
                 return f"group[{key!r}]"
-    for name in twin.__dict__.keys() - {"state", "param_groups", _TWIN}:
+    for key in twin.state:
+        if not isinstance(key, Tensor):
+            return f"self.state[{key!r}]"
+    for name in sorted(twin.__dict__.keys() - {"state", "param_groups", _TWIN}):
         before, after = optimizer.__dict__.get(name, twin), twin.__dict__[name]
         if before is twin or not _is_equal(before, after):
             return f"self.{name}"
