@@ -1,5 +1,6 @@
 """A worker that joins a run under way has what the others have: rates, schedules, the epoch."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,3 +267,37 @@ def test_a_newcomer_has_what_schedulers_that_were_not_prepared_have(
     run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, respawn=True)
     first, second = ((tmp_path / f"rates-{one}").read_text().splitlines() for one in (0, 1))
     assert first[-1] == second[-1] == f"4 {0.1 * 0.5**5}"
+
+
+SUMS_FIRST = """
+import os, signal, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(96, 4)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+if pace.worker == 1 and not os.path.exists("died"):
+    open("died", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(3 * (pace.worker == 0))  # the new life is at its loop by then
+with open(f"sum-{pace.worker}", "w") as file:
+    print(pace.sum(1), file=file)
+for epoch in pace.epochs(2):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+"""
+
+
+def test_who_sums_before_all_epochs_waits_for_no_newcomer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SUMS_FIRST)
+    run = run_script(tmp_path / "train.py", tmp_path, workers=2, respawn=True)
+    assert run.used() == [Counter(range(96))] * 2
+    assert [(tmp_path / f"sum-{one}").read_text() for one in (0, 1)] == ["1.0\n", "1.0\n"]

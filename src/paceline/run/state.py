@@ -149,9 +149,16 @@ class RunState:
 
     @property
     def crew(self) -> list[int]:
-        """Those of them that take part since this epoch or longer, in member order."""
+        """Those of them that take part since this epoch or longer, in member order.
+
+        Before the first one a newcomer is at another place in the script than all others.
+        """
         epoch = self.coordinator.epoch
-        return [one.number for one in self.roster.live if one.first_epoch <= max(epoch, 0)]
+        return [
+            one.number
+            for one in self.roster.live
+            if one.first_epoch <= max(epoch, 0) and (self.has_opened or one.has_joined)
+        ]
 
     def come_to(self, epoch: int, place: ScriptPlace) -> None:
         """All scripts are at this epoch, and there in ``pace.epochs``."""
