@@ -139,9 +139,9 @@ def _memory_of(optimizer: Optimizer) -> str:
         for key in sorted(after.keys() - {"params", *_KERNELS}):
             if key not in before or not _is_equal(before[key], after[key]):
                 return f"group[{key!r}]"
-    for key in twin.state:
-        if not isinstance(key, Tensor):
-            return f"self.state[{key!r}]"
+    for owner in twin.state:
+        if not isinstance(owner, Tensor):
+            return f"self.state[{owner!r}]"
     for name in sorted(twin.__dict__.keys() - {"state", "param_groups", _TWIN}):
         before, after = optimizer.__dict__.get(name, twin), twin.__dict__[name]
         if before is twin or not _is_equal(before, after):
