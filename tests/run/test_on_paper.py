@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.checkpoints.writer import Request
 from paceline.engines import base
-from paceline.errors import ConfigError, LinkError, PacelineError
+from paceline.errors import ConfigError, LinkError, PacelineError, ScriptLost
 from paceline.events import Grant, Lease, Ticket
 from paceline.passes import START, ScriptPlace
 from paceline.protocols import parse
@@ -160,7 +160,9 @@ LINES = (
     Line(0, ARRIVE, [*_both(OPEN), (0, GRANTS[0]), (1, GRANTS[1])]),
     Line(0, PUSH, [(0, ADDS[0])]),
     Line(1, PUSH, [(1, ADDS[1]), (1, FINISH), *_both(said.EndEpoch(epoch=0, version=1))]),
+    Line(1, said.LoopLeft(version=1)),
     Line(1, REST),
+    Line(0, said.LoopLeft(version=1)),
     Line(0, REST, _both(said.Goodbye())),
     Line(1, said.Done()),
     Line(1, EXIT),
@@ -177,6 +179,29 @@ def test_an_epoch_of_two_workers_message_for_message() -> None:
     engine.check()
     assert outcome.error is None
     assert outcome.version == 1
+
+
+def _killed_at_the_end(*before: Line) -> BaseException | None:
+    """How a run ends whose main worker's death is heard behind the last update and these lines."""
+    engine = make_engine(PLAN, Recital)
+    assert isinstance(engine, Recital)
+    engine.lines = (
+        *LINES[:6], *before,
+        Line(0, base.ProcessLeft("killed by signal 9"), [(1, said.BeMain())]),
+        Line(1, said.LoopLeft(version=1)), Line(1, REST, [(1, said.Goodbye())]),
+        Line(1, said.Done()),
+    )  # fmt: skip
+    error = conduct(PLAN, engine).error
+    engine.check()
+    return error
+
+
+def test_a_main_worker_that_died_in_its_loop_has_lost_nothing_behind_it() -> None:
+    """Also where the others made the last update before its death was heard of."""
+    assert _killed_at_the_end() is None
+    error = _killed_at_the_end(Line(0, said.LoopLeft(version=1)))
+    assert isinstance(error, ScriptLost)
+    assert "worker 0 ended: killed by signal 9, behind the last update" in str(error)
 
 
 def test_an_end_that_no_disk_takes_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,7 @@ class PaperMember:
     def _end_at(self, version: int) -> Doing[None]:
         yield from self._settle(lambda: self._store.version >= version)
         self._grant = None
+        self._send(said.LoopLeft(version))
 
     def _reach(self, stage: int) -> Doing[None]:
         """What the run begins with: the main one does it, all others wait."""

@@ -29,6 +29,7 @@ from ..wire.messages import (
     Describe,
     EndEpoch,
     Laid,
+    LoopLeft,
     OpenEpoch,
     Published,
     PushScaled,
@@ -303,6 +304,7 @@ class MemberSide:
         self.copy.unedited.end_epoch(self.copy.home)
         self.grant = None
         self.is_between = True
+        self.channel.send(LoopLeft(message.version))
 
     def _reach(self, version: int) -> None:
         self.mail.settle(lambda: self.control.wait_for_version(version, POLL_S))

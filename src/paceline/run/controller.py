@@ -210,6 +210,7 @@ class Controller:
             said.Extend: pushes.extend,
             said.GiveBack: pushes.give_back,
             said.LeaveEpoch: pushes.leave_epoch,
+            said.LoopLeft: ends.left_loop,
             said.StepLeft: pushes.superseded,
             said.Rounds: self._peers.heard,
             said.PeersLeft: self._peers.interrupted,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..engines.base import ProcessLeft
 from ..errors import AllGone, ConfigError, ScriptLost, WorkerError
-from ..wire.messages import BeMain, Done, Failed
+from ..wire.messages import BeMain, Done, Failed, LoopLeft
 from .calls import Calls
 from .epochs import EpochBorders
 from .peers import Peers
@@ -63,8 +63,8 @@ class Departures:
         """Last words of members that failed."""
         self._main: int | None = None
         """Once it has moved."""
-        self._lost_main: tuple[RosterEntry, int] | None = None
-        """The main worker that died outside of an epoch, and the version that was reached then."""
+        self._lost_main: RosterEntry | None = None
+        """The main worker that died behind a loop."""
         self.goes_on = False
         """Whether others go on where one is gone before anything was described: between trials."""
 
@@ -103,6 +103,9 @@ class Departures:
             self._left_at_end(member)
         self._borders.end_if_all_rested()
 
+    def left_loop(self, member: int, message: LoopLeft) -> None:
+        self._run.roster[member].left_loop_at = message.version
+
     def failed(self, member: int, message: Failed) -> None:
         run = self._run
         error = _ERRORS[message.whose](message.text)
@@ -131,7 +134,7 @@ class Departures:
         if run.has_begun:
             is_held = was_resting or run.is_open or self._borders.owes_stop
             if self.is_main(member) and not (one.is_done or is_held):
-                self._lost_main = one, run.coordinator.version
+                self._lost_main = one
             self._refuse_to_go_on_without(one)
             # Before another is the main one: that one may be busy from then on.
             self._borders.checkpointing.left(member)
@@ -154,10 +157,8 @@ class Departures:
 
         Another one was the main one then, but may have been past what only that one does.
         """
-        if self._lost_main is None:
-            return
-        one, version = self._lost_main
-        if version == self._run.coordinator.version:
+        one = self._lost_main
+        if one is not None and one.left_loop_at == self._run.coordinator.version:
             raise ScriptLost(
                 f"worker {one.seat} ended: {one.end}, behind the last update: what the script "
                 "does there in the main worker, such as saving, may not have been done; the run "

@@ -33,6 +33,8 @@ class RosterEntry:
     """Whether it takes part; False only for a newcomer that has not entered yet."""
     ticket: Ticket | None = None
     """What it works on."""
+    left_loop_at: int = -1
+    """The version at which its script last came to the end of a loop."""
     pushes: int = 0
     samples: int = 0
     compute_s: float = 0.0

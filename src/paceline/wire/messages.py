@@ -183,6 +183,12 @@ class LeaveEpoch(NamedTuple):
     is_look: bool
 
 
+class LoopLeft(NamedTuple):
+    """The loop over an epoch, or over all updates, is over here: what stands behind it comes."""
+
+    version: int
+
+
 class StepLeft(NamedTuple):
     """A superseded step was left, ``wasted_s`` after it had begun, at ``left_s``."""
 
@@ -653,10 +659,11 @@ class Stop(NamedTuple):
 
 
 FromMember: TypeAlias = (
-    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
-    | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
-    | FaultComes | SettingsNow | AskStop | AskAnew | Done | Failed | EvaluatedAlone | StopWhen
-    | StreamServed | StreamOver | StreamState | Published | TrialBegins | TrialFails | TrialEnds
+    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | LoopLeft | StepLeft | Rounds
+    | PeersLeft | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied
+    | Rested | FaultComes | SettingsNow | AskStop | AskAnew | Done | Failed | EvaluatedAlone
+    | StopWhen | StreamServed | StreamOver | StreamState | Published | TrialBegins | TrialFails
+    | TrialEnds
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (
