@@ -366,7 +366,7 @@ class PaperMember:
             self._do_jobs()
 
     def _snap(self, message: Snap) -> Doing[None]:
-        number, version, is_first = message
+        number, version, is_first, _ = message
         if is_first:
             yield from self._settle(lambda: self._store.version >= version)
         yield Turn("copy")

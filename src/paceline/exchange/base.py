@@ -171,7 +171,8 @@ class ScriptHooks:
         take_loaded: the optimizer's state that the script has loaded since ``prepare``.
         check_objects: look at what of the script's objects must stay as it was, beside weights.
         write_into: take the folder of checkpoints, and the identity of the one that it is in.
-        write_own: write what this member remembers, for the checkpoint of this number.
+        write_own: write what this member remembers, for the checkpoint of this number; the epoch
+            at whose end that stands, or -1.
         hear_stream: who reads the stream, where it is given, and what of it is done with.
         write_layout: write what lies where in the pinned block; of a split model, all of it.
         compressed: sends gradients in fewer bytes, and has what was not sent; None: sent whole.
@@ -188,7 +189,7 @@ class ScriptHooks:
     take_loaded: Callable[[], State | None] = lambda: None
     check_objects: Callable[[], None] = lambda: None
     write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
-    write_own: Callable[[int], None] = lambda number: None
+    write_own: Callable[[int, int], None] = lambda number, behind: None
     write_layout: Callable[[int], None] = lambda number: None
     hear_stream: Callable[[OfStream], None] = lambda message: None
     compressed: "CompressedGradient | None" = None

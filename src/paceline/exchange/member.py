@@ -117,22 +117,30 @@ class Snapshot:
         """The store is laid out."""
         self._store = store
 
-    def take(self, number: int, version: int, block: Tensor, buffers: Tensor | None = None) -> None:
+    def take(
+        self,
+        number: int,
+        version: int,
+        block: Tensor,
+        buffers: Tensor | None = None,
+        *,
+        behind: int = -1,
+    ) -> None:
         """Pin ``block``, which holds ``version`` and is changed by nobody now, and say so."""
         if self._hooks.spread is None:
             self._store.pin(block, buffers)
-        self._tell(number, version, is_pinned=True)
+        self._tell(number, version, is_pinned=True, behind=behind)
 
-    def add_own(self, number: int, version: int) -> None:
+    def add_own(self, number: int, version: int, *, behind: int = -1) -> None:
         """Only what this member remembers: another one pins the version."""
-        self._tell(number, version, is_pinned=False)
+        self._tell(number, version, is_pinned=False, behind=behind)
 
-    def _tell(self, number: int, version: int, *, is_pinned: bool) -> None:
+    def _tell(self, number: int, version: int, *, is_pinned: bool, behind: int) -> None:
         fault, start_s = "", time.monotonic()
         try:
             if self.newest < number:
                 self.newest = number
-                self._hooks.write_own(number)
+                self._hooks.write_own(number, behind)
             if is_pinned:
                 self._hooks.write_layout(number)
         except OSError as error:
@@ -333,9 +341,9 @@ class MemberSide:
             self.copy.publish()
             self.channel.send(Published())
             return
-        number, version, is_first = message
+        number, version, is_first, behind = message
         if not is_first:
-            self.snapshots.add_own(number, version)
+            self.snapshots.add_own(number, version, behind=behind)
             return
         self._reach(version)
-        self.snapshots.take(number, version, *self.standing())
+        self.snapshots.take(number, version, *self.standing(), behind=behind)

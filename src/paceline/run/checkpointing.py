@@ -333,11 +333,13 @@ class Checkpointing:
             live = {one.number for one in run.roster.live if not one.is_done}
             draft.missing = live - draft.copied
         self._tell_place()
+        is_behind = not run.is_open and run.script_epoch == run.coordinator.epoch
+        behind = run.script_epoch if is_behind else -1
         for number in draft.missing if are_told else ():
             if number != first:
-                run.dispatch.tell(number, Snap(draft.number, version, False))
+                run.dispatch.tell(number, Snap(draft.number, version, False, behind))
         if first is not None:
-            run.dispatch.tell(first, Snap(draft.number, version, True))
+            run.dispatch.tell(first, Snap(draft.number, version, True, behind))
         self._hand_in_if_whole()
 
     def _hand_in_if_whole(self) -> None:

@@ -225,6 +225,7 @@ class PreparedLoader:
         if not exchange.open_epoch(epoch, ends):
             return
         schedules.opened()
+        loop.entered()
         loop.is_iterating = True
         loop.holding.has_worked = False
         try:
@@ -243,6 +244,7 @@ class PreparedLoader:
             self._end_pass()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
+                loop.ended(epoch)
 
     def _left(self, epoch: int) -> None:
         """The loop was left early."""

@@ -63,6 +63,7 @@ class TrainingLoop:
         was_called_off: whether the newest step was another's by the time that it was to be made.
         local_loss: of the last step of an optimizer that steps here.
         push_steps: of several optimizers, what a block pushes when it ends.
+        entered, ended: do what is to be done when a loop has begun, and when it has no more.
         accumulation: of an update that several steps of the loop make; None: each makes one.
         beside: further loaders, each with a batch for each mini-batch.
         is_released: whether its trial is over: its loaders are the user's own again.
@@ -91,6 +92,8 @@ class TrainingLoop:
         self.num_nested = 0
         self.local_loss = math.nan
         self.push_steps: Callable[[], None] = _nothing
+        self.entered: Callable[[], None] = _nothing
+        self.ended: Callable[[int], None] = lambda epoch: None
         self.accumulation: Accumulation | None = None
         self.beside: list[Beside] = []
         self.batch: Any = None

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ _REFUSALS = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 """What ``load_state_dict`` and its like raise where a state is not theirs."""
+
+
+_Packed: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
+"""What is remembered, by name, and the tensors in it."""
 
 
 class MemberState:
@@ -68,6 +72,8 @@ class MemberState:
         self._found = found
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._own: dict[str, Any] = {} if found is None else self._read_own(found)
+        self._held: tuple[int, _Packed] | None = None
+        """Of the end of the last loop, until the next has begun."""
 
     # -- what is remembered ---------------------------------------------------------------------
 
@@ -133,15 +139,36 @@ class MemberState:
         """From now on: these checkpoints, in the folder of this identity."""
         self._folder = CheckpointFolder(Path(folder), within=within)
 
-    def write(self, number: int) -> None:
-        """This member's own part of checkpoint ``number``. OSError: the disk."""
+    def hold(self, epoch: int) -> None:
+        """The script leaves its loop: a run that stops before all begin the next goes on here.
+
+        What the script does in between, as a scheduler's step, it does again then.
+        """
+        own, tensors = self._pack()
+        self._held = epoch, (own, {name: tensor.clone() for name, tensor in tensors.items()})
+
+    def release(self) -> None:
+        """The next loop has begun."""
+        self._held = None
+
+    def write(self, number: int, behind: int = -1) -> None:
+        """This member's own part of checkpoint ``number``. OSError: the disk.
+
+        Args:
+            behind: the epoch at whose end the checkpoint stands; -1: it stands elsewhere.
+        """
         from safetensors.torch import save
 
-        tensors: dict[str, Tensor] = {}
-        own = {name: pack(get(), tensors, name) for name, (get, _) in self._parts.items()}
+        held = self._held
+        own, tensors = self._pack() if held is None or held[0] != behind else held[1]
         with self._aside(number) as aside:
             aside.write(f"worker-{self._seat}.safetensors", save(tensors))
             aside.write(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
+
+    def _pack(self) -> _Packed:
+        tensors: dict[str, Tensor] = {}
+        own = {name: pack(get(), tensors, name) for name, (get, _) in self._parts.items()}
+        return own, tensors
 
     def write_tensors(
         self, number: int, layout: Layout, read: Callable[[TensorPlace], Tensor]

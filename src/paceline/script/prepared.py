@@ -418,6 +418,8 @@ class Prepared:
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
         hooks.write_layout = partial(self._write_layout, replica.layout)
+        if self._context.checkpoints:
+            self.loop.entered, self.loop.ended = self._keeper.release, self._keeper.hold
 
     def _write_layout(self, layout: Layout, number: int) -> None:
         """What lies where in the pinned block; of a split model nothing is pinned."""

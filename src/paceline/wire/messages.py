@@ -583,11 +583,16 @@ class Copy(NamedTuple):
 
 
 class Snap(NamedTuple):
-    """For a checkpoint while all others wait: write your part; the first one pins the version."""
+    """For a checkpoint while all others wait: write your part; the first one pins the version.
+
+    Attributes:
+        behind: it is of the end of this epoch's loop, not of what scripts have done since; else -1.
+    """
 
     number: int
     version: int
     is_first: bool
+    behind: int = -1
 
 
 class CheckpointsMoved(NamedTuple):
