@@ -103,6 +103,11 @@ class Passes:
         self.next = 0 if self._goes_on else self.first
 
     @property
+    def is_before(self) -> bool:
+        """Whether the script is still to come to where the run goes on."""
+        return self._goes_on
+
+    @property
     def first_position(self) -> int:
         """Where ``pace.epochs`` begins."""
         return self.place.position if self._goes_on else 0

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections import Counter
+from collections import Counter, deque, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,15 @@ def test_plain_values_come_back_as_they_were(value: object) -> None:
     back = back_and_forth(value)
     assert back == value
     assert type(back) is type(value)
+
+
+def test_a_memory_of_limited_length_stays_one_and_what_has_names_is_refused() -> None:
+    memory = back_and_forth({"memory": deque([(1, 2.0), (3, 4.0)], maxlen=2)})["memory"]
+    memory.append((5, 6.0))
+    assert memory == deque([(3, 4.0), (5, 6.0)], maxlen=2)
+    transition = namedtuple("Transition", "state action")
+    with pytest.raises(ConfigError, match=r"cannot hold memory\[0\]: it is a Transition; numbers"):
+        pack([transition(1, 2)], {}, "memory")
 
 
 def test_numbers_that_json_lacks_come_back() -> None:

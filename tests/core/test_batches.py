@@ -149,6 +149,17 @@ def test_rounds_of_peers_deal_out_every_lease_in_order(
     assert max(last) - min(last) <= 1
 
 
+@given(BATCHES, st.integers(1, 4), st.integers(1, 4), st.integers(0, 5), st.integers(0, 301))
+def test_a_round_begins_where_its_first_lease_does(
+    batches: Batches, num_members: int, num_steps: int, num_short: int, position: int
+) -> None:
+    """Also behind short rounds, and where all batches are of one size."""
+    leases = PeerLeases(batches, num_members, num_steps, num_short, epoch=0, position=position)
+    for number in range(leases.num_rounds):
+        own = [one for rank in range(num_members) for one in leases.of(number, rank)]
+        assert leases.begins_at(number) == own[0].start
+
+
 @given(BATCHES, st.integers(0, 60), st.integers(0, 301), st.integers(0, 9))
 def test_leases_are_found_by_their_position_and_their_index_without_cutting_all(
     batches: Batches, num_taken: int, position: int, first_id: int

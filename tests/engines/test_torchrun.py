@@ -24,7 +24,7 @@ from paceline.engines.torchrun.member import GatheredLines, RankControl
 from paceline.engines.torchrun.world import RankOfWorld, find_rank
 from paceline.errors import ConfigError, LinkError
 from paceline.exchange.base import Clock
-from paceline.store.control import ALARM, ARGUMENTS, COUNTS, RHYTHMS, control_bytes
+from paceline.store.control import ALARM, ARGUMENTS, COUNTS, NUMBERS, RHYTHMS, control_bytes
 from paceline.store.memory import SharedMemory
 from paceline.trace.records import Ended as EndedRecord
 from ranks import (
@@ -339,3 +339,46 @@ def test_an_alarm_of_the_controller_is_kept_where_an_epoch_opens() -> None:
         one._control[ALARM] = 1
         one.begin(0)
     assert (first._control[ALARM], second._control[ALARM]) == (1, 0)
+
+
+def test_a_gradients_share_and_the_scale_that_a_rank_offers_lie_apart() -> None:
+    first, second = lines_of(2)
+    for seat, one in enumerate((first, second)):
+        control = one._control
+        assert control.numbers[seat] + NUMBERS <= control.offers[seat]
+        control.set_double(control.offers[seat], 65536.0 + seat)
+        one.show_share(0.25 + seat)
+    second.arrive()
+    first.arrive()
+    assert first.shares() == [0.25, 1.25]
+    assert [first._control.double(one) for one in first._control.offers] == [65536.0, 65537.0]
+
+
+SCALED = """
+import os
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4))
+for epoch in pace.epochs(1):
+    for x, y in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            scaler.scale((model(x) - y).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+open(f"scale-{pace.worker}", "w").write(str(scaler.get_scale()))
+"""
+
+
+def test_a_loss_scale_begins_as_in_one_process(tmp_path: Path) -> None:
+    ended = run_by_mpirun(tmp_path, 2, SCALED)
+    assert ended.code == 0, ended.said
+    assert [(tmp_path / f"scale-{rank}").read_text() for rank in (0, 1)] == ["65536.0"] * 2

@@ -124,6 +124,20 @@ def test_it_falls_back_only_if_asked(say: Say) -> None:
     assert "somenets.py:22" in found["fell_back"]
 
 
+SCRIPT = """\
+import torch
+import paceline
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+model, optimizer = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in pace.updates(2):
+    with pace.step():
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
 def test_no_compiler_is_said_and_leaves_nothing(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,3 +174,22 @@ def test_a_runs_weights_are_exported_and_anothers_are_refused(say: Say) -> None:
     assert code == 0, err
     reduced = json.loads(out)
     assert abs(reduced["file_accuracy"] - found["accuracy"]) < 0.05
+
+
+def test_a_run_of_an_own_task_is_exported_and_of_a_script_the_way_is_said(
+    say: Say, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\nfrom paceline.workloads import load_task\n"
+        "task = dataclasses.replace(load_task('softmax'), name='other')\n"
+    )
+    train = "train mine:task --workers 1 --engine inline --updates 20 --name own"
+    assert say(train)[0] == 0
+    code, out, err = say("export runs/own --format torchscript --json")
+    assert code == 0, err
+    assert json.loads(out)["subject"] == "other"
+    (tmp_path / "lenet.py").write_text(SCRIPT)
+    assert say("launch --workers 1 --engine inline --name script lenet.py")[0] == 0
+    code, _, err = say("export runs/script")
+    assert code == 2
+    assert "runs/script ran the script lenet.py; give the model by the function" in err

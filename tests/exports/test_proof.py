@@ -54,6 +54,30 @@ def test_a_file_that_computes_something_else_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
+class Masked(nn.Module):
+    """Some outputs are minus infinity, as masked scores are, and some are not numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x.masked_fill(x > 1.0, -torch.inf)
+        return torch.cat([scores, x.log()], 1)
+
+
+class Signs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x > 0.0
+
+
+@pytest.mark.parametrize("model", [Masked(), Signs()])
+def test_outputs_that_are_no_numbers_are_equal_where_they_are_the_same(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    subject = Subject(name="odd", model=model, inputs=random_inputs([parse_input("1,4")]))
+    written = write_proved(subject, Kept(1), tmp_path / "model.kept")
+    assert written.differences == {1: 0.0, 7: 0.0}
+    with pytest.raises(ConfigError, match="output differs from the model's"):
+        write_proved(subject, Kept(0), tmp_path / "other.kept")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

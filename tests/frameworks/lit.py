@@ -38,6 +38,7 @@ class Net(lightning.LightningModule):
         self.steps: list[int] = []
         self.rates: list[float] = []
         self.losses: list[float] = []
+        self.sums: list[float] = []
         self.ranks: list[float] = []
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -54,10 +55,12 @@ class Net(lightning.LightningModule):
     def validation_step(self, batch: list[Tensor]) -> None:
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("val_loss", loss, sync_dist=True)
+        self.log("val_sum", loss, sync_dist=True, on_epoch=True, reduce_fx="sum")
 
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:
             self.losses.append(self.trainer.callback_metrics["val_loss"].item())
+            self.sums.append(self.trainer.callback_metrics["val_sum"].item())
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             own = torch.tensor([1.0, self.global_rank])
             self.ranks = self.all_gather(own)[..., 1].flatten().tolist()
@@ -103,7 +106,7 @@ def main() -> None:
     trainer.fit(net, loader, DataLoader(samples(6), batch_size=6), ckpt_path=OPTIONS["ckpt_path"])
     found = {
         "state": net.state_dict(), "step": trainer.global_step, "epoch": trainer.current_epoch,
-        "steps": net.steps, "rates": net.rates, "losses": net.losses,
+        "steps": net.steps, "rates": net.rates, "losses": net.losses, "sums": net.sums,
         "ranks": net.ranks,
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "best": callbacks[0].best_model_path,

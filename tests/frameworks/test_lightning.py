@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import forked
 from paceline.errors import ConfigError
+from paceline.lightning import PacelineStrategy
 from runs import Run, assert_each_sample_once, run_script
 
 lightning = pytest.importorskip("lightning")
@@ -107,6 +109,19 @@ def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
         for name in ("rate", "losses", "train_loss"):
             assert one[name] == pytest.approx(alone[name], abs=1e-12), name
         assert Path(one["best"]).name == Path(alone["best"]).name
+    for one in ours:  # DistributedDataParallel adds up what each rank has validated
+        assert one["sums"] == pytest.approx(alone["sums"], abs=1e-12)
+
+
+def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
+    """Lightning divides the mean of their sums by the mean of their numbers of samples."""
+    sums = {51: 101.0, 1: 2.0}
+    strategy: Any = SimpleNamespace(
+        _can_sum=True, is_each_its_own=False, pace=SimpleNamespace(sum=sums.__getitem__)
+    )
+    mean = PacelineStrategy._reduced(strategy, torch.tensor(51), "mean")
+    assert mean.item() == 50.5
+    assert PacelineStrategy._reduced(strategy, torch.tensor(51), "sum").item() == 101
 
 
 @pytest.mark.timeout(300)

@@ -37,6 +37,20 @@ def test_every_worker_has_something_to_train() -> None:
     assert all(one.parameter_bytes for one in cut.parts)
 
 
+def test_where_that_does_not_fit_the_memory_somebody_has_nothing() -> None:
+    """Two layers that each fill a worker, and two operations without parameters behind them."""
+    graph = chain("abcd", seconds=[1.0, 1.0, 0.1, 0.1], num_bytes=0, parameter_bytes=8)
+    bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
+    graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
+    roomy = Pipeline(workers=workers(3), micro_batches=2)
+    held = fastest_cut([(2, graph)], roomy, CORES).placement.memory_bytes
+    alone = place(graph, roomy, [0, 1, 2, 2]).memory_bytes
+    assert alone < held
+    tight = Pipeline(workers=workers(3, memory_bytes=alone), micro_batches=2)
+    found = fastest_cut([(2, graph)], tight, CORES).placement
+    assert found.memory_bytes <= alone
+
+
 def test_what_the_first_micro_batch_takes_longer_counts_once_an_update() -> None:
     nodes = tuple(
         WorkNode(name=name, forward_s=1.0, first_s=first_s)

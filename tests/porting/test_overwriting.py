@@ -19,6 +19,8 @@ WRITES = [
     "os.remove('last.pt')",
     "Path('out').mkdir()",
     "datasets.MNIST('data', download=True)",
+    "torch.save(ranker.state_dict(), 'ranker.pt')",
+    "torch.save(model.state_dict(), f'low_rank-{num_workers}.pt')",
 ]
 KEEPS = [
     "open('log.txt')",
@@ -28,6 +30,9 @@ KEEPS = [
     "open(f'log-{pace.worker}.txt', 'w')",
     "torch.save(x, f'part-{rank}.pt')",
     "shutil.copyfile('last.pt', f'best-{rank}.pt')",
+    "torch.save(x, f'part-{args.local_rank}.pt')",
+    "Path(f'{os.getpid()}.txt').write_text('x')",
+    "open(os.devnull, 'w')",
     "datasets.MNIST('data', download=False)",
     "pace.save('model.safetensors')",
 ]

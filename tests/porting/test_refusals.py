@@ -15,6 +15,7 @@ from paceline.porting.iterators import taken_by_hand
 from paceline.porting.loops import Stepping
 from paceline.porting.reading import Source
 from paceline.porting.refusals import refuse_anywhere, refuse_loop
+from paceline.porting.rewrite import port
 from paceline.porting.tree import CannotDerive, SourceTree
 
 SCRIPT = """\
@@ -474,3 +475,60 @@ def test_a_batch_is_taken_by_hand_once_a_turn_in_any_case(body: str, is_taken: b
     found = taken_by_hand(flow, turns)
     assert (found is not None) is is_taken
     assert found is None or flow.script.code(found.loader) == "loader"
+
+
+GROUPED = """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=sampler)
+scheduler = OneCycleLR(optimizer, 0.1, epochs=3, steps_per_epoch=len(loader))
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+print(len(loader))
+"""
+
+
+def test_a_schedule_counts_the_steps_that_it_did_and_a_loader_shuffles_as_it_did() -> None:
+    text = port(GROUPED)
+    assert "DataLoader(data, batch_size=8, shuffle=True)" in text
+    assert "steps_per_epoch=-(-len(loader) // pace.num_workers))" in text
+    assert "print(len(loader))" in text
+    ordered = port(GROUPED.replace("Sampler(data)", "Sampler(data, 2, rank, False)"))
+    assert "DataLoader(data, batch_size=8, shuffle=False)" in ordered
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("8, sampler=sampler)", "8, **{'sampler': sampler})", 14),
+        ("batch_size=8, sampler=sampler)", "8, False, sampler)", 13),
+    ],
+)
+def test_a_sampler_that_reaches_its_loader_unseen_is_named(
+    before: str, after: str, line: int
+) -> None:
+    said = reason(GROUPED.replace(before, after))
+    assert f"line {line}: sampler does not reach its loader as DataLoader(..., samp" in said
+
+
+def test_a_word_of_the_command_line_stays_what_it_is() -> None:
+    own = "args = parser.parse_args()\nimport_module(args.module)\nprint(model.module)\n"
+    text = port(GROUPED.replace("print(len(loader))", own))
+    assert "import_module(args.module)" in text
+    assert "print(model)" in text

@@ -269,9 +269,18 @@ for epoch in pace.epochs(1):
 """
 
 
-def test_a_vector_that_was_differentiated_has_a_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "out.backward(torch.ones_like(out))",
+        "torch.autograd.backward(out.sum())",
+        "torch.autograd.backward([out.sum(), (out ** 2).sum()])",
+    ],
+)
+def test_what_was_differentiated_in_any_spelling_has_a_gradient(tmp_path: Path, line: str) -> None:
     """Of two batches that make an update the first is not one that nothing was done with."""
-    (tmp_path / "train.py").write_text(OF_VECTORS)
+    text = OF_VECTORS.replace("out.backward(torch.ones_like(out))", line)
+    (tmp_path / "train.py").write_text(text)
     run = run_script(tmp_path / "train.py", tmp_path, workers=1, protocol="k-sync:1")
     assert run.used() == [Counter(range(64))]
     assert run.summary.updates == 8

@@ -107,3 +107,26 @@ def test_a_model_that_was_not_prepared_is_refused() -> None:
     pace.publish(model)
     with pytest.raises(ConfigError, match=r"pace.publish\(\) was given a Conv1d"):
         pace.publish(nn.Conv1d(1, 1, 1))
+
+
+BEFORE = SCRIPT.replace(
+    "for epoch in pace.epochs(4):\n    if epoch == 2 and {who}:\n",
+    "if {who}:\n    if True:\n",
+).replace("    for x, y in loader:", "for epoch in pace.epochs(4):\n    for x, y in loader:")
+
+
+def test_before_the_loop_a_run_that_goes_on_keeps_what_it_has_trained(tmp_path: Path) -> None:
+    """As with weights that were pretrained, which the script puts there in each of its lives."""
+    text = BEFORE.format(who="True", then="").replace("0.5 + pace.worker", "0.5")
+    states = []
+    for name, cuts in (("whole", []), ("cut", [20])):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(text)
+        settings = {"workers": 2, "protocol": "full-sync"}
+        for number, cut in enumerate([*cuts, 32]):
+            more = {"resume": str(folder / "run")} if number else {}
+            found = run_script(folder / "train.py", folder, updates=cut, **settings, **more)
+        states.append(found.state)
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name])

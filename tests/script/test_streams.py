@@ -132,6 +132,13 @@ def test_under_every_protocol_each_mini_batch_counts_once(tmp_path: Path, protoc
     assert {one.partition(":")[0] for one in SPELLINGS} == set(PROTOCOLS)
 
 
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:3", "post-local-sgd:3,4"])
+def test_between_peers_each_mini_batch_counts_once(tmp_path: Path, protocol: str) -> None:
+    run, _ = _run(tmp_path, {"size": 120}, path="peers", protocol=protocol)
+    assert run.used() == [Counter(range(60))]
+    assert run.summary.samples == 120
+
+
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2"])
 @pytest.mark.parametrize("is_stateful", [False, True])
 def test_deaths_lose_no_mini_batch_and_give_none_twice(

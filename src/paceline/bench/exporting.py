@@ -127,10 +127,13 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
 
 def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> dict[str, Any]:
     """Of the model and of the file, on the same samples: all, or as many as take a few seconds."""
-    batch = fixed_batch or 60
     if subject.task is None or subject.checkpoint is None:
         return {}
-    if accuracy_of(subject.model, subject, batch, most=batch) is None:  # opens the data, too
+    test = subject.task.splits().test
+    batch = fixed_batch or min(60, len(test or ()))  # type: ignore[arg-type]  # a map-style data set has a length
+    if (
+        not batch or accuracy_of(subject.model, subject, batch, most=batch) is None
+    ):  # opens the data, too
         return {}
     batch_s = elapsed_s(lambda: accuracy_of(subject.model, subject, batch, most=4 * batch)) / 4
     most = batch * max(1, round(_ACCURACY_S / batch_s))

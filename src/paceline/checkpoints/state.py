@@ -172,8 +172,10 @@ def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:
         kind = "counter" if isinstance(value, collections.Counter) else "dict"
         pairs = ((key, one, f"{where}[{key!r}]") for key, one in value.items())
         return {kind: [[pack(k, tensors, w), pack(one, tensors, w)] for k, one, w in pairs]}
-    if isinstance(value, list | tuple | collections.deque):
+    if isinstance(value, list | tuple | collections.deque) and not hasattr(value, "_fields"):
         rows = [pack(one, tensors, f"{where}[{i}]") for i, one in enumerate(value)]
+        if isinstance(value, collections.deque):
+            return {"deque": [rows, value.maxlen]}
         return {"tuple": rows} if isinstance(value, tuple) else rows
     return _pack_number(value, tensors, where)
 
@@ -199,7 +201,7 @@ def _pack_number(value: object, tensors: dict[str, Tensor], where: str) -> Any:
             pass
     raise ConfigError(
         f"a checkpoint cannot hold {where or 'this'}: it is a {type(value).__name__}; numbers, "
-        "texts, tensors, and lists and dicts of them can be kept"
+        "texts, tensors, and lists, tuples and dicts of them can be kept"
     )
 
 
@@ -232,6 +234,9 @@ def _unpack(kind: str, body: Any, tensors: Mapping[str, Tensor], depth: int) -> 
     if kind == "float":
         return float(body)
     rows = [unpack(one, tensors, depth) for one in body]
+    if kind == "deque":
+        values, most = rows
+        return collections.deque(values, most)
     if kind == "tuple":
         return tuple(rows)
     if kind == "dict":

@@ -243,7 +243,8 @@ class PeerLeases:
 
     def begins_at(self, number: int) -> int:
         """The position where a round begins that has a lease; all before it is in earlier ones."""
-        index = self._first + number * self._num_members * self._steps
+        before, _ = self._steps_of(number)
+        index = self._first + before * self._num_members
         return self._batches.lease(index, self._epoch, 0).start
 
     def of(self, number: int, rank: int) -> list[Lease]:

@@ -216,7 +216,8 @@ class DistributedAveraging(Averaging):
             kinds.setdefault(one.dtype, []).append(one)
         for dtype, buffers in kinds.items():
             together = torch.cat([one.reshape(-1) for one in buffers])
-            self._reduce(together, weight if dtype.is_floating_point else None)
+            is_count = not (dtype.is_floating_point or dtype.is_complex)
+            self._reduce(together, None if is_count else weight)
             parts = torch.split(together, [one.numel() for one in buffers])
             for one, part in zip(buffers, parts, strict=True):
                 one.copy_(part.view(one.shape))

@@ -126,8 +126,8 @@ def _difference(
                 f"refused: with batch {batch} the file's output is {tuple(got.shape)}, the "
                 f"model's {tuple(wanted.shape)}; nothing was kept"
             )
-        allowed = _ALLOWED[precision] * max(1.0, wanted.abs().max().item())
-        difference = (got - wanted).abs().max().item()
+        difference, largest_value = _gap(got, wanted)
+        allowed = _ALLOWED[precision] * max(1.0, largest_value)
         if not difference <= allowed:  # also when it is not a number
             raise ConfigError(
                 f"refused: with batch {batch} the file's output differs from the model's by "
@@ -136,6 +136,19 @@ def _difference(
             )
         largest = max(largest, difference)
     return largest
+
+
+def _gap(got: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """The largest difference, and the largest finite number of the model's.
+
+    Infinities that are equal, and numbers that are NaN in both, do not differ.
+    """
+    if not wanted.is_complex():
+        got, wanted = got.double(), wanted.double()
+    is_same = (got == wanted) | (got.isnan() & wanted.isnan())
+    gaps = (got - wanted).abs().masked_fill(is_same, 0.0)
+    sizes = wanted.abs()[wanted.isfinite()]
+    return tuple(one.max().item() if one.numel() else 0.0 for one in (gaps, sizes))  # type: ignore[return-value]  # of two
 
 
 def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:

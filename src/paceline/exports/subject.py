@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..checkpoints.state import load_tensors
 from ..errors import ConfigError, PacelineError, unknown
 from ..system.reasons import reason
+from ..trace import FILE_NAME, read_header
 from ..workloads import TASKS, load_task
 from ..workloads.base import Task
 
@@ -187,9 +188,21 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
 
 
 def _task_of_run(folder: Path) -> str:
-    from ..report.summary import summarize
+    """What the task of a run is found by.
 
-    return summarize(folder).task
+    Raises:
+        ConfigError: there is no run, or what it trained has no name to find it by.
+    """
+    if not (folder / FILE_NAME).exists():
+        raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
+    kind, _, name = read_header(folder / FILE_NAME).text("program", "").partition(" ")
+    if kind == "task" and name:
+        return name
+    what = f"the script {name}" if kind == "script" else "a task that has no name to find it by"
+    raise ConfigError(
+        f"{folder} ran {what}; give the model by the function that makes it: paceline export "
+        f"--model package.module:function --input 1,28,28 --checkpoint {folder}"
+    )
 
 
 def _loaded(

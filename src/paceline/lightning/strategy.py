@@ -224,20 +224,30 @@ class PacelineStrategy(Strategy):
         return not is_apart and self.world_size > 1
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Over all workers between epochs; inside one a worker's own value stands for itself."""
+        """Over all workers between epochs; inside one a worker's own value stands for itself.
+
+        So it does in validation, which every worker makes of all samples.
+        """
+        trainer = self.lightning_module.trainer
+        if trainer.evaluating or trainer.sanity_checking:
+            return tensor
+        return self._reduced(tensor, str(getattr(reduce_op, "name", reduce_op) or "mean").lower())
+
+    def _reduced(self, tensor: Any, name: str) -> Any:
         if not isinstance(tensor, Tensor) or not self._can_sum or self.is_each_its_own:
             return tensor
-        name = str(getattr(reduce_op, "name", reduce_op) or "mean").lower()
         if name not in (*_MEANS, "sum"):
             raise ConfigError(
                 f"a value cannot be reduced over workers by {name!r}; by 'mean' or 'sum', or "
                 "without sync_dist=True: validation gives every worker the same"
             )
         sums = [self.pace.sum(one) for one in tensor.detach().flatten().tolist()]
-        total = torch.tensor(sums, dtype=torch.float64)
+        total = torch.tensor(sums, dtype=torch.float64).reshape(tensor.shape)
         if name in _MEANS:
             total = total / self.pace.sum(1)
-        return total.reshape(tensor.shape).to(tensor)
+            if not tensor.is_floating_point():  # samples, of which workers have had unlike many
+                return total.to(tensor.device)
+        return total.to(tensor)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Inside an epoch it is each worker's own."""
@@ -282,7 +292,7 @@ class PacelineStrategy(Strategy):
             )
         slots = torch.zeros(self.world_size, *tensor.shape, dtype=torch.float64)
         slots[self.pace.worker] = tensor.detach()
-        gathered: Tensor = self.reduce(slots, reduce_op="sum").to(tensor)
+        gathered: Tensor = self._reduced(slots, "sum").to(tensor)
         return gathered
 
     # -- and the rest ---------------------------------------------------------------------------

@@ -86,7 +86,8 @@ def _trained_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placemen
     try:
         return best_cut(graph, replace(pipeline, trains_each=True), cores).placement
     except ConfigError:
-        return even_cut(graph, pipeline)
+        even = even_cut(graph, pipeline)
+        return even if is_allowed(even, pipeline) else found
 
 
 def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:

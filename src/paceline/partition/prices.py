@@ -302,7 +302,7 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         sent = [a + 2 * (replicas - 1) / replicas * b for a, b in zip(sent, sizes, strict=True)]
     return SplitPrice(
         name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
-        balance=found.balance, placement=found,
+        balance=found.balance, placement=found, fits=_fits(costs, found.memory_bytes),
     )  # fmt: skip
 
 

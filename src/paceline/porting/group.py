@@ -84,12 +84,14 @@ def _samplers(script: SourceTree, edits: TreeEdits) -> None:
     shuffles: dict[str, str] = {}
     tests: dict[str, str] = {}
     for call in script.calls(_SAMPLER):
-        shuffle = by_name(call).get("shuffle")
+        given = positional(call)
+        shuffle = by_name(call).get("shuffle", given[3] if len(given) > 3 else None)
         text, statement = script.code(call), script.statement(call)
         test = _only_with(statement, call)
         if isinstance(statement, cst.Assign) and (statement.value is call or test is not None):
             text = script.code(statement.targets[0].target)
             if _is_used(script, text):
+                _refuse_hidden(script, text)
                 edits.replace(call, "None")
             else:
                 edits.remove(statement)
@@ -147,6 +149,19 @@ def _is_used(script: SourceTree, sampler: str) -> bool:
     return not sampler.isidentifier() or len(used) > 1 + sum(one in used for one in gone)
 
 
+def _refuse_hidden(script: SourceTree, sampler: str) -> None:
+    """Raise CannotDerive where a loader that is to shuffle would not, without a word."""
+    met = [by_name(call).get("sampler") for call in script.calls("DataLoader")]
+    uses = [one for one in script.nodes if script.code(one) == sampler]
+    hidden = [one for one in uses if isinstance(script.parents[one], cst.DictElement)]
+    if hidden or not any(one in met for one in uses):
+        raise CannotDerive(
+            f"line {script.line((hidden or uses)[0])}: {sampler} does not reach its loader as "
+            f"DataLoader(..., sampler={sampler}), so it cannot be seen whether that is to shuffle; "
+            "write it so, or shuffle=True in its place"
+        )
+
+
 def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
     """``DDP(model)`` is the model."""
     for call in script.calls(WRAP):
@@ -162,12 +177,21 @@ def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
 
 def _modules(script: SourceTree, edits: TreeEdits) -> None:
     """``model.module`` is the model, unless a class of the script's own has such a part."""
+    parsed = {name for value, name in script.assigned if _is_parsed(value)}
     for one in script.nodes:
         if isinstance(one, cst.Attribute) and one.attr.value == "module":
+            if script.code(one.value) in parsed:
+                continue
             is_set = isinstance(script.parents[one], cst.AssignTarget | cst.AnnAssign)
             if is_set or script.code(one.value) == "self":
                 raise CannotDerive
             edits.change(one, lambda new: new.value)
+
+
+def _is_parsed(value: cst.BaseExpression) -> bool:
+    """Whether it is what a command line says: ``args.module`` is a word of that."""
+    func = value.func if isinstance(value, cst.Call) else None
+    return isinstance(func, cst.Attribute) and func.attr.value == "parse_args"
 
 
 def _group(script: SourceTree, edits: TreeEdits) -> None:

@@ -31,8 +31,13 @@ _GUARD = re.compile(
 _REFUSAL = re.compile(
     r"not \(?[\w.]*(is_main|is_first|main_process|master)|rank\w*(\(\))? *(!=|>) *0"
 )
-_OWN = re.compile(r"worker|rank|gpu_id|getpid|tempfile|tmp_path|devnull|os\.dup|fdopen")
-"""In a path: it is this worker's own."""
+_OWN = re.compile(
+    r"_?((local|global|world|node|my|this|proc|process|dist|ddp|cur|current)_)?"
+    r"(rank|worker|gpu)(_?(id|num|number|name|index|idx|dir|folder|path|file|info))?"
+    r"|get(_\w+)?_rank|getpid|tempfile|\w*mkd?s?temp|tmp_path|devnull|dup2?|fdopen"
+    r"|NamedTemporaryFile|TemporaryDirectory"
+)
+"""A name in a path, by which it is this worker's own."""
 _MOST = 3
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -158,10 +163,8 @@ def _written(source: Source, call: ast.Call) -> str:
 
 def _is_own(source: Source, call: ast.Call) -> bool:
     """Whether its path says which worker's it is."""
-    return any(
-        _OWN.search(source.code(one))
-        for one in (*call.args, *(word.value for word in call.keywords), call.func)
-    )
+    names = (getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(call))
+    return any(map(_OWN.fullmatch, names))
 
 
 def _is_guarded(source: Source, node: ast.AST, depth: int = 0) -> bool:

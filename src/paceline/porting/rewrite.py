@@ -57,6 +57,8 @@ def port(text: str) -> str:
             edits.remove(one)
         for text in hook.text:
             edits.insert(parts.before, text, is_before=True)
+    if not parts.is_flagged:
+        _lengths(parts, edits)
     _prepare(parts, edits)
     _loop(parts, edits)
     _clear_first(parts, edits)
@@ -108,6 +110,15 @@ def _prepare(parts: Parts, edits: TreeEdits) -> None:
     call = f"pace.prepare({', '.join(given)})"
     _declare(parts, returned, edits)
     edits.insert(parts.before, f"{', '.join(returned)} = {call}", is_before=True)
+
+
+def _lengths(parts: Parts, edits: TreeEdits) -> None:
+    """What a schedule was told of a loader whose sampler gave it a share: as many steps as then."""
+    script = parts.script
+    for call in script.calls("len") if script.calls("DistributedSampler") else ():
+        is_before = script.order[call] < script.order[parts.before]
+        if is_before and [script.code(one) for one in positional(call)] == [parts.loader]:
+            edits.replace(call, f"-(-len({parts.loader}) // pace.num_workers)")
 
 
 def _declare(parts: Parts, names: Sequence[str], edits: TreeEdits) -> None:

@@ -144,8 +144,7 @@ class MemberState:
 
         What the script does in between, as a scheduler's step, it does again then.
         """
-        own, tensors = self._pack()
-        self._held = epoch, (own, {name: tensor.clone() for name, tensor in tensors.items()})
+        self._held = epoch, self._pack()
 
     def release(self) -> None:
         """The next loop has begun."""

@@ -15,8 +15,10 @@ import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -182,10 +184,12 @@ class _Listener(threading.local):
     hear_batch: Callable[[Any], None] | None = None
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
+    is_inside = False
 
 
 _listener = _Listener()
 _backward: Callable[..., None] = Tensor.backward
+_backward_of: Callable[..., None] = torch.autograd.backward
 _next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
 
@@ -193,6 +197,7 @@ def note_losses(hear: Callable[[Tensor], None]) -> None:
     """Tell ``hear`` of what every ``backward()`` in this member is of, with its graph."""
     _listener.hear, _listener.before, _listener.after = hear, None, None
     Tensor.backward = _noted_backward  # type: ignore[method-assign]  # only noted: it calls what was there
+    torch.autograd.backward = _noted_backward_of
 
 
 def note_backward(before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -201,11 +206,31 @@ def note_backward(before: Callable[[], None], after: Callable[[], None]) -> None
 
 
 def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
-    if _listener.hear is not None:
-        _listener.hear(self)
+    _note([self], partial(_backward, self, *arguments, **options))
+
+
+def _noted_backward_of(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
+    """``torch.autograd.backward(loss)``; that of parts of a model, with gradients, is no pass."""
+    call = partial(_backward_of, tensors, grad_tensors, *rest, **options)
+    if grad_tensors is None:
+        _note([tensors] if isinstance(tensors, Tensor) else list(tensors), call)
+    else:
+        call()
+
+
+def _note(losses: Sequence[Tensor], call: Callable[[], None]) -> None:
+    if _listener.is_inside:
+        call()  # which torch makes itself
+        return
+    if _listener.hear is not None and losses:
+        _listener.hear(sum(losses[1:], losses[0]))
     if _listener.before is not None:
         _listener.before()
-    _backward(self, *arguments, **options)
+    _listener.is_inside = True
+    try:
+        call()
+    finally:
+        _listener.is_inside = False
     if _listener.after is not None:
         _listener.after()
 

@@ -1041,6 +1041,8 @@ class Pace:
             self._publish(member)
 
     def _publish(self, member: StoreExchange) -> None:
+        if self._passes.is_before:
+            return  # what was trained since lies behind it
         place = [self._passes.place.position, self._passes.next]
         is_new = member.has_opened or place != self._published_at
         self._published_at = place

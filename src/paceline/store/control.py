@@ -1,8 +1,8 @@
 """The page of words through which the members of one machine see each other.
 
     first        the run: version, jobs, alarm, ...
-    then 6 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
-                         [what it pushed last: numbers, two lines] [the loss scale it began with]
+    then 7 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
+                         [what it pushed last: numbers, three lines] [the loss scale it began with]
 
 A seat is a worker's place; at any time one member sits on it. Every word has 64 bits, so that none
 comes to its end, and one writer at a time, named below. Lines are given out one after the other, so
@@ -16,7 +16,9 @@ from typing import Final
 from .memory import LINE_BYTES, WORD_BYTES, Memory, Words
 
 _WORDS_A_LINE = LINE_BYTES // WORD_BYTES
-_SEAT_LINES = 6
+_SEAT_LINES = 7
+NUMBERS: Final = 17
+"""Of a seat's last push."""
 _line = count()
 
 
@@ -104,8 +106,8 @@ class Control(Words):
         self.marks = [self._seat(seat, 2) for seat in range(num_seats)]
         """Per seat: the version whose share lies in the undo block (writer: the member)."""
         self.numbers = [self._seat(seat, 3) for seat in range(num_seats)]
-        """Per seat: sixteen float64 about its last push (writer: the member)."""
-        self.offers = [self._seat(seat, 5) for seat in range(num_seats)]
+        """Per seat: ``NUMBERS`` float64 about its last push (writer: the member)."""
+        self.offers = [self._seat(seat, 6) for seat in range(num_seats)]
         """Per seat: six float64, the loss scale that it began with (writer: the member)."""
 
     def clear(self, gone: Collection[int] = ()) -> None:

@@ -44,10 +44,10 @@ def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]
 
 
 def average_of_buffers(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Of a float buffer the weighted mean, of a counter the maximum."""
+    """Of a float or complex buffer the weighted mean, of a counter the maximum."""
     if parts[0].dtype in HALVES:
         return _in_32_bits(parts, weights).to(parts[0].dtype)
-    if parts[0].is_floating_point():
+    if parts[0].is_floating_point() or parts[0].is_complex():
         return _weighted_sum(parts, weights)
     return reduce(torch.maximum, parts)
 

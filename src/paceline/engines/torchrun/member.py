@@ -30,6 +30,7 @@ from ...store.control import (
     HAS_SCALE,
     LAYOUT,
     MOST_SCHEDULES,
+    NUMBERS,
     ONCE,
     RHYTHMS,
     SCALE,
@@ -43,7 +44,7 @@ from ...store.memory import WORD_BYTES, SharedMemory
 from ...store.parameter_store import SharedStore, arena_bytes
 from .group import RankGroup
 
-_LINE_WORDS, _OFFER_WORDS = 16, 6
+_LINE_WORDS, _OFFER_WORDS = NUMBERS, 6
 LINE_BYTES = (_LINE_WORDS + _OFFER_WORDS + 1 + 4 * MOST_SCHEDULES) * WORD_BYTES
 """Of what a rank shows in a round, but for which gradients it has."""
 _SHARE_WORD = len(Line._fields)
