@@ -5,8 +5,9 @@
 
 Where a difference is merged later (own_changes.py), its mean is on its way meanwhile (late.py).
 The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
-those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends,
-or begins again from a checkpoint. This module must not know protocols.
+those of peers in shared memory. After a death inside an all-reduce the run ends, or begins again
+from a checkpoint. Above 300 lines, since a round is told here from its first bucket to the step
+that follows. This module must not know protocols.
 """
 
 import math
@@ -216,8 +217,8 @@ class DistributedAveraging(Averaging):
             kinds.setdefault(one.dtype, []).append(one)
         for dtype, buffers in kinds.items():
             together = torch.cat([one.reshape(-1) for one in buffers])
-            is_count = not (dtype.is_floating_point or dtype.is_complex)
-            self._reduce(together, None if is_count else weight)
+            has_mean = dtype.is_floating_point or dtype.is_complex
+            self._reduce(together, weight if has_mean else None)
             parts = torch.split(together, [one.numel() for one in buffers])
             for one, part in zip(buffers, parts, strict=True):
                 one.copy_(part.view(one.shape))

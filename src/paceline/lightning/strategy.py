@@ -5,8 +5,8 @@
     strategy     refuse, loops   prepare, [ optimizer_step ] ...       reduce, barrier, broadcast
 
 Every worker has a Trainer of its own. Validation and tests run whole in each, so each comes to the
-same metrics without a word; what is to be summed over workers is, between epochs. This module must
-not know how workers come to be.
+same metrics without a word; what is to be summed over workers is, between epochs. Above 300 lines,
+since one object answers all that a Trainer asks. This module must not know how workers come to be.
 """
 
 import contextlib

@@ -333,14 +333,20 @@ class Checkpointing:
             live = {one.number for one in run.roster.live if not one.is_done}
             draft.missing = live - draft.copied
         self._tell_place()
+        if are_told:
+            self._tell_members(draft, first)
+        self._hand_in_if_whole()
+
+    def _tell_members(self, draft: _Draft, first: int | None) -> None:
+        """Those that have a part in it; ``first``: who pins the version, if nobody has."""
+        run = self._run
         is_behind = not run.is_open and run.script_epoch == run.coordinator.epoch
         behind = run.script_epoch if is_behind else -1
-        for number in draft.missing if are_told else ():
+        for number in draft.missing:
             if number != first:
-                run.dispatch.tell(number, Snap(draft.number, version, False, behind))
+                run.dispatch.tell(number, Snap(draft.number, draft.version, False, behind))
         if first is not None:
-            run.dispatch.tell(first, Snap(draft.number, version, True, behind))
-        self._hand_in_if_whole()
+            run.dispatch.tell(first, Snap(draft.number, draft.version, True, behind))
 
     def _hand_in_if_whole(self) -> None:
         draft = self._draft
