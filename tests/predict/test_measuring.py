@@ -54,6 +54,19 @@ def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPa
     assert max(asked) == 2
 
 
+def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a large model, whose weights take all the time there; the next two lead on."""
+    one, taken = made(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
+    monkeypatch.setattr(one, "_once_s", taken.__getitem__)
+    monkeypatch.setattr(one, "_update_s", taken.__getitem__)
+    monkeypatch.setattr(measuring, "_WHOLE_S", 1.5)
+    _, graph_at = one.pieces((8, 64))
+    assert one.alone_s(64) == pytest.approx(2.0)
+    assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
+    monkeypatch.setattr(one, "_update_s", {8: 0.6, 16: 2.0}.__getitem__)
+    assert one.alone_s(64) == pytest.approx(8.0)  # no longer each than those did
+
+
 def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
     _, graph_at = one.pieces((2, 8))

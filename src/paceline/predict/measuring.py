@@ -76,6 +76,7 @@ class Measuring:
     ) -> None:
         self._model, self._inputs = model, inputs
         self._threads, self._beside = own_threads, beside
+        self._batch_size = 1
         self._most, self._most_s = 1, 0.0  # the largest of the two, and what it took
         self._activation_bytes = 0.0  # of a sample
 
@@ -99,7 +100,8 @@ class Measuring:
         """
         least = min(wanted[1], _LEAST)
         traced = trace(self._model, self._inputs(least))
-        most = self._grown(least, wanted[1])
+        self._batch_size = wanted[1]
+        most = self._grown(least)
         found = []
         for size in (max(least, min(wanted[0], most // 2)), most):
             traced = _traced_for(traced, self._model, self._inputs(size))
@@ -108,13 +110,28 @@ class Measuring:
         self._activation_bytes = found[1].graph.activation_bytes / most
         return traced, _between(*found)
 
-    def _grown(self, least: int, batch_size: int) -> int:
-        """The batch, doubled until a step takes long."""
+    def _grown(self, least: int) -> int:
+        """The batch whose pieces are measured: doubled until a step takes long."""
         size, took_s = least, min(self._once_s(least) for _ in range(2))
-        while size < batch_size and 2 * took_s <= _MEASURED_S:
-            size = min(2 * size, batch_size)
+        while size < self._batch_size and 2 * took_s <= _MEASURED_S:
+            size = min(2 * size, self._batch_size)
             took_s = self._once_s(size)
         self._most, self._most_s = size, took_s
+        return size
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """The largest batch that is measured as one: doubled on while there is time and memory.
+
+        From a batch of few samples, most of whose time is spent on weights, no line leads there.
+        """
+        size, took_s = self._most, self._most_s
+        room = psutil.virtual_memory().available / (2 * _AT_ONCE)
+        while size < self._batch_size and 2 * took_s <= _WHOLE_S:
+            larger = min(2 * size, self._batch_size)
+            if larger * self._activation_bytes > room:
+                break
+            size, took_s = larger, self._once_s(larger)
         return size
 
     def _once_s(self, size: int) -> float:
@@ -128,7 +145,7 @@ class Measuring:
         """The same, so that at each of these batches the pieces sum to what the model takes."""
         taken = dict[int, float]()
         for size in sorted({max(min(_LEAST, max(sizes)), one) for one in sizes}):
-            if self._may_measure(size):
+            if size <= self._longest:
                 with self._as_a_worker(size):
                     taken[size] = self._update_s(size)
 
@@ -143,16 +160,9 @@ class Measuring:
     def alone_s(self, batch_size: int) -> float:
         """Of the whole batch, by one process with all threads; more of them are not always faster,
         but are what it has."""
-        if self._may_measure(batch_size):
-            return self._update_s(batch_size)
-        sizes = (max(1, self._most // 2), self._most)
+        longest = self._longest
+        sizes = {longest} if batch_size <= longest else {max(1, longest // 2), longest}
         return _on_lines({size: self._update_s(size) for size in sizes}, batch_size)
-
-    def _may_measure(self, size: int) -> bool:
-        """Whether it neither takes too long nor too much memory."""
-        room = psutil.virtual_memory().available / (2 * _AT_ONCE)
-        is_short = size <= self._most or self._most_s * size / self._most <= _WHOLE_S
-        return is_short and size * self._activation_bytes <= room
 
     def _update_s(self, size: int) -> float:
         given = self._inputs(size)
@@ -166,7 +176,8 @@ class Measuring:
 
 
 def _on_lines(taken: Mapping[int, float], batch: float) -> float:
-    """Between the two that are nearest, and beyond the last two; never less than nothing.
+    """Between the two that are nearest, and beyond the last two; there more samples take longer
+    than fewer, and no longer each.
 
     Example:
         >>> _on_lines({2: 1.0, 4: 2.0, 8: 3.0}, 6), _on_lines({2: 1.0, 4: 2.0}, 8)
@@ -178,7 +189,10 @@ def _on_lines(taken: Mapping[int, float], batch: float) -> float:
     at = min(max(bisect.bisect_left(sizes, batch), 1), len(sizes) - 1)
     low, high = sizes[at - 1], sizes[at]
     slope_s = (taken[high] - taken[low]) / (high - low)
-    return max(0.0, taken[low] + slope_s * (batch - low))
+    found_s = max(0.0, taken[low] + slope_s * (batch - low))
+    if batch > high:
+        return min(max(found_s, taken[high]), taken[high] * batch / high)
+    return found_s
 
 
 def _between(small: MeasuredModel, large: MeasuredModel) -> GraphAt:
