@@ -173,7 +173,10 @@ def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:
         pairs = ((key, one, f"{where}[{key!r}]") for key, one in value.items())
         return {kind: [[pack(k, tensors, w), pack(one, tensors, w)] for k, one, w in pairs]}
     if isinstance(value, list | tuple | collections.deque) and not hasattr(value, "_fields"):
-        rows = [pack(one, tensors, f"{where}[{i}]") for i, one in enumerate(value)]
+        if all(type(one) is int for one in value):  # as random states have hundreds of
+            rows = list(value)
+        else:
+            rows = [pack(one, tensors, f"{where}[{i}]") for i, one in enumerate(value)]
         if isinstance(value, collections.deque):
             return {"deque": [rows, value.maxlen]}
         return {"tuple": rows} if isinstance(value, tuple) else rows
