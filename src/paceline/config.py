@@ -116,15 +116,22 @@ class RunSettings:
         "copies), shard[:1|2|3] (pieces: ZeRO).",
     )
     batch_size: int | None = _setting(
-        None, "Samples an update averages, over all workers.", least=1
+        None,
+        "Samples an update of a task averages, over all workers; a script says it to its loader.",
+        least=1,
     )
     mini_batch_size: int | None = _setting(
-        None, "Samples a worker takes at once; an update averages K times as many.", least=1
+        None,
+        "Samples of a task that a worker takes at once; an update averages K times as many. A "
+        "script says prepare(..., batch='per-worker').",
+        least=1,
     )
     accumulate: int | None = _setting(
         None, "Batches that an update averages, for a loop that steps on each.", least=1
     )
-    lr: float | None = _setting(None, "Learning rate.", above=0)
+    lr: float | None = _setting(
+        None, "Learning rate of a task; a script says it to its optimizer.", above=0
+    )
     scale_lr: Literal["none", "linear", "sqrt"] = _setting(
         "none",
         "Scale the learning rate by the samples that an update averages, over those of the batch "
@@ -169,7 +176,7 @@ class RunSettings:
         None, "Give up a worker that has slept, or been stopped, for so many seconds.", above=0
     )
     init: str | None = _setting(
-        None, "Weights at the start: default is torch's; otherwise the task's own."
+        None, "Weights of a task at the start: default is torch's; otherwise the task's own."
     )
     nonfinite: Literal["error", "skip"] = _setting(
         "error", "A loss or gradient that is not finite ends the run, or the update is skipped."

@@ -17,10 +17,11 @@ from paceline.bench.collectives import (
 )
 from paceline.bench.samples import Timing
 from paceline.collectives import transfers
+from paceline.collectives.choose import candidates
 from paceline.collectives.host import HostCost
 from paceline.collectives.transfers import Action, Operation
 from paceline.errors import ConfigError
-from paceline.run.collective import SECTION, read_measured
+from paceline.run.collective import SECTION, keep_measured, read_measured
 from paceline.system.ceilings import read_ceilings
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -90,25 +91,59 @@ def test_two_processes_are_measured_and_what_they_took_is_kept(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code, out, err = say("bench collectives --names ring,tree --sizes 4,8KiB --rounds 1 --json")
+    code, out, err = say("bench collectives --sizes 4,1MiB --rounds 1 --json")
     assert code == 0, err
     found = json.loads(out)
+    sizes, names = [4, 1 << 20], candidates(2)
     assert [(one["name"], one["num_bytes"]) for one in found["rows"]] == [
-        (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
+        (name, size) for size in sizes for name in (*names, collective_seat.NATIVE)
     ]
     assert all(one["timing"]["median_s"] > 0 for one in found["rows"])
-    assert "all-reduce of 8.0 KiB" in err
+    assert "all-reduce of 1.0 MiB" in err
     section, why = read_ceilings(SECTION)
     assert why == ""
     kept = read_measured(2, section, why).cost
     assert kept is not None
     assert kept == HostCost.read(found["cost"])
-    assert [size for size, _ in kept.native_s] == [4, 8192]
+    assert [size for size, _ in kept.native_s] == sizes
     assert "native" in kept.beside_s
-    assert kept.beside_s.keys() - {"native"} <= {"ring", "tree"}
+    assert kept.beside_s.keys() - {"native"} <= {*names}
     assert len(kept.beside_s) > 1
-    assert all([size for size, _ in one] == [4, 8192] for one in kept.beside_s.values())
+    assert all([size for size, _ in one] == sizes for one in kept.beside_s.values())
     assert f"kept in {tmp_path / 'paceline' / 'ceilings.json'}" in err
+
+
+def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_measured(COST)
+    before = read_ceilings(SECTION)
+    code, out, err = say("bench collectives --names ring,tree --sizes 4,8KiB --rounds 1 --json")
+    assert code == 0, err
+    assert [(one["name"], one["num_bytes"]) for one in json.loads(out)["rows"]] == [
+        (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
+    ]
+    assert "not kept: --collective auto goes by all collectives" in err
+    assert read_ceilings(SECTION) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "is_whole"),
+    [
+        (None, "1KiB,16KiB,256KiB,4MiB", True),
+        (None, "64KiB,1MiB", True),
+        (None, "1KiB", False),
+        (None, "4MiB", False),
+        (None, "1KiB,64KiB", False),
+        ("hub", "1KiB,4MiB", False),
+    ],
+)
+def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
+    names: str | None, sizes: str, is_whole: bool
+) -> None:
+    asked = CollectivesQuestion.read("all-reduce", workers=2, names=names, sizes=sizes, rounds=1)
+    assert asked.is_whole == is_whole
 
 
 @pytest.mark.parametrize(

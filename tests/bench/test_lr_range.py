@@ -100,6 +100,16 @@ def test_real_workers_diverge_where_theory_says() -> None:
     assert len(found.losses) < 60  # it was ended
 
 
+def test_workers_with_local_steps_diverge_at_the_rate_that_is_told() -> None:
+    """Not before 2 / L by itself; the noise of single steps ends it somewhat earlier."""
+    ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
+    found = measure_range(LrWish(ramp=ramp, workers=2, protocol="local-sgd:4", device="cpu"))
+    assert 0.3 < found.rates[-1] < 20.0
+    assert found.advised is not None
+    assert 0.01 < found.advised < 0.5  # four steps an update: sooner than with one
+    assert len(found.losses) < 60
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -124,6 +134,8 @@ for epoch in pace.epochs(int(sys.argv[1])):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
+            with open(f"rates{pace.worker}", "a") as rates:
+                print(pace.version, optimizer.param_groups[0]["lr"], file=rates)
     with torch.no_grad():
         sum(len(one) for one, _ in loader)
 first, second = optimizer.param_groups
@@ -155,6 +167,24 @@ def test_a_script_whose_epochs_are_over_first_is_measured_until_then(
     assert code == 0, err
     assert len(json.loads(out)["losses"]) == 2 * 256 // 32
     assert not (tmp_path / "evaluated").exists()
+
+
+@pytest.mark.parametrize("protocol", ["local-sgd:3", "post-local-sgd:3,3"])
+def test_all_local_steps_of_an_update_have_its_rate(
+    say: Say, tmp_path: Path, protocol: str
+) -> None:
+    """Eight batches a pass make one round of three steps each, and one of a single step."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = f"tune lr train.py --workers 2 --protocol {protocol} --lowest 1e-4 --highest 0.1"
+    code, out, err = say(f"{line} --updates 12 --device cpu --json -- 1000")
+    assert code == 0, err
+    ramp = LrRamp(spec="train.py", lowest=1e-4, highest=0.1, updates=12)
+    assert json.loads(out)["rates"] == [ramp.rate(version) for version in range(12)]
+    for worker in (0, 1):
+        lines = (tmp_path / f"rates{worker}").read_text().splitlines()
+        assert len(lines) > 12
+        for version, rate in (line.split() for line in lines):
+            assert float(rate) == pytest.approx(ramp.rate(int(version)))
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,28 @@ def test_what_follows_the_script_is_the_scripts_own(paceline: Run, launched: Lau
     assert launched.program == ScriptProgram(path="train.py", args=own)
 
 
+@pytest.mark.parametrize("source", ["--lr", "PACELINE_LR", "paceline.toml"])
+def test_what_is_for_tasks_is_not_ignored_where_a_script_is_launched(
+    source: str,
+    paceline: Run,
+    launched: Launched,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = ("--lr", "0.5") if source == "--lr" else ()
+    if source == "PACELINE_LR":
+        monkeypatch.setenv(source, "0.5")
+    elif source == "paceline.toml":
+        (tmp_path / source).write_text("lr = 0.5\n")
+    code, out, err = paceline("launch", "--workers", "2", *flags, "train.py")
+    assert (code, out) == (2, "")
+    assert f"error: lr 0.5 ({source}) is for tasks, a script has its own" in err
+    assert launched.program is None
+    assert paceline("train", *flags, "lenet")[0] == 0
+    assert launched.settings is not None
+    assert launched.settings.lr == 0.5
+
+
 def test_a_module_is_launched_by_its_name(paceline: Run, launched: Launched) -> None:
     assert paceline("launch", "-m", "json.tool", "--indent", "2")[0] == 0
     assert launched.program == ScriptProgram(

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import forked
 from paceline.errors import ConfigError
-from paceline.lightning import PacelineStrategy
+from paceline.program import ScriptProgram
 from runs import Run, assert_each_sample_once, run_script
 
 lightning = pytest.importorskip("lightning")
@@ -115,6 +115,8 @@ def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
 
 def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
     """Lightning divides the mean of their sums by the mean of their numbers of samples."""
+    from paceline.lightning import PacelineStrategy
+
     sums = {51: 101.0, 1: 2.0}
     strategy: Any = SimpleNamespace(
         _can_sum=True, is_each_its_own=False, pace=SimpleNamespace(sum=sums.__getitem__)
@@ -289,6 +291,16 @@ def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(lightning, "__version__", "3.0.1")
     with pytest.raises(ConfigError, match=r"lightning 2\.6, and this is 3\.0\.1: pip install"):
         PacelineStrategy()
+
+
+def test_what_is_for_tasks_is_refused_as_a_setting_of_the_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paceline.lightning import starting
+
+    monkeypatch.setattr(starting, "_this_script", lambda: ScriptProgram(path="train.py"))
+    with pytest.raises(ConfigError, match=r"lr 0.1 \(argument lr\) is for tasks"):
+        starting.Starter(None, {"lr": 0.1}).run([torch.device("cpu")])
 
 
 def test_importing_paceline_imports_no_lightning() -> None:

@@ -1,4 +1,4 @@
-"""What rank 0 decides before a run of ranks begins: settings, the folder of a job's restarts."""
+"""What is decided before a run of ranks begins: settings, the folder of a job's restarts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from paceline.engines.torchrun.post import Hello
 from paceline.engines.torchrun.world import RankOfWorld
 from paceline.errors import ConfigError
 from paceline.launch import connecting, job, ranks
+from paceline.program import ScriptProgram, TaskProgram
 from paceline.script import worker
 
 RANK = RankOfWorld(rank=0, size=2, local_rank=0, address="node1", port=1234, job="abc")
@@ -47,6 +48,37 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
 def test_what_ranks_cannot_carry_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         job.settings_of_ranks(given(**settings), RANK)
+
+
+SCRIPT = ScriptProgram(path="train.py")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0.5}, r"lr 0.5 \(--lr\) is for tasks, .*lr=0.5\); .* train.py --lr 0.5$"),
+        ({"batch_size": 64}, r"batch_size 64 .*DataLoader\(data, batch_size=64\)"),
+        ({"mini_batch_size": 8}, r'mini_batch_size 8 .*batch_size=8\), .*batch="per-worker"'),
+        ({"init": "default"}, r"init default .*weights itself"),
+    ],
+)
+def test_what_a_script_says_itself_is_refused_with_how(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job.refuse_of_tasks(SCRIPT, given(**settings))
+    job.refuse_of_tasks(TaskProgram(task="lenet"), given(**settings))
+
+
+def test_what_is_for_tasks_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("lr = 0.2\n")
+    with pytest.raises(ConfigError, match=r"lr 0.2 \(.*run.toml\) is for tasks.*lr=0.2\)$"):
+        job.refuse_of_tasks(SCRIPT, resolve({}, file, env={}))
+    with pytest.raises(ConfigError, match=r"batch_size 9 \(PACELINE_BATCH_SIZE\) is for tasks"):
+        job.refuse_of_tasks(SCRIPT, resolve({}, env={"PACELINE_BATCH_SIZE": "9"}))
+    every = {"epochs": 2, "accumulate": 2, "scale_lr": "linear", "warmup": "5ep", "seed": 1}
+    job.refuse_of_tasks(SCRIPT, given(**every))
 
 
 def test_a_split_is_of_several_workers_and_makes_them_ranks() -> None:

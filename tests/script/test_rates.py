@@ -159,7 +159,10 @@ model = nn.Linear(6, 3).double()
 optimizer = SGD([{{"params": [model.weight]}}, {{"params": [model.bias], "lr": 0.05}}], lr=0.1)
 inputs = torch.randn(48, 6, generator=torch.Generator().manual_seed(1)).double()
 loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), batch_size=8)
-objects = [model, optimizer, loader{scheduler}]
+scheduler = {scheduler}
+objects = [model, optimizer, loader]
+if scheduler is not None and {is_prepared}:
+    objects.append(scheduler)
 {prepare}
 rates = []
 for epoch in pace.epochs(2):
@@ -170,8 +173,8 @@ for epoch in pace.epochs(2):
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             {inside}
-    if len(objects) > 3:
-        objects[3].step()
+    if scheduler is not None:
+        scheduler.step()
 if pace.is_main:
     torch.save(rates, "rates.pt")
 """
@@ -183,10 +186,13 @@ def rates_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
     """Run the script, and the rates of its steps."""
     monkeypatch.chdir(tmp_path)
 
-    def run(scheduler: str = "", inside: str = "", **settings: Any) -> list[list[float]]:
+    def run(
+        scheduler: str = "", inside: str = "", *, is_prepared: bool = True, **settings: Any
+    ) -> list[list[float]]:
         prepare = f"_, _, loader, *_ = {EACH}"
         text = SCRIPT.format(
-            scheduler=f", {scheduler}" if scheduler else "",
+            scheduler=scheduler or None,
+            is_prepared=is_prepared,
             inside=inside or "pass",
             prepare=prepare,
         )
@@ -210,6 +216,33 @@ def test_a_scheduler_of_the_scripts_own_goes_on_from_the_scaled_rate(
 ) -> None:
     found = rates_of("lr_scheduler.StepLR(optimizer, 1, gamma=0.5)", scale_lr="linear")
     assert found == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1"])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        "lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** epoch)",
+        "lr_scheduler.SequentialLR(optimizer, milestones=[5], schedulers=["
+        "lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** epoch), "
+        "lr_scheduler.ConstantLR(optimizer)])",
+    ],
+    ids=["one", "chain"],
+)
+def test_a_scheduler_that_was_not_prepared_goes_on_from_the_scaled_rate(
+    rates_of: Callable[..., list[list[float]]], scheduler: str, protocol: str
+) -> None:
+    found = rates_of(scheduler, is_prepared=False, scale_lr="linear", protocol=protocol)
+    assert found == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
+
+
+def test_a_scheduler_of_rates_of_its_own_is_refused_where_it_was_not_prepared(
+    rates_of: Callable[..., list[list[float]]],
+) -> None:
+    with pytest.raises((ConfigError, WorkerError), match="what OneCycleLR holds"):
+        rates_of(
+            "lr_scheduler.OneCycleLR(optimizer, 0.5, 99)", is_prepared=False, scale_lr="linear"
+        )
 
 
 def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[float]]]) -> None:

@@ -39,7 +39,8 @@ from paceline.trace import read_trace
 
 NOBODY = 65534
 SPARE_S = 20.0
-SHORT = "--device cpu --threads 1 --batch-size 16"
+PLAIN = "--device cpu --threads 1"
+SHORT = f"{PLAIN} --batch-size 16"
 NAMES = (
     "trace.jsonl", "logs", "logs/worker-0.log", "metrics.csv", "summary.json", "curve.svg", "lock",
     "model.safetensors", "checkpoints", "checkpoints/latest", "checkpoints/.new-2",
@@ -48,7 +49,7 @@ NAMES = (
 )  # fmt: skip
 VERBS = {
     "train": f"train quadratic --engine inline --updates 4 --log csv --run-dir run {SHORT}",
-    "launch": f"launch --engine inline --run-dir run {SHORT} train.py",
+    "launch": f"launch --engine inline --run-dir run {PLAIN} train.py",
     "resume": f"train quadratic --resume run --updates 8 --log csv {SHORT}",
     "auto": f"train quadratic --engine inline --updates 8 --resume auto --run-dir run {SHORT}",
     "report": "report run",

@@ -174,6 +174,44 @@ def test_a_script_is_proved_and_ends_behind_its_loop(
     assert not (tmp_path / "evaluated.txt").exists()
 
 
+OWN_BATCHES = """
+class Growing:
+    def __iter__(self):
+        yield from (list(range(8 * n, 9 * n + 5)) for n in range(len(self)))
+
+    def __len__(self):
+        return 3
+
+loader = DataLoader(loader.dataset, batch_sampler=Growing())
+"""
+PLAIN_BATCHES = """
+from torch.utils.data import BatchSampler, RandomSampler
+batches = BatchSampler(RandomSampler(loader.dataset), batch_size=16, drop_last=True)
+loader = DataLoader(loader.dataset, batch_sampler=batches)
+"""
+
+
+def test_batches_of_a_samplers_own_stay_as_they_are_and_have_one_row(
+    written: Callable[..., str],
+) -> None:
+    found = verify(written(MEAN, OWN_BATCHES + PREPARE), (1, 2))
+    assert found.is_equal, "\n".join(render_verified(found))
+    assert [(row.case.dtype, row.case.workers) for row in found.rows] == [
+        ("float64", 1), ("float64", 2), ("float32", 1), ("float32", 2),
+    ]  # fmt: skip
+    assert {row.found.sizes for row in found.rows} == {(5, 6, 7)}
+    assert [row.to_json()["parts"] for row in found.rows] == ["5", "3 + 2"] * 2
+    [note] = found.notes
+    assert "as the script's own batch sampler makes them" in note
+
+
+def test_a_plain_batch_sampler_gets_the_batches_of_each_row(written: Callable[..., str]) -> None:
+    found = verify(written(MEAN, PLAIN_BATCHES + PREPARE), (2,))
+    assert found.is_equal, "\n".join(render_verified(found))
+    assert [row.found.sizes for row in found.rows] == [(16,) * 3, (15,) * 3] * 2
+    assert found.notes == ()
+
+
 def test_a_fixed_weight_is_a_mean_of_means(written: Callable[..., str]) -> None:
     found = verify(written(f"step.weight = 1.0\n{MEAN}"), (2,))
     assert [row.is_equal for row in found.rows] == [True, False, True, False]

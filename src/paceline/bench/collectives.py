@@ -7,7 +7,8 @@
 
 Bus bandwidth is the buffer over the time, times what the operation has to move for each byte of it:
 2 (P - 1) / P of an all-reduce, and so on, so that it can be compared with what a link carries
-whatever P is (as NVIDIA's nccl-tests define it). This module must not know how schedules are made.
+whatever P is (as NVIDIA's nccl-tests define it). Question, measurement and table are one file,
+as of the others here, which makes more than 300 lines. This module must not know schedules.
 """
 
 import dataclasses
@@ -21,11 +22,18 @@ from ..collectives.crossings import Crossing, find_crossings
 from ..collectives.host import HostCost
 from ..collectives.transfers import Action, Operation, moved_share
 from ..errors import ConfigError, WorkerError, unknown
+from ..exchange import FIRST_BUCKET_BYTES
 from ..plan import format_bytes
 from ..report.text import format_duration, table
 from ..system.processors import num_cores
 from .collective_seat import HAVE_NATIVE, NATIVE, Seats
 from .samples import Measured, Timing
+
+NOT_KEPT = (
+    "not kept: --collective auto goes by all collectives, and by two sizes or more, the largest "
+    f"{format_bytes(FIRST_BUCKET_BYTES)} at least; leave --names and --sizes out"
+)
+"""What is said of a measurement that a run could not go by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,15 @@ class CollectivesQuestion:
             sizes_bytes=sizes_of(sizes),
             num_rounds=rounds,
         )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a run can go by the answer: between all collectives, for a bucket and more.
+
+        A time at one size alone would be the time at every size.
+        """
+        sizes = self.sizes_bytes
+        return not self.names and len(sizes) > 1 and max(sizes) >= FIRST_BUCKET_BYTES
 
     def fitting(self) -> list[str]:
         """The collectives that are measured, each as it is written."""

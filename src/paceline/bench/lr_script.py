@@ -1,7 +1,7 @@
 """What each worker of a learning-rate range test of a user's script runs, and which runs that.
 
-    connect -> prepare gets a scheduler more -> the script, as __main__; its step is followed by one
-               of the scheduler's -> the updates are made, or the loss has grown: the script ends
+    connect -> prepare gets a scheduler more -> the script, as __main__; each of its steps has the
+               rate of its update -> the updates are made, or the loss has grown: the script ends
 
 The first parameter group gets the rates of the ramp, other groups theirs in the proportion that the
 script gave them. Whatever else sets a rate is refused, since a loss would stand at a rate that it
@@ -10,6 +10,7 @@ did not have. This module must not know how many workers there are.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from paceline.bench.lr_worker import Diverging, LrRamp
+from paceline.bench.lr_worker import Diverging, LrRamp, at_its_rate, growing
 from paceline.errors import ConfigError
 from paceline.porting.porting import check_script
 from paceline.program import ScriptProgram
@@ -66,7 +67,7 @@ class RampedScript:
                 f"{first:g}"
             )
         scale = self._ramp.lowest / first
-        scheduler = LambdaLR(optimizer, lambda version: scale * self._ramp.factor(version))
+        scheduler = growing(self._pace, optimizer, lambda update: scale * self._ramp.factor(update))
         *made, grown = self._prepare(*objects, scheduler, **options)
         end_with_run(self._pace, tuple(made))
         own_step = optimizer.step
@@ -74,9 +75,8 @@ class RampedScript:
         def step(*arguments: Any, **settings: Any) -> Any:
             _check(optimizer, scheduler)
             loss = self._pace._prepared.gradients.loss
-            found = own_step(*arguments, **settings)
+            found = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
             self._hear(loss)
-            grown.step()
             return found
 
         replace_step(optimizer, step)

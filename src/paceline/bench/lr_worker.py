@@ -2,19 +2,24 @@
 
     rate of update v = lowest * (highest / lowest) ** (v / (updates - 1))
 
-The main worker ends the run where the loss has grown to `_TOO_MUCH` times its least, or is no
+Where an update has several steps of a worker (local-sgd) all of them have its rate. How many they
+are differs at the end of a pass, so the rate is then found by the version, before each step. The
+main worker ends the run where the loss has grown to `_TOO_MUCH` times its least, or is no
 number: what comes behind it is not learning. This module must not know how many workers there are.
 """
 
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from paceline.replica.seeding import seed_all
-from paceline.script.worker import connect
+from paceline.script.worker import Pace, connect
 from paceline.trainer import make_loader
 from paceline.workloads import load_task
 
@@ -68,6 +73,30 @@ class LrRamp:
         return cls(**json.loads(text))
 
 
+def growing(pace: Pace, optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
+    """The scheduler of a range test, for `at_its_rate`.
+
+    Args:
+        factor: of the rates that the optimizer has now, by the update.
+    """
+    is_local = pace.context.is_difference
+    return LambdaLR(optimizer, lambda step: factor(pace.version if is_local and step else step))
+
+
+def at_its_rate(pace: Pace, scheduler: LRScheduler, step: Callable[[], Any]) -> Any:
+    """Step the optimizer; what it has returned.
+
+    Where an update has several steps of a worker the next one's update is not known behind it.
+    """
+    is_local = pace.context.is_difference
+    if is_local and pace.version:
+        scheduler.step()
+    found = step()
+    if not is_local:
+        scheduler.step()
+    return found
+
+
 class Diverging:
     """Whether losses have grown beyond what is worth going on."""
 
@@ -95,7 +124,7 @@ def main() -> None:
     seed_all(pace.seed)
     model = task.module().to(pace.device)
     optimizer = task.optimizer(model.parameters(), ramp.lowest)
-    scheduler = LambdaLR(optimizer, ramp.factor)
+    scheduler = growing(pace, optimizer, ramp.factor)
     loader = make_loader(task.splits().train, ramp.batch_size or task.batch_size, is_shuffled=True)
     model, optimizer, loader, scheduler = pace.prepare(
         model, optimizer, loader, scheduler, batch=ramp.batch
@@ -106,8 +135,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss = task.loss(model(inputs), targets)
             loss.backward()
-            optimizer.step()
-            scheduler.step()
+            at_its_rate(pace, scheduler, optimizer.step)
         if losses.hear(float(loss.detach())) and pace.is_main:
             pace.stop()
 

@@ -251,7 +251,7 @@ def collectives(
     """Sums between processes of this machine: each collective, gloo's own, and what is predicted.
 
     What messages take here is kept in ~/.cache/paceline/ceilings.json, where --collective auto
-    finds it.
+    finds it, unless --names or --sizes leave out what it goes by.
 
     Example: paceline bench collectives --workers 4 --names ring,tree,hub --sizes 1KiB,1MiB
 
@@ -268,7 +268,12 @@ def collectives(
     rounds
         In which they take turns.
     """
-    from ..bench.collectives import CollectivesQuestion, measure_collectives, render_collectives
+    from ..bench.collectives import (
+        NOT_KEPT,
+        CollectivesQuestion,
+        measure_collectives,
+        render_collectives,
+    )
     from ..run.collective import tell_kept
 
     question = CollectivesQuestion.read(
@@ -276,13 +281,17 @@ def collectives(
     )
     found = measure_collectives(question, say)
     if found.cost.native_s:  # of an all-reduce, which runs make
-        say(tell_kept(found.cost))
+        say(tell_kept(found.cost) if question.is_whole else NOT_KEPT)
     show(json, found.to_json, lambda: render_collectives(found))
 
 
 @bench.command
 def links(
-    *, topology: str | None = None, cores: str | None = None, mib: int = 16, json: Json = False
+    *,
+    topology: str | None = None,
+    cores: str | None = None,
+    mib: int | None = None,
+    json: Json = False,
 ) -> None:
     """What the cores here are connected by: latency, bandwidth, NUMA nodes; the rings in it.
 
@@ -295,7 +304,7 @@ def links(
     cores
         With commas between [default: up to eight, spread over those that may be used].
     mib
-        Of the buffer that is copied.
+        Of the buffer that is copied [default: 16].
     """
     from ..bench.links import (
         measure_links,
@@ -308,13 +317,19 @@ def links(
     from ..errors import ConfigError
 
     if topology is not None:
+        if cores is not None or mib is not None:
+            idle = "--mib" if cores is None else "--cores"
+            raise ConfigError(
+                f"--topology {topology} measures nothing, so {idle} does nothing: leave one out"
+            )
         machines = recorded(topology)
         show(json, lambda: recorded_json(machines), lambda: render_recorded(machines))
         return
-    if mib < 1:
-        raise ConfigError(f"--mib must be >= 1, got {mib}")
+    size = 16 if mib is None else mib
+    if size < 1:
+        raise ConfigError(f"--mib must be >= 1, got {size}")
     chosen = usual_cores() if cores is None else _numbers(cores, "--cores", "0,1")
-    found = measure_links(chosen, mib << 20, say)
+    found = measure_links(chosen, size << 20, say)
     show(json, found.to_json, lambda: render_links(found))
 
 

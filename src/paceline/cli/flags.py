@@ -25,9 +25,9 @@ from ..system.streams import Lasting
 
 _DEFAULTS = {
     "workers": "the GPUs that are seen, or 1",
-    "batch_size": "the task's or the loader's",
+    "batch_size": "the task's",
     "accumulate": "the script's, or 1",
-    "lr": "the task's or the optimizer's",
+    "lr": "the task's",
     "epochs": "the task's or the script's",
     "threads": "cores / workers",
     "stall_after": "who sleeps: never; who is stopped: after 3 usual steps",

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from ..config import RunSettings, flag_of, resolve
 from ..engines.torchrun.world import RankOfWorld, find_rank
 from ..errors import ConfigError, Interrupted
-from ..launch.job import is_split
+from ..launch.job import is_split, refuse_of_tasks
 from ..launch.nodes import Nodes
 from ..program import Program, ScriptProgram, TaskProgram
 from ..system.signals import ended_by_signals
@@ -138,6 +138,9 @@ def _run_among_ranks(
 
     Returns:
         The flags of a run on this machine.
+
+    Raises:
+        ConfigError: there can be no such ranks, or a script is given what it has itself.
     """
     rank = find_rank(os.environ)
     asked = Nodes.asked(nodes.nodes, nodes.workers_per_node)
@@ -145,13 +148,14 @@ def _run_among_ranks(
         if asked is not None:
             asked.check(rank.size)
         _run_as_rank(rank, program, flags, config)
+    resolved = resolve(command.given(flags), config)
+    refuse_of_tasks(program, resolved)
     if asked is None:
-        resolved = resolve(command.given(flags), config)
         settings = resolved.settings
         if settings.engine == "local" and is_split(settings):
             Nodes(count=1, workers=settings.workers).begin(resolved, sys.argv[1:])
         return flags
-    asked.refuse_workers(resolved := resolve(command.given(flags), config))
+    asked.refuse_workers(resolved)
     if asked.count > 1:
         asked.begin(resolved, sys.argv[1:])
     return command.with_workers(flags, asked.workers)

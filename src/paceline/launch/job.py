@@ -1,6 +1,7 @@
-"""What a run of ranks is asked for: settings that ranks can carry, and the folder of its restarts.
+"""What a run is asked for: settings that a script can have, or ranks; the folder of its restarts.
 
-    file, environment -> refused by name, or with a worker a rank
+    flags, file, environment -> of a script: refused by name where it has its own
+                             -> of ranks: refused by name, or with a worker a rank
     restart -> runs/.job-ID -> the folder of the first start, and what its run had
 
 This module must not know how ranks are reached.
@@ -16,6 +17,7 @@ from ..config import Resolved, RunSettings
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError
 from ..partition.names import read_split
+from ..program import Program, TaskProgram
 from ..protocols import protocol_of
 from ..run.collective import path_of
 from ..run_dir import RUNS
@@ -23,6 +25,33 @@ from ..run_dir import RUNS
 _OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
 """Settings that no other rank reads."""
 _NOT_HERE = ("respawn", "stall_after")
+_OF_TASKS = {
+    "lr": "give its optimizer the rate: torch.optim.SGD(model.parameters(), lr={})",
+    "batch_size": "give its loader the batch that workers share: DataLoader(data, batch_size={})",
+    "mini_batch_size": "give its loader one worker's batch, DataLoader(data, batch_size={}), and "
+    'say pace.prepare(..., batch="per-worker")',
+    "init": "let it make the model's weights itself",
+}
+"""Settings that the standard loop of tasks reads, and where a script has the same."""
+
+
+def refuse_of_tasks(program: Program, resolved: Resolved) -> None:
+    """Raise ConfigError where a script is given what it would not hear of.
+
+    What a run had that goes on, and nobody gives now, is as it was.
+    """
+    if isinstance(program, TaskProgram):
+        return
+    for name, instead in _OF_TASKS.items():
+        value, origin = getattr(resolved.settings, name), resolved.origins[name]
+        if value is None or origin == "default":
+            continue
+        own = f"; a flag of its own stands behind its name: {program.path} {origin} {value}"
+        raise ConfigError(
+            f"{name} {value} ({origin}) is for tasks, a script has its own: leave it out, and "
+            + instead.format(value)
+            + (own if origin.startswith("--") else "")
+        )
 
 
 def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:

@@ -36,7 +36,7 @@ from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt
 from ..wire.messages import Failed
-from .job import JobFolder, said_of, settings_of_ranks
+from .job import JobFolder, refuse_of_tasks, said_of, settings_of_ranks
 from .launcher import Host, launch_run
 
 _SAY_S, _GIVE_UP_S = 30.0, 600.0
@@ -142,6 +142,7 @@ class RunThread(threading.Thread):
     def _run_to_its_end(self) -> int:
         resolved = self._read()
         self._is_json = resolved.settings.json
+        refuse_of_tasks(self._program, resolved)
         settings = self._folder.found(resolved, settings_of_ranks(resolved, self._life.rank))
         observer = choose_observer(settings.json)
         try:

@@ -29,6 +29,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from ..checkpoints.resumption import adopt
 from ..config import resolve
 from ..errors import ConfigError, PacelineError
+from ..launch.job import refuse_of_tasks
 from ..launch.launcher import launch_run
 from ..program import ScriptProgram
 from ..protocols import parse
@@ -81,11 +82,13 @@ class Starter:
         """
         flags = {"workers": len(devices), "protocol": self.protocol, "device": devices[0].type}
         given = {**flags, **self.settings}
-        chosen = adopt(resolve({k: v for k, v in given.items() if v is not None}, is_call=True))
+        resolved = resolve({k: v for k, v in given.items() if v is not None}, is_call=True)
+        refuse_of_tasks(program := _this_script(), resolved)
+        chosen = adopt(resolved)
         observer = choose_observer(chosen.json)
         os.environ[_MARK] = "1"
         try:
-            launch_run(_this_script(), chosen, observer)
+            launch_run(program, chosen, observer)
         finally:
             observer.close()
             del os.environ[_MARK]

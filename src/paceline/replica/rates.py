@@ -71,22 +71,25 @@ class RateScaling:
         ) + ("; a rate that the script sets in its loop is not scaled" if is_script else "")
 
 
-def scale(optimizers: Sequence[Optimizer], prepared: Sequence[AnyScheduler], factor: float) -> None:
+def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor: float) -> None:
     """Multiply every rate.
+
+    Args:
+        every: scheduler that holds rates of them, whether it was prepared or not.
 
     Raises:
         ConfigError: an optimizer has none, or a scheduler's rates are no multiples of the first;
             nothing has been changed then.
     """
-    every = [inner for one in prepared for inner in _inner(one)]
-    for one in every:
+    parts = [inner for one in every for inner in _inner(one)]
+    for one in parts:
         _check(one)
     for optimizer in optimizers:
         if any("lr" not in group for group in optimizer.param_groups):
             raise ConfigError(
                 f"--scale-lr: {type(optimizer).__name__} has no learning rate; leave it out"
             )
-    for one in {id(one): one for one in [*prepared, *every]}.values():
+    for one in {id(one): one for one in [*every, *parts]}.values():
         for name in ("base_lrs", "_last_lr"):
             if hasattr(one, name):
                 setattr(one, name, [rate * factor for rate in getattr(one, name)])

@@ -248,6 +248,9 @@ def make_plan(
     )
 
 
+_LARGER = "or a larger --batch-size (of a script: batch_size of its loader)"
+
+
 def check_size(first: Description, parts: int) -> None:
     """Whether there are samples for all mini-batches of an update."""
     has_few = first.num_samples < parts
@@ -257,7 +260,7 @@ def check_size(first: Description, parts: int) -> None:
     remedy = "fewer workers or a smaller K"
     raise ConfigError(
         f"{min(first.num_samples, first.batch_size)} {few} cannot be shared by {parts} "
-        "mini-batches; use " + (remedy if has_few else f"{remedy}, or a larger --batch-size")
+        "mini-batches; use " + (remedy if has_few else f"{remedy}, {_LARGER}")
     )
 
 

@@ -64,7 +64,7 @@ from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
 from .step import OptimizerStep, note_of_first_updates, note_of_several
-from .unprepared import AnyScheduler, Guard, Strays
+from .unprepared import AnyScheduler, Guard, Strays, StraySchedulers
 
 _NOT_SENT = "not sent"
 """By this name a checkpoint has what compression has left over."""
@@ -195,7 +195,8 @@ class Prepared:
         self._scaling = self._scaling_of(loader, batch)
         own = [one for one in objects if isinstance(one, AnyScheduler)]
         if context.scale_lr != "none":
-            scale(self.optimizers, own, self._scaling.factor)
+            strays = [one for mine in self.optimizers for one in StraySchedulers(mine, own).found()]
+            scale(self.optimizers, [*own, *strays], self._scaling.factor)
         self.warmup = make_warmup(
             context, self.optimizers, own, self._scaling.factor, self._num_steps_an_epoch
         )

@@ -92,6 +92,8 @@ class Compared:
         alone, shared: the first update of one and of several.
         rounding: the difference that the last bit of each weight makes in one process; 0: not
             measured.
+        has_own_batches: whether they are as a script's own batch sampler makes them, and not those
+            of the case.
     """
 
     sizes: tuple[int, ...]
@@ -100,6 +102,7 @@ class Compared:
     alone: FirstUpdate
     shared: FirstUpdate
     rounding: float = 0.0
+    has_own_batches: bool = False
 
 
 class Verifiable(ABC):
@@ -176,6 +179,17 @@ def first_update(run: Path) -> FirstUpdate:
         samples=tuple(one.num_samples for one in parts),
         weights=tuple(order.weights),
     )
+
+
+def sizes_of(run: Path) -> tuple[int, ...]:
+    """Samples of each update, out of a run's trace."""
+    pushes, sizes = dict[tuple[int, int], int](), list[int]()
+    for record in read_trace(run / FILE_NAME):
+        if isinstance(record, Handed):
+            pushes[_key(record.fact.ticket)] = record.fact.num_samples
+        if isinstance(record, Ordered) and isinstance(record.order, Apply):
+            sizes.append(sum(pushes[_key(one)] for one in record.order.tickets))
+    return tuple(sizes)
 
 
 def _key(ticket: Ticket) -> tuple[int, int]:

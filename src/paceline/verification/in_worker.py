@@ -82,7 +82,7 @@ class WatchedScript:
         self.pace, self._asked = pace, asked
         self.draws = False
         self._models: list[nn.Module] = []
-        self._size = 0
+        self._has_own_batches = False
         self._call: tuple[nn.Module, Any, Any, dict[nn.Module, bool]] | None = None
         """The first training call: its model, arguments, and the mode of each module."""
         self._prepare = pace.prepare
@@ -124,7 +124,7 @@ class WatchedScript:
         }
         layers = self._layers() if self._asked.looks else ()
         found = {
-            "state": prefixed, "size": self._size, "layers": layers, "draws": self.draws,
+            "state": prefixed, "own": self._has_own_batches, "layers": layers, "draws": self.draws,
         }  # fmt: skip
         torch.save(found, Path(self._asked.folder) / FOUND)
 
@@ -152,6 +152,8 @@ class WatchedScript:
     def _small(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """The loader with the batches of the case, in this process.
 
+        What a batch sampler of the script's own makes stays as it is.
+
         Raises:
             ConfigError: it reads a stream.
         """
@@ -162,14 +164,17 @@ class WatchedScript:
             )
         changes: dict[str, Any] = {"dataset": SeededSamples(loader.dataset), "num_workers": 0}
         changes |= {"prefetch_factor": None, "persistent_workers": False}
-        if type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
-            size = self._asked.case.batch_size(loader.batch_size)
-            changes["batch_size"] = size
-            changes["batch_sampler"] = BatchSampler(loader.sampler, size, loader.drop_last)
+        own: Any = loader.batch_sampler
+        if type(own) is BatchSampler:
+            size = self._asked.case.batch_size(own.batch_size)
+            changes["batch_sampler"] = BatchSampler(own.sampler, size, own.drop_last)
+            if loader.batch_size is not None:
+                changes["batch_size"] = size
+        elif own is not None:
+            self._has_own_batches = True
         made = copy.copy(loader)
         for name, value in changes.items():
             object.__setattr__(made, name, value)  # a loader's own refuses that once it is made
-        self._size = made.batch_size or 0
         return made
 
 

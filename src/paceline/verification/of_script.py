@@ -29,6 +29,7 @@ from .cases import (
     VerifyCase,
     first_update,
     run_small,
+    sizes_of,
 )
 from .layers import BreakingLayer
 from .plain import largest_difference
@@ -79,29 +80,30 @@ class ScriptSubject(Verifiable):
         self._path, self._args = path, tuple(args)
 
     def compare(self, case: VerifyCase) -> Compared:
-        alone, first = self._run(case, 1)
-        shared, update = self._run(case, case.workers)
+        alone, first, sizes = self._run(case, 1)
+        shared, update, _ = self._run(case, case.workers)
         name, difference = largest_difference(alone["state"], shared["state"])
         rounding = 0.0
         if case.dtype == "float32" and difference > CLOSE:
-            nudged, _ = self._run(replace(case, is_nudged=True), 1)
+            nudged, *_ = self._run(replace(case, is_nudged=True), 1)
             rounding = largest_difference(alone["state"], nudged["state"])[1]
         return Compared(
-            sizes=(alone["size"],) * UPDATES,
+            sizes=sizes, has_own_batches=alone["own"],
             name=name, difference=difference, alone=first, shared=update, rounding=rounding,
         )  # fmt: skip
 
     def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
-        found, _ = self._run(case, 1, looks=True)
+        found, *_ = self._run(case, 1, looks=True)
         return tuple(found["layers"])
 
     def draws(self, case: VerifyCase) -> bool:
-        found, _ = self._run(case, 1)
+        found, *_ = self._run(case, 1)
         return bool(found["draws"])
 
     def _run(
         self, case: VerifyCase, workers: int, *, looks: bool = False
-    ) -> tuple[Any, FirstUpdate]:
+    ) -> tuple[Any, FirstUpdate, tuple[int, ...]]:
+        """What the main worker has left, the first update, and the samples of each."""
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder, _as_it_was(case.dtype):
             asked = Asked(case=case, folder=folder, looks=looks)
             args = (asked.write(), str(self._path), *self._args)
@@ -113,7 +115,7 @@ class ScriptSubject(Verifiable):
                     f"{self._path} ended without pace.prepare(model, optimizer, loader), so there "
                     "is nothing to compare; add the lines that paceline launch --check prints"
                 )
-            return torch.load(found, weights_only=False), first_update(ran)
+            return torch.load(found, weights_only=False), first_update(ran), sizes_of(ran)
 
 
 @contextmanager

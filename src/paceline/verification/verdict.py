@@ -4,6 +4,7 @@ This module must not know how a case is run, nor how a cause is found.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -80,7 +81,7 @@ class Verified:
         rows: a row a case.
         causes: of the first row that is not equal.
         aside: that row again, with the layers among the causes set aside; None: there are none.
-        notes: what could not be computed, and why.
+        notes: what could not be computed, and why; and whose batches they are, if not the rows'.
     """
 
     subject: str
@@ -155,8 +156,7 @@ def _some(names: Sequence[str], most: int = 6) -> str:
 
 def _parts(row: VerifyRow) -> str:
     """``7 + 6``; of many: ``3 x 7 + 2 x 6``."""
-    each, more = divmod(row.found.sizes[0], row.case.workers)
-    counts = [(more, each + 1), (row.case.workers - more, each)]
+    counts = Counter(sorted(row.found.shared.samples, reverse=True))
     return " + ".join(
-        f"{size}" if count == 1 else f"{count} x {size}" for count, size in counts if count
+        f"{size}" if count == 1 else f"{count} x {size}" for size, count in counts.items()
     )
