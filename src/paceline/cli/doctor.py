@@ -40,7 +40,7 @@ class DoctorFlags:
     only
         How the name of a fix begins that is tried, as num_workers [default: all are].
     wait
-        Seconds until the first training step.
+        Seconds until the first training step; so many and a minute from each to the next.
     fix
         A unified diff of what can be fixed without changing numbers, proved over 20 steps.
     apply
