@@ -99,6 +99,55 @@ def test_dropout_and_views_do_not_part_a_chain() -> None:
     assert ("0", "linear-chain") in rules(model, 4, 16)
 
 
+class Residual(nn.Module):
+    """As EDSR begins: two convolutions, and what the first gives is added behind them."""
+
+    def __init__(self, adds: bool) -> None:
+        super().__init__()
+        self.adds = adds
+        self.head, self.first = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.head(x)
+        y: torch.Tensor = self.second(F.relu(self.first(x)))
+        return x + y if self.adds else y
+
+
+class Attends(nn.Module):
+    """Queries and keys of one projection; and the features beside the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.q, self.k = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.into(x)
+        scores = self.q(x) @ self.k(x).mT
+        return scores, x
+
+
+class Featured(nn.Module):
+    """Scores, and what they are made of; or with nothing but sizes asked between."""
+
+    def __init__(self, returns: bool) -> None:
+        super().__init__()
+        self.returns, self.into, self.out = returns, nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.into(x)
+        scores = self.out(x.view(x.size(0), -1).float().contiguous())
+        return (scores, x) if self.returns else (scores,)
+
+
+def test_what_more_than_one_is_given_is_no_single_map() -> None:
+    assert ("head", "linear-chain") in rules(Residual(adds=False), 4, 8, 6, 6)
+    assert rules(Residual(adds=True), 4, 8, 6, 6) == set()
+    assert rules(Attends(), 4, 8, 16) == set()
+    assert ("into", "linear-chain") in rules(Featured(returns=False), 4, 16)
+    assert rules(Featured(returns=True), 4, 16) == set()
+
+
 def test_sizes_are_weighted_by_the_work_of_the_model() -> None:
     """Ten classes behind a large layer are no waste that counts; a narrow hidden size is."""
     assert rules(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)), 8, 1024) == (

@@ -1,9 +1,12 @@
 """What is said of a script as a whole: also of one that cannot be read, or is none."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from paceline.doctor import examine as module
+from paceline.doctor.catalogue import RULES
 from paceline.doctor.examine import diagnose, examine
 from paceline.doctor.examples import STEP, looped
 from paceline.doctor.findings import Severity
@@ -11,6 +14,7 @@ from paceline.doctor.rendering import render_diagnosis
 from paceline.doctor.sarif import to_sarif
 from paceline.errors import ConfigError
 
+ROOT = Path(__file__).parent.parent.parent
 SICK = looped([*STEP, "total += loss"], before="total = 0.0")
 
 
@@ -46,6 +50,27 @@ def test_a_comment_takes_a_finding_back() -> None:
         assert found.num_ignored == 1
     other = SICK.replace("total += loss", "total += loss  # doctor: ok sync")
     assert diagnose(other).of(Severity.BUG)
+
+
+def test_a_rule_that_the_pages_take_back_is_one() -> None:
+    pages = [(ROOT / "docs" / "doctor.md").read_text(), module.__doc__ or ""]
+    named = [set(re.findall(r"# doctor: ok ([\w-]+)", one)) for one in pages]
+    assert all(named)
+    assert set[str]().union(*named) <= RULES.keys()
+
+
+@pytest.mark.parametrize(
+    "row", ["import os, torch", "from torch import *", "import torch.nn as nn"]
+)
+def test_torch_is_used_however_it_is_imported(row: str) -> None:
+    text = looped(STEP[:4]).replace("import torch\n", f"{row}\nimport torch\n")
+    assert diagnose(f"{row}\nprint(1)\n").has_torch
+    assert {one.rule for one in diagnose(text).findings} >= {"step-missing"}
+
+
+@pytest.mark.parametrize("row", ["import torchlike", "from .torch import nn", "import my.torch"])
+def test_what_only_sounds_like_torch_is_not(row: str) -> None:
+    assert not diagnose(f"{row}\n").has_torch
 
 
 def test_lines_and_rows_are_the_scripts_own_with_windows_ends_and_a_mark() -> None:

@@ -1,6 +1,8 @@
 """Fixes: what they change in a text, what is proved of them, and the file that they go into."""
 
 import ast
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from paceline.doctor.catalogue import RULES
 from paceline.doctor.examine import diagnose
 from paceline.doctor.examples import STEP, looped
 from paceline.doctor.fixes.applying import ScriptFile, apply, undo
+from paceline.doctor.fixes.asked import fix_by_text
 from paceline.doctor.fixes.mending import Edit, diff_of, edits_for, left_alone, with_edits
 from paceline.doctor.fixes.proving import prove
 from paceline.doctor.observed.observation import Price, PriceOutcome
@@ -37,6 +40,60 @@ def test_a_mend_heals_what_is_sick_and_leaves_what_is_healthy(name: str) -> None
         assert name not in {one.name for one in edits_for(text)}
 
 
+EVALUATED = """
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+from torch import nn
+model = nn.Linear(4, 2)
+optimizer = SGD(model.parameters(), lr=0.1)
+train, test = DataLoader(data), DataLoader(more)
+for x, y in train:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+for x, y in test:
+    hits = (model(x).argmax(1) == y).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "import torch.nn as nn",
+        "import torch as th",
+        "import torchvision",
+        "def f():\n    import torch",
+    ],
+)
+def test_nothing_is_written_that_needs_a_name_the_script_has_not(row: str) -> None:
+    text = f"{row}{EVALUATED}"
+    assert "evaluated-with-gradients" in {one.rule for one in diagnose(text).findings}
+    assert edits_for(text) == []
+    for also in ("import torch\n", "import torch.nn\n", "import os, torch\n"):
+        assert [one.name for one in edits_for(also + text)] == ["evaluated-with-gradients"]
+
+
+OWN = ",\n    pin_memory=True"
+GIVEN = (
+    ("data, batch_size=64", ", pin_memory=True", ""), ("data", ", pin_memory=True", ""),
+    ("\n    data, batch_size=64", ", pin_memory=True", "\n"), ("\n    data", OWN, "\n"),
+    ("\n    data,\n    batch_size=64", OWN, "\n"), ("\n    data,\n    batch_size=64", OWN, ",\n"),
+    ("\n    data,  # all\n    batch_size=64", OWN, "\n"),
+)  # fmt: skip
+"""What a call has, what one argument more is written as behind it, and how the call ends."""
+
+
+@pytest.mark.parametrize(("given", "more", "end"), GIVEN)
+def test_an_argument_is_given_as_the_others_stand(given: str, more: str, end: str) -> None:
+    price = Price(
+        name="pin_memory=True", fix="pin_memory=True in the DataLoader", line=2,
+        outcome=PriceOutcome.WORTH, words=(("pin_memory", "True"),),
+    )  # fmt: skip
+    head = "from torch.utils.data import DataLoader\nloader = DataLoader("
+    (edit,) = edits_for(f"{head}{given}{end})\n", [price])
+    assert edit.made(f"{head}{given}{end})\n") == f"{head}{given}{more}{end})\n"
+
+
 def test_what_a_comment_takes_back_is_not_mended() -> None:
     text = looped([*STEP, "torch.cuda.synchronize()  # doctor: ok"])
     assert edits_for(text) == []
@@ -58,6 +115,49 @@ def test_what_changes_the_mathematics_is_left_alone() -> None:
                   before="total = 0.0")  # fmt: skip
     assert [one.name for one in edits_for(text)] == ["loss-keeps-graph"]
     assert [one.rule for one in left_alone(diagnose(text))] == ["softmax-into-cross-entropy"]
+
+
+def test_a_bug_that_could_not_be_mended_where_it_stands_is_named_too(tmp_path: Path) -> None:
+    kept = "if loss.item() < best:\n    best_model = model"
+    text = looped(before="best = 9.0\nbest_model = None", after=kept, end="print(best_model)")
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    report = fix_by_text(path, diagnose(text, "train.py"))
+    assert report.diff == ""
+    line = text[: text.index("best_model = model")].count("\n") + 1
+    (said,) = [one for one in report.lines() if "best-not-copied" in one]
+    assert said.startswith(f"left alone: train.py:{line} best-not-copied: ")
+    assert [one["rule"] for one in report.to_json()["left_alone"]] == ["best-not-copied"]  # type: ignore[attr-defined]  # rows of JSON
+
+
+PLAIN = looped([*STEP, "torch.cuda.synchronize()"])
+ENDED = {
+    "Unix": PLAIN, "Windows": PLAIN.replace("\n", "\r\n"), "with a mark": f"\ufeff{PLAIN}",
+    "one of Windows": PLAIN.replace("import torch\n", "import torch\r\n", 1),
+    "with a new page": PLAIN.replace("optimizer.step()", "optimizer.step()  # \x0c."),
+}  # fmt: skip
+"""A script whose line with synchronize() goes, by how its lines end."""
+
+
+@pytest.mark.parametrize("before", ENDED.values(), ids=ENDED)
+def test_each_line_keeps_its_own_end(before: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(before.encode())
+    gone = next(row for row in before.split("\n") if "synchronize" in row)
+    after = before.replace(f"{gone}\n", "").encode()
+    report = fix_by_text(path, diagnose(before.removeprefix("\ufeff")))
+    changed = [row for row in report.diff.split("\n") if row.startswith(("+", "-"))][2:]
+    assert changed == [f"-{gone}"]
+    if shutil.which("patch"):
+        (tmp_path / "fix.diff").write_bytes(report.diff.encode())
+        subprocess.run(["patch", "-p1", "-i", "fix.diff"], cwd=tmp_path, check=True)
+        assert path.read_bytes() == after
+        path.write_bytes(before.encode())
+    source = ScriptFile.read(path)
+    apply(source, with_edits(source.text, report.proof.kept))
+    assert path.read_bytes() == after
+    undo(path)
+    assert path.read_bytes() == before.encode()
 
 
 def test_a_diff_is_one_that_patch_takes() -> None:
@@ -121,8 +221,8 @@ def script(tmp_path: Path) -> Path:
 def test_applied_and_taken_back_it_is_the_same_file(script: Path) -> None:
     before = script.read_bytes()
     source = ScriptFile.read(script)
-    assert source.text == "a = 1\nb = 2\n"
-    kept = apply(source, "a = 1\nb = 3\n")
+    assert source.text == "a = 1\r\nb = 2\r\n"
+    kept = apply(source, "a = 1\r\nb = 3\r\n")
     assert script.read_bytes() == b"\xef\xbb\xbfa = 1\r\nb = 3\r\n"
     assert script.stat().st_mode & 0o777 == 0o754
     undo(script)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from torch.utils.data import DataLoader
@@ -18,12 +19,22 @@ from paceline.doctor.examine import examine
 from paceline.doctor.fixes.applying import undo
 from paceline.doctor.fixes.asked import fix
 from paceline.doctor.fixes.mending import with_edits
-from paceline.doctor.observed import launching, pairs
+from paceline.doctor.observed import launching, pairs, session
+from paceline.doctor.observed.child import FoundFile
 from paceline.doctor.observed.clock import PartsClock
 from paceline.doctor.observed.feed import WatchedFeed
+from paceline.doctor.observed.knob import Knob
+from paceline.doctor.observed.knobs import Setting, Share
 from paceline.doctor.observed.launching import ScriptRun, observe
 from paceline.doctor.observed.lines import render_observation
-from paceline.doctor.observed.observation import INPUT, PriceOutcome, Regime
+from paceline.doctor.observed.observation import (
+    INPUT,
+    OPTIMIZER,
+    Observation,
+    Price,
+    PriceOutcome,
+    Regime,
+)
 from paceline.doctor.observed.patches import Patches
 from paceline.errors import ConfigError
 from paceline.machine.ceilings import write_machine
@@ -87,6 +98,94 @@ def test_pairs_stop_early_where_the_interval_excludes_two_per_cent() -> None:
 def test_noise_is_not_called_a_gain() -> None:
     found, number = compared([0.7, 1.3] * 12)
     assert (found.outcome(), number) == (PriceOutcome.UNKNOWN, pairs.MOST_PAIRS)
+
+
+def test_what_is_kept_makes_the_step_shorter_of_which_the_next_fix_has_a_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The optimizer takes 1 ms of 50 ms, and of the 5 ms that a better loader leaves."""
+    bounds: dict[str, float] = {}
+
+    def knobs(
+        hooks: object, feed: object, share: Share, cpu: float, *, on_cpu: bool
+    ) -> Iterator[Knob]:
+        for name in ("loader", "optimizer"):
+            knob = Setting(name, "", list, list, bound=share(OPTIMIZER))
+            bounds[name] = knob.bound
+            yield knob
+
+    def priced(self: session.Session, knob: Knob, kept: object) -> session.Steps[Price]:
+        yield
+        return Price(name=knob.name, fix="", outcome=PriceOutcome.WORTH, saved=0.9)
+
+    def together(self: session.Session, kept: object) -> session.Steps[Price]:
+        yield
+        return Price(name="both", fix="", outcome=PriceOutcome.WORTH)
+
+    for name in ("Hooks", "WatchedFeed", "Patches"):
+        monkeypatch.setattr(session, name, MagicMock())
+    monkeypatch.setattr(session, "knobs_for", knobs)
+    monkeypatch.setattr(session.Session, "_price", priced)
+    monkeypatch.setattr(session.Session, "_together", together)
+    found: list[Observation] = []
+    asked = session.Session(60.0, "", found.append, list)
+    seen = Observation(
+        step_s=0.05, observed_s=0.05, parts={OPTIMIZER: 0.001}, num_steps=16, device="cpu"
+    )
+    for _ in asked._priced(seen):
+        pass
+    assert bounds == pytest.approx({"loader": 0.02, "optimizer": 0.2})
+    assert found[-1].together is not None
+
+
+class Slow:
+    """A process whose steps take 100 s each, by a clock that is only looked at; then it waits.
+
+    Attributes:
+        now_s: its clock; file: what its child writes.
+    """
+
+    def __init__(self, file: Path, steps: int) -> None:
+        self.now_s, self.file, self._steps = 0.0, file, steps
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, _: float) -> None:
+        self.now_s += 10.0
+
+    def poll(self) -> None:
+        made = min(self._steps, int(self.now_s // 100))
+        if made:
+            self.file.write_text(f'{{"steps": {made}}}')
+
+
+@pytest.mark.parametrize(
+    ("steps", "over_s", "said"),
+    [
+        (0, 130.0, "made no step of an optimizer of torch in 120 s"),
+        (20, 2190.0, "20 at least, and then none in 180 s"),
+    ],
+)
+def test_slow_steps_are_waited_for_however_many_there_are(
+    steps: int, over_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(tmp_path / "found.json", steps)
+    monkeypatch.setattr(launching, "time", slow)
+    asked = ScriptRun(script=Path("train.py"), price_s=0.0)
+    assert launching._await(slow, asked, slow.file)  # type: ignore[arg-type]  # it stands for a process
+    assert slow.now_s == over_s
+    found = launching._read(slow.file)
+    assert said in launching._why_not(found, asked, True, None, tmp_path)
+
+
+def test_the_first_step_is_written_down_at_once(tmp_path: Path) -> None:
+    found = FoundFile(tmp_path / "found.json")
+    for _ in range(3):
+        found.stepped()
+        assert launching._read(tmp_path / "found.json") == {"steps": 1}
+    found.add(how="returned")
+    assert launching._read(tmp_path / "found.json") == {"steps": 1, "how": "returned"}
 
 
 # -- scripts -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.bench.samples import Timing
+from paceline.cli.app import run
 from paceline.errors import ConfigError
 from paceline.probe import concurrency
 from paceline.probe.concurrency import (
@@ -47,6 +48,19 @@ def test_every_kind_is_measured_by_every_way(monkeypatch: pytest.MonkeyPatch) ->
     assert [one.kind for one in found.kinds] == ["waiting", "Python", "library"]
     assert all(one.ways.keys() == {*WAYS} for one in found.kinds)
     assert all(seconds > 0 for seconds in (*found.make_s.values(), *found.talk_s.values()))
+
+
+@pytest.mark.parametrize(("cores", "begun"), [(96, 64), (4, 4)])
+def test_where_no_number_is_given_as_many_as_may_be_are_begun(
+    cores: int, begun: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(jobs: int, at_once: int, say: object) -> Concurrency:
+        raise ConfigError(f"{at_once} at once")
+
+    monkeypatch.setattr("paceline.system.processors.num_cores", lambda: cores)
+    monkeypatch.setattr(concurrency, "measure_concurrency", refused)
+    assert run(["bench", "concurrency"]) == 2
+    assert f"{begun} at once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("jobs", "at_once"), [(0, 1), (1, 0), (1001, 1), (1, 65)])

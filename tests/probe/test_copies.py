@@ -57,6 +57,17 @@ def test_without_a_device_its_side_is_counted_and_said_to_be(
     assert "pinned memory and non_blocking are worth nothing" in found.notes[0]
 
 
+def test_a_view_is_no_operation_of_a_device() -> None:
+    one = torch.ones(4, 8)
+    with copies._Launches() as seen:
+        one.t().detach().t().view(4, 8).unsqueeze(0).expand(2, 4, 8)
+    assert (seen.count, seen.num_bytes) == (0, 0)
+    with copies._Launches() as seen:
+        one.add_(1)
+        one.t().relu()
+    assert (seen.count, seen.num_bytes) == (2, 2 * 2 * 4 * 8 * 4)
+
+
 def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model does not run: "):
         measure_copies(images(nn.Linear(5, 2)), 2, CPU, lambda line: None)

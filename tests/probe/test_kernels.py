@@ -5,7 +5,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
+import psutil
 import pytest
 
 from paceline.errors import ConfigError, FileError, LinkError
@@ -98,6 +101,20 @@ def test_memory_is_taken_from_what_no_cache_holds() -> None:
     assert size >= MIB
 
 
+def test_what_all_cores_read_lies_in_none_of_their_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight last caches of 32 MiB hold together what one of them does not."""
+    monkeypatch.setattr("paceline.probe.memory.available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40))
+    caches = (*CACHES, Cache(kind="L3", num_bytes=32 * MIB, count=8))
+    kernels = MagicMock(spec=Kernels)
+    kernels.chase.return_value = kernels.stream.return_value = [1.0]
+    assert all(one.best for one in memory_figures(kernels, caches, 64))
+    streams = [one.args for one in kernels.stream.call_args_list]
+    assert {size for _, size, threads, _ in streams if threads == 64} == {1024 * MIB}
+    alone = {size for _, size, threads, _ in streams if threads == 1}
+    assert alone == {128 * MIB} == {max(one.args[0] for one in kernels.chase.call_args_list)}
+
+
 def test_the_disk_is_read_and_left_as_it_was(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +190,12 @@ def test_a_peer_is_a_host_and_a_port(peer: str) -> None:
 def test_a_peer_that_nobody_knows_is_named() -> None:
     with pytest.raises(LinkError, match="not known"):
         list(peer_figures(None, "no-such-host.invalid"))
+
+
+@pytest.mark.parametrize("peer", ["10..0.7", f"{'long' * 16}.org:80"])
+def test_a_peer_that_cannot_be_a_name_is_named(peer: str) -> None:
+    with pytest.raises(LinkError, match="is no name of a machine"):
+        list(peer_figures(None, peer))
 
 
 def test_a_port_that_cannot_be_had_is_named(kernels: Kernels) -> None:

@@ -111,17 +111,21 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "code", "said"),
     [
-        ("--folder nowhere", "--folder nowhere is no folder"),
-        ("--serve 0 --json", "--serve answers and measures nothing: give it alone"),
-        ("--serve 0 --peer there", "--serve answers and measures nothing: give it alone"),
-        ("--peer there:x", "--peer is HOST or HOST:PORT, got 'there:x'"),
+        ("--folder nowhere", 2, "--folder nowhere is no folder"),
+        ("--serve 0 --json", 2, "--serve answers and measures nothing: give it alone"),
+        ("--serve 0 --peer there", 2, "--serve answers and measures nothing: give it alone"),
+        ("--peer there:x", 2, "--peer is HOST or HOST:PORT, got 'there:x'"),
+        ("--peer 10..0.7", 1, "10..0.7 is no name of a machine"),
+        ("--peer no-such-host.invalid", 1, "no-such-host.invalid is not known"),
     ],
 )
 def test_what_cannot_be_probed_is_said_before_a_minute_of_measuring(
-    say: Callable[[str], tuple[int, str, str]], flags: str, said: str
-) -> None:
-    code, _, err = say(f"probe {flags}")
-    assert code == 2
+    say: Callable[[str], tuple[int, str, str]], flags: str, code: int, said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(probing, "probe_machine", None)
+    found, _, err = say(f"probe {flags}")
+    assert found == code
     assert said in err

@@ -48,6 +48,19 @@ name("pt_data_worker")
 say(os.getpid())
 rest()
 """
+OF_TORCHRUN = """
+if os.fork():
+    os._exit(0)
+os.setsid()
+attempt = os.path.join(os.path.dirname(sys.argv[1]), str(os.getpid()), "attempt_0")
+os.makedirs(os.path.join(attempt, "0"))
+{begins}
+os.execve(
+    sys.executable,
+    [sys.executable, "-c", sys.argv[2], sys.argv[1]],
+    {{**os.environ, "TORCHELASTIC_ERROR_FILE": os.path.join(attempt, "0", "error.json")}},
+)
+"""
 GHOSTS = {
     "a loader worker": LOADER.format(more=""),
     "one that ignores TERM": LOADER.format(more="signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
@@ -66,16 +79,7 @@ if os.fork():
 say(os.getpid())
 rest()
 """,
-    "a rank without its torchrun": """
-if os.fork():
-    os._exit(0)
-os.setsid()
-os.execve(
-    sys.executable,
-    [sys.executable, "-c", sys.argv[2], sys.argv[1]],
-    {**os.environ, "TORCHELASTIC_RUN_ID": "none"},
-)
-""",
+    "a rank without its torchrun": OF_TORCHRUN.format(begins=""),
 }
 RANK = BEGINS + "say(os.getpid()); rest()"
 
@@ -155,6 +159,7 @@ def test_all_ghosts_are_ended_and_no_bystander_is_touched(made: Made) -> None:
         "say(os.getpid()); os.kill(os.getpid(), signal.SIGSTOP)",
         "port = socket.create_server(('127.0.0.1', 0)); say(os.getpid()); rest()",
         "os.setsid(); say(os.getpid()); rest()",
+        OF_TORCHRUN.format(begins="os.utime(attempt, (time.time() - 9,) * 2)"),
         "name('pt_data_worker'); say(os.getpid()); rest()",
     ):
         bystanders += made.begin(code)
@@ -172,6 +177,24 @@ def test_all_ghosts_are_ended_and_no_bystander_is_touched(made: Made) -> None:
     after = look()
     assert all(after.get(one.key) is not None for one in before.values())
     assert {after.by_pid[pid].state for pid in bystanders} <= {*"ST"}
+
+
+def test_what_torch_begins_as_a_rank_is_one(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launcher that torchrun uses, and by nothing that is in the command."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "none of this process")
+    folder, library = str(made.library.parent), str(made.library)
+    ranks = start_processes(
+        name="trains", entrypoint=sys.executable, args={0: ("-c", RANK, library)}, envs={0: {}},
+        logs_specs=DefaultLogsSpecs(log_dir=folder),
+    )  # fmt: skip
+    try:
+        (pid,) = ranks.pids().values()
+        assert comes(lambda: look().by_pid[pid].has_torch)
+        assert role_of(look().by_pid[pid]).value == "rank"
+    finally:
+        ranks.close()
 
 
 def test_a_child_by_parent_and_not_by_work_lives_on(made: Made) -> None:

@@ -1,6 +1,8 @@
 """Processes read from a recorded /proc; what is left out, and what a device says without one."""
 
+import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,14 +75,19 @@ def test_what_a_process_is_and_holds(root: Path) -> None:
     shared = "7f02-7f03 rw-s 0 0:1 2 /memfd:paceline (deleted)\n7f04-7f05 rw-s 0 0:1 3 /dev/shm/a\n"
     put(
         root, 20, parent=9, maps=TORCH + shared, flags=0x40, name="pt_(data) worker",
-        environ="TORCHELASTIC_RUN_ID=7\0X=1", links={
+        environ="X=1\0TORCHELASTIC_ERROR_FILE=/tmp/elastic/attempt_0/1/error.json", links={
             "fd/3": "/dev/nvidia0", "fd/4": "socket:[777]", "fd/5": "socket:[778]",
             "fd/6": "/dev/shm/b", "fd/7": "/dev/nvidiactl", "fd/8": "/home/x",
         },
     )  # fmt: skip
+    attempt = root / "tmp" / "elastic" / "attempt_0"
+    attempt.mkdir(parents=True)
+    began_s = time.time() - 98.0  # of the 100 s since the machine was started, 2 s after that
+    os.utime(attempt, (began_s, began_s - 0.25))
     one = look(root).by_pid[20]
+    assert one.rank_s == pytest.approx(0.25, abs=0.2)
     assert (one.parent, one.group, one.session, one.start_ticks) == (9, 70, 50, 200)
-    assert (one.is_forked, one.has_torch, one.marks) == (True, True, {"TORCHELASTIC_RUN_ID"})
+    assert (one.is_forked, one.has_torch) == (True, True)
     assert one.devices == ("/dev/nvidia0",)
     assert one.ports == (8080,)
     assert one.shared == ("/dev/shm/a", "/dev/shm/b", "memfd:paceline")
@@ -88,6 +95,13 @@ def test_what_a_process_is_and_holds(root: Path) -> None:
     assert one.command == ("python", "train.py")
     assert read_start(20, root) == 200
     assert read_start(21, root) is None
+
+
+@linux
+@pytest.mark.parametrize("named", ["/tmp/gone/attempt_0/0/error.json", "", "none"])
+def test_of_what_no_folder_of_ranks_is_known_it_is_no_rank(root: Path, named: str) -> None:
+    put(root, 20, maps=TORCH, environ=f"TORCHELASTIC_ERROR_FILE={named}")
+    assert look(root).by_pid[20].rank_s is None
 
 
 def pipe(root: Path, pid: int, number: int, flags: str) -> None:

@@ -122,12 +122,13 @@ def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False
     jobs
         Of each kind, about 50 ms each.
     at_once
-        Threads, and processes [default: as many as cores].
+        Threads, and processes [default: as many as cores, 64 at most].
     """
-    from ..probe.concurrency import measure_concurrency, render_concurrency
+    from ..probe.concurrency import MOST_AT_ONCE, measure_concurrency, render_concurrency
     from ..system.processors import num_cores
 
-    found = measure_concurrency(jobs, num_cores() if at_once is None else at_once, say)
+    usual = min(MOST_AT_ONCE, num_cores())
+    found = measure_concurrency(jobs, usual if at_once is None else at_once, say)
     show(json, found.to_json, lambda: render_concurrency(found))
 
 

@@ -40,7 +40,7 @@ class DoctorFlags:
     only
         How the name of a fix begins that is tried, as num_workers [default: all are].
     wait
-        Seconds until the first training step.
+        Seconds until the first training step; so many and a minute from each to the next.
     fix
         A unified diff of what can be fixed without changing numbers, proved over 20 steps.
     apply
@@ -50,7 +50,7 @@ class DoctorFlags:
     annotate
         The script as a listing, with what is wrong and what is right under each line; not run.
     notes
-        Also what tensor cores would want.
+        Also what tensor cores would want, in lines; other forms have it anyway.
     strict
         Exit code 1 also for what could cost.
     rules
@@ -142,11 +142,11 @@ _MODEL = "for a model"
 _HEARD = {
     "with --test-rules": {"rules", "test_rules", "json"},
     "with --rules": {"rules", "json"},
-    _MODEL: {"input", "json", "notes", "strict"},
+    _MODEL: {"input", "json", "strict"},
     "with --undo": {"undo"},
     "with --fix --static": {"fix", "static", "json", "strict"},
     "with --fix": {"fix", "apply", "json", "strict", "seconds", "only", "wait"},
-    "with --annotate": {"annotate", "static", "json", "notes", "strict"},
+    "with --annotate": {"annotate", "static", "json", "strict"},
     "with --static": {"static", "json", "sarif", "notes", "strict"},
     "where the script runs": {"json", "notes", "strict", "seconds", "only", "wait"},
 }
@@ -192,6 +192,8 @@ def _refuse_idle(way: str, args: Sequence[str], asked: DoctorFlags) -> None:
     if idle:
         do = "does" if len(idle) == 1 else "do"
         raise ConfigError(f"{', '.join(idle)} {do} nothing {way}: leave it out")
+    if asked.notes and (asked.json or asked.sarif):
+        raise ConfigError("--json and --sarif have the notes anyway: leave --notes out")
     if args and way not in _RUNS:
         raise ConfigError(f"{' '.join(args)} is for a script that runs, and none does {way}")
     if asked.only and not asked.seconds:

@@ -37,7 +37,7 @@ def probe_(
         An SVG file to draw it into.
     """
     from ..errors import ConfigError
-    from ..probe.messages import read_peer
+    from ..probe.messages import find_peer
     from ..probe.messages import serve as answer
     from ..probe.picture import draw_probe
     from ..probe.probing import ProbeQuestion, keep, probe_machine
@@ -52,7 +52,7 @@ def probe_(
             answer(kernels, serve, say)
     writable(picture)
     if peer:
-        read_peer(peer)
+        find_peer(peer)
     if not folder.is_dir():
         raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
     found = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)

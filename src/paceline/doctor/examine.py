@@ -2,7 +2,7 @@
 
     text -> syntax -> Facts -> every rule -> findings, less those that a comment takes back
 
-A line that ends in ``# doctor: ok`` or ``# doctor: ok sync-item`` is not spoken of (again).
+A line that ends in ``# doctor: ok`` or ``# doctor: ok item-in-loop`` is not spoken of (again).
 """
 
 import re

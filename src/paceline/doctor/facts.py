@@ -21,7 +21,7 @@ import libcst as cst
 
 from ..porting.dataflow import AnyLoop, Flow
 from ..porting.loops import OptimizerSteps
-from ..porting.tree import SourceTree, by_name, positional
+from ..porting.tree import SourceTree, by_name, imported, positional
 from .values import literal, number
 
 _ONWARDS = {"to", "cuda", "cpu", "eval", "train", "half", "float", "double", "bfloat16", "apply",
@@ -115,8 +115,12 @@ class Facts:
     def uses_torch(self) -> bool:
         heads = ("torch", "torchvision", "lightning", "pytorch_lightning", "transformers",
                  "accelerate", "torchaudio", "paceline", "fastai", "ignite")  # fmt: skip
-        found = [self.script.code(one) for one in self.script.imports]
-        return any(re.search(rf"\b(import|from)\s+({'|'.join(heads)})\b", one) for one in found)
+        names = [full for one in self.script.imports for _, _, full in imported(one)]
+        names += [
+            self.script.code(one.module) for one in self.script.imports
+            if isinstance(one, cst.ImportFrom) and one.module is not None and not one.relative
+        ]  # fmt: skip
+        return any(one.partition(".")[0] in heads for one in names)
 
     @cached_property
     def has_accelerator(self) -> bool:

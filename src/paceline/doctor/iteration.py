@@ -18,6 +18,7 @@ import libcst as cst
 from ..porting.dataflow import AnyLoop
 from ..porting.tree import by_name, positional
 from .facts import Facts
+from .lineage import last_value
 from .values import literal
 
 _DEPTH = 4
@@ -150,7 +151,7 @@ def role_of(facts: Facts, call: cst.Call) -> tuple[CallRole | None, str, bool]:
     if name == "zero_grad":
         return CallRole.ZERO, subject, False
     if name == "backward":
-        is_scaled = "scale(" in subject
+        is_scaled = "scale(" in subject or _is_scaled_before(facts, owner)
         given = positional(call)
         if "manual_backward" in facts.code(call) or "accelerator" in subject:
             return CallRole.BACKWARD, facts.code(given[0]) if given else "", False
@@ -163,6 +164,12 @@ def role_of(facts: Facts, call: cst.Call) -> tuple[CallRole | None, str, bool]:
     if name == "step":
         return _step_of(facts, call, owner)
     return None, "", False
+
+
+def _is_scaled_before(facts: Facts, loss: cst.BaseExpression) -> bool:
+    """``loss = scaler.scale(loss)``, and then ``loss.backward()``."""
+    value = last_value(facts, loss) if isinstance(loss, cst.Name) else None
+    return isinstance(value, cst.Call) and facts.method(value) == "scale"
 
 
 def _step_of(

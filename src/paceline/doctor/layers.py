@@ -8,7 +8,7 @@ A chain is only what certainly follows one another. This module must not know ru
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -50,6 +50,9 @@ POOLS = {
     "AvgPool3d",
 }
 
+_SIZES = {"size", "shape", "dim", "ndim", "device", "dtype", "numel"}
+"""What is asked of a tensor without its numbers."""
+
 
 class Layer(NamedTuple):
     """One layer of a chain.
@@ -59,6 +62,7 @@ class Layer(NamedTuple):
         kind: the class's or the function's last name: ``Linear``, ``relu``.
         ins, outs: features or channels; None: not said, or of no meaning.
         call: the call that makes a module; None for a function.
+        is_shared: whether what it makes is read by more than what follows it in the chain.
     """
 
     node: cst.CSTNode
@@ -66,6 +70,7 @@ class Layer(NamedTuple):
     ins: int | None = None
     outs: int | None = None
     call: cst.Call | None = None
+    is_shared: bool = False
 
     @property
     def is_conv(self) -> bool:
@@ -187,11 +192,30 @@ def _of_class(facts: Facts, node: cst.ClassDef) -> Iterator[Chain]:
             if done is None:
                 continue
         chain += done[1] if done is not None else []
+        if chain and _num_readers(facts, forward.body.body, line, target) > 1:
+            chain[-1] = chain[-1]._replace(is_shared=True)
         name = target
         if isinstance(row, cst.Return):
             break
     if chain:
         yield Chain(node, tuple(chain), is_whole)
+
+
+def _num_readers(facts: Facts, lines: Sequence[cst.CSTNode], line: cst.CSTNode, name: str) -> int:
+    """How many times what a line gives to a name is read behind it, its sizes left out."""
+    count = 0
+    for later in lines[lines.index(line) + 1 :] if name else ():
+        row = later.body[0] if isinstance(later, cst.SimpleStatementLine) else None
+        read = later
+        if isinstance(row, cst.Assign) and facts.code(row.targets[0].target) == name:
+            read = row.value
+        for one in facts.script.within(read):
+            if isinstance(one, cst.Name) and one.value == name:
+                above = facts.script.parents[one]
+                count += not (isinstance(above, cst.Attribute) and above.attr.value in _SIZES)
+        if read is not later:
+            break
+    return count
 
 
 def _applied(

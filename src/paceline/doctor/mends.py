@@ -43,17 +43,35 @@ def give(edits: TreeEdits, call: cst.Call, **words: str) -> None:
             else one
             for one in made.args
         ]
-        plain = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
         for name, value in words.items():
-            if name in old:
-                continue
-            last = args[-1].comma if args else cst.MaybeSentinel.DEFAULT
-            if args:
-                args[-1] = args[-1].with_changes(comma=comma)
-            args.append(
-                cst.Arg(cst.parse_expression(value), cst.Name(name), equal=plain, comma=last)
-            )
+            if name not in old:
+                args = _followed(args, made.whitespace_before_args, name, value)
         return made.with_changes(args=args)
 
     edits.change(call, changed)
+
+
+def _followed(
+    args: list[cst.Arg], before: cst.BaseParenthesizableWhitespace, name: str, value: str
+) -> list[cst.Arg]:
+    """One argument more, apart from the last as others are, and ending as that did.
+
+    Args:
+        before: what stands before the first.
+    """
+    plain = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    new = cst.Arg(cst.parse_expression(value), cst.Name(name), equal=plain)
+    if not args:
+        return [new]
+    last, between = args[-1], before
+    if len(args) > 1 and isinstance(args[-2].comma, cst.Comma):
+        between = args[-2].comma.whitespace_after
+    if isinstance(between, cst.ParenthesizedWhitespace):  # a line of its own, without its comments
+        between = between.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=())
+    else:
+        between = cst.SimpleWhitespace(" ")
+    apart = last.with_changes(
+        comma=cst.Comma(whitespace_after=between), whitespace_after_arg=cst.SimpleWhitespace("")
+    )
+    ended = new.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    return [*args[:-1], apart, ended]

@@ -36,6 +36,7 @@ _AIM_S = 0.05
 _ROUNDS, _MADE, _WORDS = 3, 5, 200
 _HASHED = bytes(1 << 20)
 _KINDS = ("waiting", "Python", "library")
+MOST_AT_ONCE = 64
 WAYS = ("one after the other", "coroutines", "threads", "processes")
 
 
@@ -121,9 +122,9 @@ def measure_concurrency(jobs: int, at_once: int, say: Callable[[str], None]) -> 
     Raises:
         ConfigError: a number is out of range.
     """
-    if not (1 <= jobs <= 1000 and 1 <= at_once <= 64):
+    if not (1 <= jobs <= 1000 and 1 <= at_once <= MOST_AT_ONCE):
         raise ConfigError(
-            f"--jobs must be 1 to 1000 and --at-once 1 to 64, got {jobs} and {at_once}"
+            f"--jobs must be 1 to 1000 and --at-once 1 to {MOST_AT_ONCE}, got {jobs} and {at_once}"
         )
     context = multiprocessing.get_context("spawn")  # a process with torch in it is not forked
     with (

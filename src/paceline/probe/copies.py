@@ -198,7 +198,7 @@ def _compared(contenders: dict[str, Callable[[], float]]) -> list[CopyWay]:
 
 
 class _Launches(TorchDispatchMode):
-    """Counts operations, and the bytes that go in and out of them."""
+    """Counts operations, and the bytes that go in and out of them; a view is none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
@@ -209,6 +209,8 @@ class _Launches(TorchDispatchMode):
     ) -> Any:  # torch's own contract
         given = (args, kwargs or {})
         made = func(*args, **(kwargs or {}))
+        if getattr(func, "is_view", False):  # an operation of torch has it, one of higher order not
+            return made
         self.count += 1
         tensors = torch.utils._pytree.tree_leaves((given, made))
         self.num_bytes += sum(one.nbytes for one in tensors if isinstance(one, Tensor))

@@ -5,7 +5,8 @@
     memory, with small pages         the same; most loads also walk the page table
     memory, several banks            sixteen rings at once, whose loads do not wait for each other
     memory, burst                    word after word: what a prefetcher makes of it
-    read, copy, triad                by all cores; STREAM counts what is read and what is written
+    read, copy, triad                by all cores, over four times all their last caches together;
+                                     STREAM counts what is read and what is written
 
 Source: J. D. McCalpin, "Memory Bandwidth and Machine Balance in Current High Performance
 Computers", IEEE TCCA Newsletter, 1995 (STREAM); L. McVoy, C. Staelin, "lmbench: Portable Tools for
@@ -13,7 +14,7 @@ Performance Analysis", USENIX 1996 (lat_mem_rd).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -58,7 +59,8 @@ def memory_figures(kernels: Kernels, caches: Sequence[Cache], cores: int) -> Ite
         )  # fmt: skip
     most = memory_bytes(caches)
     yield from _single_loads(kernels, most)
-    yield from _many_loads(kernels, most, cores)
+    yield from _by_one_core(kernels, most)
+    yield from _by_all_cores(kernels, memory_bytes(together(caches)), cores)
 
 
 def _single_loads(kernels: Kernels, size: int) -> Iterator[Figure]:
@@ -74,7 +76,7 @@ def _single_loads(kernels: Kernels, size: int) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _many_loads(kernels: Kernels, size: int, cores: int) -> Iterator[Figure]:
+def _by_one_core(kernels: Kernels, size: int) -> Iterator[Figure]:
     alone = kernels.stream(Pass.READ, size, 1, _REPEATS)
     yield Figure(
         key="memory_burst_latency_s", what="memory, word after word, each", group=Group.MEMORY,
@@ -85,6 +87,9 @@ def _many_loads(kernels: Kernels, size: int, cores: int) -> Iterator[Figure]:
         unit=Unit.BYTES, samples=tuple(kernels.stream(Pass.COPY, size, 1, _REPEATS)),
         how="read and written, as STREAM counts",
     )  # fmt: skip
+
+
+def _by_all_cores(kernels: Kernels, size: int, cores: int) -> Iterator[Figure]:
     for what in Pass:
         name = what.name.lower()
         yield Figure(
@@ -104,6 +109,11 @@ def latency_curve(kernels: Kernels, caches: Sequence[Cache]) -> tuple[LatencyOfS
         found.append(LatencyOfSize(num_bytes=size, latency_s=took_s))
         size *= 2
     return tuple(found)
+
+
+def together(caches: Sequence[Cache]) -> tuple[Cache, ...]:
+    """All caches of a kind as one: what cores share out among them lies in all of theirs."""
+    return tuple(replace(one, num_bytes=one.num_bytes * one.count, count=1) for one in caches)
 
 
 def memory_bytes(caches: Sequence[Cache]) -> int:

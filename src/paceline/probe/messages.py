@@ -65,11 +65,7 @@ def loopback_figures(kernels: Kernels) -> Iterator[Figure]:
 def peer_figures(kernels: Kernels | None, peer: str) -> Iterator[Figure]:
     """To another machine. LinkError: it cannot be reached at all."""
     host, port = read_peer(peer)
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LinkError(f"--peer {peer}: {host} is not known: {error.strerror}") from None
-    address = addresses[0][4][:2]
+    address = find_peer(peer)
     times, why_not = WayTimes([], []), ""
     took_s, answers = _knock(address, peer)
     yield Figure(
@@ -98,6 +94,22 @@ def read_peer(peer: str) -> tuple[str, int]:
     if not host or (colon and not (port.isdigit() and 0 < int(port) < 1 << 16)):
         raise ConfigError(f"--peer is HOST or HOST:PORT, got {peer!r}; for example 10.0.0.7:{PORT}")
     return host, int(port) if port else PORT
+
+
+def find_peer(peer: str) -> tuple[object, ...]:
+    """The address of ``HOST`` or ``HOST:PORT``.
+
+    Raises:
+        ConfigError: it is neither.
+        LinkError: nobody knows the host.
+    """
+    host, port = read_peer(peer)
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][:2]
+    except OSError as error:
+        raise LinkError(f"--peer {peer}: {host} is not known: {error.strerror}") from None
+    except UnicodeError as error:  # a name that is encoded for the net, and cannot be
+        raise LinkError(f"--peer {peer}: {host} is no name of a machine: {error}") from None
 
 
 def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> None:

@@ -27,7 +27,8 @@ _SPAWNED = "multiprocessing.spawn"
 _COMPILER = "torch/_inductor/compile_worker"
 _FORKED_FROM = "multiprocessing.forkserver"
 _SERVER = "paceline.engines.local.forkserver"
-_TORCHRUN = "TORCHELASTIC_RUN_ID"
+_RANK_S = 1.0
+"""torchrun begins its ranks within that; a rank has hardly imported torch by then."""
 _LOADER = "pt_data_worker"
 _COMMANDS = ("train", "launch", "compare", "bench", "tune", "plan", "partition", "verify")
 
@@ -118,9 +119,17 @@ def role_of(process: Process) -> Role:
         return Role.LOADER_WORKER if process.name == _LOADER else Role.SPAWNED
     if process.name == "pt_elastic" or "torch.distributed.run" in words:
         return Role.LAUNCHER
-    if _TORCHRUN in process.marks and process.pid == process.session:
-        return Role.RANK  # torchrun begins each in a session of its own
-    return Role.SCRIPT
+    return Role.RANK if _is_rank(process) else Role.SCRIPT
+
+
+def _is_rank(process: Process) -> bool:
+    """Whether torchrun began it itself: a rank leads its session, and is as old as its folder.
+
+    A program that a rank has begun has the rank's variables, and may have a session of its own. A
+    rank's command is whatever was asked for (``-m``, ``--no-python``), so that it tells nothing.
+    """
+    began_s = process.rank_s
+    return process.pid == process.session and began_s is not None and abs(began_s) < _RANK_S
 
 
 def _is_paceline(command: tuple[str, ...]) -> bool:

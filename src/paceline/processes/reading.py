@@ -25,8 +25,9 @@ from .snapshot import Process, ProcessSnapshot
 _ROOT = Path("/")
 _TORCH = re.compile(r"/libtorch(_cpu|_python|_cuda|_hip|_xpu)?\.so")
 _DEVICE = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+|accel/?\w*\d+|habanalabs/\w+|vfio/\d+)")
-_MARKS = ("TORCHELASTIC_RUN_ID",)
-"""Variables of the environment that say by whom a process was begun."""
+_RANKS_FILE = "TORCHELASTIC_ERROR_FILE="
+"""Of each rank of torchrun: FOLDER/attempt_0/RANK/error.json. The folders of an attempt are made
+right before its ranks are begun (torch.distributed.elastic.multiprocessing.DefaultLogsSpecs)."""
 _FORK_NO_EXEC = 0x40
 """PF_FORKNOEXEC of include/linux/sched.h: it runs what its parent ran."""
 _LISTEN = "0A"
@@ -79,10 +80,11 @@ def _look(root: Path) -> ProcessSnapshot:
     namespace = _link(proc / str(own) / "ns" / "pid")
     owner = _owner(proc / str(own))
     uptime_s = float(_text(proc / "uptime").split()[0] or 0)
+    booted_s = time.time() - uptime_s
     found: list[tuple[Process, _Files]] = []
     closed = set()
     for folder in proc.iterdir():
-        if folder.name.isdigit() and (one := _read(folder, owner, uptime_s)) is not None:
+        if folder.name.isdigit() and (one := _read(folder, owner, uptime_s, booted_s)) is not None:
             found.append(one)
             if one[0].owner == owner and _is_closed(folder):
                 closed.add(one[0].pid)
@@ -119,11 +121,14 @@ def _is_dead(holders: list[tuple[int, set[int]]]) -> bool:
     return len(modes) == 1 and modes <= {*_ONE_END}
 
 
-def _read(folder: Path, owner: int, uptime_s: float) -> tuple[Process, _Files] | None:
+def _read(
+    folder: Path, owner: int, uptime_s: float, booted_s: float
+) -> tuple[Process, _Files] | None:
     fields = _stat(folder)
     if not fields:
         return None
     ticks_per_s = os.sysconf("SC_CLK_TCK")
+    began_s = int(fields[19]) / ticks_per_s
     state, parent, group, session = fields[0], *map(int, fields[1:4])
     status = _rows(_text(folder / "status"))
     process = Process(
@@ -131,7 +136,7 @@ def _read(folder: Path, owner: int, uptime_s: float) -> tuple[Process, _Files] |
         session=session, owner=_owner(folder), state=state, name=status.get("Name", ""),
         is_forked=bool(int(fields[6]) & _FORK_NO_EXEC),
         cpu_s=(int(fields[11]) + int(fields[12])) / ticks_per_s,
-        age_s=max(0.0, uptime_s - int(fields[19]) / ticks_per_s),
+        age_s=max(0.0, uptime_s - began_s),
         memory_bytes=_kibibytes(status, "VmRSS"), shared_bytes=_kibibytes(status, "RssShmem"),
     )  # fmt: skip
     if process.owner != owner or state in "ZX":
@@ -140,15 +145,28 @@ def _read(folder: Path, owner: int, uptime_s: float) -> tuple[Process, _Files] |
     files = _files(folder)
     files.shared.update(_shared(line.partition("/")[2]) for line in maps.splitlines())
     files.shared.discard("")
-    names = {one.partition("=")[0] for one in _text(folder / "environ").split("\0")}
     return replace(
         process,
         namespace=_link(folder / "ns" / "pid"),
         command=tuple(_text(folder / "cmdline").rstrip("\0").split("\0")),
-        exe=_link(folder / "exe"), marks=frozenset(names & {*_MARKS}),
+        exe=_link(folder / "exe"), rank_s=_rank_s(folder, booted_s + began_s),
         has_torch=_TORCH.search(maps) is not None,
         devices=tuple(sorted(files.devices)), shared=tuple(sorted(files.shared)),
     ), files  # fmt: skip
+
+
+def _rank_s(folder: Path, began_s: float) -> float | None:
+    """How long before it began torchrun had made the folder for its ranks; None: there is none."""
+    words = _text(folder / "environ").split("\0")
+    file = next((one.removeprefix(_RANKS_FILE) for one in words if one.startswith(_RANKS_FILE)), "")
+    if not file.startswith("/"):
+        return None
+    root = folder.parent.parent
+    try:
+        made_s = (root / file.lstrip("/")).parent.parent.stat().st_mtime
+    except OSError:
+        return None
+    return began_s - made_s
 
 
 def _files(folder: Path) -> _Files:

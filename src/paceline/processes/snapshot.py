@@ -25,7 +25,9 @@ class Process:
         name: at most 15 letters, as it calls itself.
         state: the kernel's letter.
         is_forked: it runs what its parent ran; False: it has begun a program of its own.
-        marks: names of variables that say who began it.
+        rank_s: of what torchrun began, and what that began: seconds from the moment at which
+            torchrun made the folder for its ranks to that at which this one began; None: it is no
+            such, or the folder is gone.
         devices: files of accelerators that it has open.
         shared: shared memory that it maps or has open: paths under /dev/shm, and memfds.
         dead_pipes: pipes of which it holds one end and nobody holds the other.
@@ -48,7 +50,7 @@ class Process:
     exe: str = ""
     state: str = "S"
     is_forked: bool = False
-    marks: frozenset[str] = frozenset()
+    rank_s: float | None = None
     has_torch: bool = False
     devices: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()

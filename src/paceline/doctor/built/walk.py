@@ -4,16 +4,19 @@
                      takes, that is kept, and the layer is made to fit
     after it         sizes and FLOPs; its output is marked with what made it
     views, dropout   hand the mark of their input on; any other operation takes it away
+    all of these     are counted, by the tensor that they are given
 
-Two layers are neighbours where the second is given what the first has marked. On the meta device
-sizes are computed and numbers are not; a model that asks for numbers is walked on the CPU instead.
-This module must not judge.
+Two layers are neighbours where the second, and nobody else, is given what the first has marked: what
+a residual connection carries on, too, is two things. On the meta device sizes are computed and
+numbers are not; a model that asks for numbers is walked on the CPU instead. This module must not
+judge.
 """
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,8 +43,8 @@ class LayerSeen:
         name: its path in the model; kind: its class.
         given, made: sizes of its first input and of its output.
         wanted: the number of features or channels that it takes, where it is given another one.
-        after: the name of the layer whose output it is given, nothing but views between; empty: no
-            such.
+        after: the name of the layer whose output it alone is given, nothing but views between;
+            empty: no such.
         sizes: M, N and K of its matrix product; None: it has none.
         flops: of the forward pass; has_bias: whether it adds one.
         groups: of a convolution.
@@ -113,10 +116,11 @@ def _inputs(batch: int, shapes: Sequence[InputShape], device: str) -> list[Tenso
 
 
 class _Marks(TorchFunctionMode):
-    """Which tensor was made by what."""
+    """Which tensor was made by what, and to how many it was given."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[str, Tensor]] = {}
+        self._uses: Counter[int] = Counter()
 
     def put(self, value: object, name: str) -> None:
         if isinstance(value, Tensor):
@@ -125,11 +129,23 @@ class _Marks(TorchFunctionMode):
     def get(self, value: object) -> str:
         return self._of[id(value)][0] if id(value) in self._of else ""
 
+    def given(self, values: object) -> None:
+        """Somebody is given these."""
+        leaves = torch.utils._pytree.tree_leaves(values)
+        self._uses.update({id(one) for one in leaves} & self._of.keys())
+
+    def shared(self) -> set[str]:
+        """Who has made what more than one was given."""
+        return {name for key, (name, _) in self._of.items() if self._uses[key] > 1}
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        is_itself = bool(args) and found is args[0] and name in _KEEPS
+        if not is_itself and (found is None or first_tensor(found) is not None):
+            self.given((args, kwargs))
         if name in _KEEPS and args:
             self.put(found, self.get(args[0]))
         elif name.rstrip("_") in _MARKS:
@@ -154,14 +170,18 @@ class _Walk:
         unused: tuple[str, ...] = ()
         try:
             with self._marks:
-                outputs = first_tensor(self._model(*inputs))
+                every = self._model(*inputs)
+            self._marks.given(every)
+            outputs = first_tensor(every)
             unused = self._unused(outputs)
         except NotImplementedError:
             raise
         except Exception as error:  # the user's model may raise anything
             failed = f"{reason(error)} (in or after {self._inside or 'its forward()'})"
+        shared = self._marks.shared()
+        layers = (replace(one, after="") if one.after in shared else one for one in self._layers)
         return ModelWalk(
-            layers=tuple(self._layers), failed=failed, unused=unused,
+            layers=tuple(layers), failed=failed, unused=unused,
             outputs=() if outputs is None else tuple(outputs.shape),
             ends_in=self._kind_of(self._marks.get(outputs)), hidden=tuple(hidden(self._model)),
             num_parameters=sum(one.numel() for one in self._model.parameters()),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from ...porting.tree import TreeEdits
+from ...porting.tree import TreeEdits, imported
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
@@ -69,12 +69,20 @@ def _uses_gradients(facts: Facts, over: cst.For, loops: list[cst.For]) -> bool:
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """The loop goes under ``torch.no_grad()``."""
+    """The loop goes under ``torch.no_grad()``, where the script has the name ``torch``."""
     loops = [one for one in facts.script.up(node) if isinstance(one, cst.For)]
     over = next((one for one in loops if facts.loaders_of_loop(one)), None)
-    has_torch = any(facts.code(one).startswith("import torch") for one in facts.script.imports)
-    if over is not None and has_torch:
+    if over is not None and _has_torch(facts):
         edits.wrap([over], "with torch.no_grad():")
+
+
+def _has_torch(facts: Facts) -> bool:
+    """Whether ``torch`` is a name of the module; ``import torch.nn as nn`` makes it none."""
+    return any(
+        name == "torch" == full.partition(".")[0]
+        for one in facts.script.imports if isinstance(facts.script.scope(one), cst.Module)
+        for _, name, full in imported(one)
+    )  # fmt: skip
 
 
 RULE = ScriptRule.of(

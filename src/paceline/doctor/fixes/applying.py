@@ -22,7 +22,7 @@ class ScriptFile(NamedTuple):
     """A script as it was read.
 
     Attributes:
-        raw: its bytes; text: decoded, with the ends of lines of Unix.
+        raw: its bytes; text: decoded, each line with its own end.
     """
 
     path: Path
@@ -32,13 +32,11 @@ class ScriptFile(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> "ScriptFile":
         raw = path.read_bytes()
-        return cls(path, raw, raw.decode("utf-8-sig").replace("\r\n", "\n"))
+        return cls(path, raw, raw.decode("utf-8-sig"))
 
-    def encoded(self, text: str) -> bytes:
-        """A text as this file has its own: mark, and ends of lines."""
-        mark = "\ufeff" if self.raw.startswith(b"\xef\xbb\xbf") else ""
-        ends = "\r\n" if b"\r\n" in self.raw else "\n"
-        return (mark + text.replace("\n", ends)).encode()
+    def whole(self, text: str) -> str:
+        """A text with the mark that this file begins with, if it has one."""
+        return f"\ufeff{text}" if self.raw.startswith(b"\xef\xbb\xbf") else text
 
 
 def apply(source: ScriptFile, text: str) -> Path:
@@ -53,7 +51,7 @@ def apply(source: ScriptFile, text: str) -> Path:
         raise ConfigError(
             f"{path} was changed since it was read, so nothing is written; ask once more"
         )
-    after = source.encoded(text)
+    after = source.whole(text).encode()
     kept = _beside(path)
     words = {"after": _digest(after), "before": source.raw.decode("utf-8")}
     _replace(kept, json.dumps(words).encode(), 0o600)

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..findings import Diagnosis
 from ..observed.launching import ScriptRun, observe, record
 from .applying import ScriptFile, apply
-from .mending import diff_of, edits_for, left_alone, with_edits
+from .mending import diff_of, edits_for, left_alone, unmended, with_edits
 from .proving import NUM_STEPS, Proof, prove
 from .report import FixReport
 
@@ -41,7 +41,8 @@ def fix(run: ScriptRun, found: Diagnosis, *, is_applied: bool) -> FixReport:
 
 def _report(source: ScriptFile, found: Diagnosis, proof: Proof, kept_in: str = "") -> FixReport:
     after = with_edits(source.text, proof.kept)
+    diff = diff_of(source.whole(source.text), source.whole(after), source.path.name)
     return FixReport(
-        script=found.script, diff=diff_of(source.text, after, source.path.name), proof=proof,
-        left=tuple(left_alone(found)), kept_in=kept_in,
+        script=found.script, diff=diff, proof=proof, left=tuple(left_alone(found)),
+        unmended=tuple(unmended(source.text, found)), kept_in=kept_in,
     )  # fmt: skip

@@ -6,6 +6,7 @@ This module must not know files, nor run anything.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from ..findings import Diagnosis, ScriptFinding, Severity
 from ..mends import give
 from ..observed.observation import Price, PriceOutcome
 from ..rule import ScriptRule
+
+_ROW = re.compile(r"[^\n]*\n|[^\n]+")
+"""A line as ``patch`` knows it, whatever else ends one elsewhere."""
 
 
 class Edit(NamedTuple):
@@ -57,11 +61,22 @@ def left_alone(found: Diagnosis) -> list[ScriptFinding]:
     return [one for one in found.of(Severity.BUG) if not _mends(one.rule)]
 
 
+def unmended(text: str, found: Diagnosis) -> list[ScriptFinding]:
+    """Bugs of a kind that is mended mostly, and that stand where the text is not simple enough."""
+    facts, left = Facts(text), set[tuple[str, int]]()
+    for rule in RULES.values():
+        for one in rule.check(facts) if rule.mend is not None else ():
+            edits = TreeEdits()
+            assert rule.mend is not None
+            rule.mend(facts, one.node, edits)
+            if not edits:
+                left.add((rule.name, facts.script.line(one.node)))
+    return [one for one in found.of(Severity.BUG) if (one.rule, one.line) in left]
+
+
 def diff_of(before: str, after: str, name: str) -> str:
     """A unified diff, as ``patch`` takes it."""
-    rows = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
+    rows = difflib.unified_diff(_ROW.findall(before), _ROW.findall(after), f"a/{name}", f"b/{name}")
     whole = []
     for row in rows:
         whole.append(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n")

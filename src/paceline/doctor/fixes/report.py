@@ -14,7 +14,8 @@ class FixReport:
     Attributes:
         script: its path; diff: unified; empty: nothing is changed.
         proof: of what is in the diff.
-        left: bugs that are left alone.
+        left: bugs that are left alone, since what mends them changes what is computed.
+        unmended: bugs that are left alone where they stand, and are mended elsewhere.
         kept_in: where what the script was is kept; empty: nothing was written.
     """
 
@@ -22,6 +23,7 @@ class FixReport:
     diff: str
     proof: Proof
     left: tuple[ScriptFinding, ...]
+    unmended: tuple[ScriptFinding, ...] = ()
     kept_in: str = ""
 
     def to_json(self) -> dict[str, object]:
@@ -30,7 +32,8 @@ class FixReport:
             "fixes": [one.name for one in self.proof.kept],
             "changes_numbers": [[one.name, why] for one, why in self.proof.dropped],
             "proved_steps": self.proof.num_steps, "unproved": self.proof.unproved,
-            "left_alone": [one.to_json() for one in self.left], "kept_in": self.kept_in,
+            "left_alone": [one.to_json() for one in (*self.left, *self.unmended)],
+            "kept_in": self.kept_in,
         }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
@@ -54,5 +57,7 @@ class FixReport:
                 f"left alone, since it changes what is computed: {self.script}:{bug.line} "
                 f"{bug.rule}: {bug.fix}"
             )
+        for bug in self.unmended:
+            yield f"left alone: {self.script}:{bug.line} {bug.rule}: {bug.fix}"
         if self.kept_in:
             yield f"written; paceline doctor {self.script} --undo puts back what it was"

@@ -7,6 +7,7 @@ Fix: ToTensor() first, then Normalize(...).
 Source: torchvision.transforms.Normalize documentation: "this transform does not support PIL Image".
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -16,6 +17,7 @@ from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
 
+_OF_TORCHVISION = re.compile(r"^(torchvision\.)?transforms\.(v2\.)?Normalize$")
 _TENSORS = ("ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype")
 
 
@@ -28,6 +30,8 @@ def check(facts: Facts) -> Iterator[Found]:
         kinds = [facts.meaning(one).rpartition(".")[2] for one in steps]
         if "Normalize" not in kinds or "ToTensor" not in kinds:
             continue
+        if not _OF_TORCHVISION.search(facts.meaning(steps[kinds.index("Normalize")])):
+            continue  # a class of somebody's own may well take pictures
         before = kinds[: kinds.index("Normalize")]
         is_known = all(isinstance(one, cst.Call) for one in steps) and "Lambda" not in before
         if is_known and not set(before) & set(_TENSORS):
@@ -45,5 +49,6 @@ RULE = ScriptRule.of(
     healthy=(
         _DATA.format("transforms.ToTensor(), transforms.Normalize([0.5], [0.5])"),
         _DATA.format("transforms.Normalize([0.5], [0.5])"),
+        "from dataloaders import custom_transforms as tr\n" + _DATA.format("tr.Normalize(mean=m, std=s), tr.ToTensor()"),
     ),
 )  # fmt: skip

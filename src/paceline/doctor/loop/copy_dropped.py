@@ -16,6 +16,10 @@ from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
 
+_OF_TENSORS = {"shape", "dtype", "device", "T", "mT", "H", "mH", "data", "grad", "ndim", "layout",
+               "requires_grad", "is_cuda", "real", "imag", "nbytes", "itemsize"}  # fmt: skip
+"""What is read of a tensor without a call."""
+
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("to", "cuda"):
@@ -40,7 +44,7 @@ def _is_tensor(facts: Facts, name: cst.Name) -> bool:
         if isinstance(loop, cst.For) and facts.loaders_of_loop(loop):
             inside = [one for one in facts.script.within(loop.target) if isinstance(one, cst.Name)]
             if name.value in [one.value for one in inside]:
-                return not _is_mapping(facts, name.value, loop)
+                return not (_is_mapping(facts, name.value, loop) or _is_own(facts, name, loop))
     made = facts.flow.origins(name)
     return bool(made) and all(
         isinstance(one, cst.Call)
@@ -61,11 +65,29 @@ def _is_mapping(facts: Facts, name: str, loop: cst.For) -> bool:
     return False
 
 
+def _is_own(facts: Facts, name: cst.Name, loop: cst.For) -> bool:
+    """Whether a whole batch may be an object of a class of its own, whose to() moves in place."""
+    if not isinstance(loop.target, cst.Name):
+        return False
+    is_collated = any(facts.option(one, "collate_fn") for one in facts.loaders_of_loop(loop))
+    return is_collated or any(
+        isinstance(one, cst.Attribute) and facts.code(one.value) == name.value
+        and one.attr.value not in _OF_TENSORS
+        and getattr(facts.script.parents[one], "func", None) is not one
+        for one in facts.script.within(loop.body)
+    )  # fmt: skip
+
+
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped(["x.to(device)", *STEP[1:]]),),
+    sick=(
+        looped(["x.to(device)", *STEP[1:]]),
+        looped(["x.to(device)", STEP[1], "loss = model(x.float()).mean() / x.shape[0]", *STEP[3:]]).replace("for x, y in", "for x in"),
+    ),
     healthy=(
         looped(), looped(["x.to(device)", STEP[1], "loss = model(**x).loss", *STEP[3:]]).replace("for x, y in", "for x in"),
         looped(["x.to(device)", STEP[1], "loss = loss_fn(model(x['ids']), x['labels'])", *STEP[3:]]).replace("for x, y in", "for x in"),
+        looped(["x.to(device)", STEP[1], "loss = loss_fn(model(x.ids), x.labels)", *STEP[3:]]).replace("for x, y in", "for x in"),
+        looped(["x.to(device)", STEP[1], "loss = model(x)", *STEP[3:]]).replace("for x, y in", "for x in").replace("shuffle=True", "shuffle=True, collate_fn=packed"),
     ),
 )  # fmt: skip

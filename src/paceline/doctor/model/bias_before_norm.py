@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for chain in chains(facts)
         for before, after in zip(chain.layers, chain.layers[1:], strict=False)
         if before.call is not None and (before.is_conv or before.kind == "Linear")
-        and after.is_norm and _has_bias(before.call)
+        and after.is_norm and not before.is_shared and _has_bias(before.call)
     }  # fmt: skip
     if odd:
         lines = sorted(set(odd.values()))

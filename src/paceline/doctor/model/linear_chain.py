@@ -30,12 +30,15 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _runs(layers: tuple[Layer, ...]) -> Iterator[list[Layer]]:
-    """Linear layers in a row, what changes nothing between them left out."""
+    """Linear layers in a row, what changes nothing between them left out.
+
+    One whose output is read by others, too, ends a row: both together are no single map.
+    """
     run: list[Layer] = []
     for one in layers:
         if one.kind == "Linear":
             run.append(one)
-        elif one.kind not in _BETWEEN:
+        if one.is_shared or (one.kind != "Linear" and one.kind not in _BETWEEN):
             yield run
             run = []
     yield run
@@ -48,6 +51,19 @@ def _is_bottleneck(first: Layer, second: Layer) -> bool:
     return first.outs < first.ins and first.outs < second.outs
 
 
+_RESIDUAL = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.fc1 = nn.Linear(16, 64), nn.Linear(64, 128)
+        self.fc2, self.head = nn.Linear(128, 64), nn.Linear(64, 1)
+    def forward(self, x):
+        x = self.embed(x)
+        h = self.fc1(x).relu()
+        x = x + self.fc2(h)
+        return self.head(x)
+"""
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
     sick=(
@@ -66,6 +82,7 @@ class Net(nn.Module):
         x = self.fc1(x)
         return self.fc2(x)
 """,
+        _RESIDUAL.replace("x = x + self.fc2(h)", "x = self.fc2(h)").replace(".relu()", ".view(x.size(0), 128)").replace("self.fc2(h)", "self.fc2(h.relu())"),
     ),
     healthy=(
         """
@@ -84,5 +101,8 @@ class Net(nn.Module):
         x = self.fc1(x).relu()
         return self.fc2(x)
 """,
+        _RESIDUAL,
+        _RESIDUAL.replace("x = x + self.fc2(h)", "x = self.fc2(h) + x"),
+        _RESIDUAL.replace("x = x + self.fc2(h)", "x += self.fc2(h)"),
     ),
 )  # fmt: skip

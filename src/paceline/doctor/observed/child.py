@@ -3,17 +3,20 @@
     python -m paceline.doctor.observed.child ASKED script.py [its arguments]
 
 ASKED is JSON: the file to write to; seconds for prices, and which; or a text that runs in the
-script's place while losses and gradients are kept. The file always holds the last that is known: an
-Observation or a StepRecord, or how the script ended. This module must not know who reads it.
+script's place while losses and gradients are kept. The file always holds the last that is known: how
+many steps were made, an Observation or a StepRecord, or how the script ended. This module must not
+know who reads it.
 """
 
 import json
+import math
 import os
 import runpy
 import sys
 import traceback
 import types
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ...replica.seeding import seed_all
@@ -21,6 +24,9 @@ from .observation import Observation
 from .patches import Patches
 from .record import Recorder
 from .session import Finished, Session
+
+_TOLD_EVERY_S = 1.0
+"""Steps are written down so often: some 0.1 ms each time, of a second."""
 
 
 class FoundFile:
@@ -33,6 +39,7 @@ class FoundFile:
     def __init__(self, path: Path) -> None:
         self._path, self._pid = path, os.getpid()
         self._known: dict[str, object] = {}
+        self._steps, self._told_s = 0, -math.inf
 
     def add(self, **known: object) -> None:
         """What is known from now on; a process that the script forked writes nothing."""
@@ -46,6 +53,14 @@ class FoundFile:
     def observed(self, found: Observation) -> None:
         self.add(observation=found.to_json())
 
+    def stepped(self) -> None:
+        """One more step; the first is written at once, later ones so seldom that it takes nothing."""
+        self._steps += 1
+        now_s = monotonic()
+        if now_s - self._told_s > _TOLD_EVERY_S:
+            self._told_s = now_s
+            self.add(steps=self._steps)
+
 
 def main() -> None:
     """Run the script."""
@@ -57,13 +72,13 @@ def main() -> None:
     if "text" in words:
         _record(script, words["text"], words["num_steps"], file)
     else:
-        session = Session(words["price_s"], words["only"], file.observed)
+        session = Session(words["price_s"], words["only"], file.observed, file.stepped)
         session.feed.install(Patches())
         _run(script, lambda: runpy.run_path(script, run_name="__main__"), file)
 
 
 def _record(script: str, text: str, num_steps: int, file: FoundFile) -> None:
-    recorder = Recorder(num_steps)
+    recorder = Recorder(num_steps, file.stepped)
     recorder.install(Patches())
     seed_all(0)
     main = types.ModuleType("__main__")

@@ -3,9 +3,10 @@
     paceline doctor  --begins, in a group of its own-->  child.py: the script
                      <--a file, replaced at each stage--
 
-What the script prints goes into a file. When all is known the child ends the script; what is left
-of its group (workers of loaders, what it forked) is killed. This module must not know how anything
-is observed.
+Time is given from one step to the next, so that it does not matter how many are wanted. What the
+script prints goes into a file. When all is known the child ends the script; what is left of its
+group (workers of loaders, what it forked) is killed. This module must not know how anything is
+observed.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from .record import StepRecord
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MARGIN_S = 60.0
-"""Beyond the seconds for prices: a compiler may be at work, which has a limit of its own."""
+"""After the first step: a compiler may be at work, which has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,7 @@ class ScriptRun:
     Attributes:
         price_s: seconds for prices; 0: none. only: how the name of a fix begins that is tried;
             empty: all are.
-        first_s: to the first step, and for all that is
-            observed.
+        first_s: to the first step; so much and a margin from each step to the next.
     """
 
     script: Path
@@ -103,13 +103,13 @@ def _begin(asked: ScriptRun, words: dict[str, Any], log: Any) -> "Popen[bytes]":
 
 
 def _await(process: "Popen[bytes]", asked: ScriptRun, file: Path) -> bool:
-    """Until it ends or its time is over; whether that is so."""
-    start_s = time.monotonic()
-    limit_s = asked.first_s
+    """Until it ends or makes no step for too long; whether that is so."""
+    heard_s, limit_s, steps = time.monotonic(), asked.first_s, 0
     while process.poll() is None:
-        if file.exists():
-            limit_s = asked.first_s + asked.price_s + _MARGIN_S
-        if time.monotonic() - start_s > limit_s:
+        made = _read(file).get("steps", 0)
+        if made > steps:
+            heard_s, limit_s, steps = time.monotonic(), asked.first_s + _MARGIN_S, made
+        if time.monotonic() - heard_s > limit_s:
             return True
         time.sleep(_LOOK_S)
     return False
@@ -138,7 +138,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _how(found: dict[str, Any], is_over: bool) -> str:
     """How the script ended before all was known."""
     if is_over:
-        return "its time was over before all was measured"
+        return "it made no step any more before all was measured"
     if found["how"] == "failed":
         return f"it failed before all was measured: {found['why']} ({found['where']})"
     return "it ended before all was measured"
@@ -150,19 +150,27 @@ def _why_not(
     """Why there is nothing to observe, in one sentence."""
     script = asked.script
     static = f"paceline doctor {script} --static reads it without running it"
-    if is_over:
+    steps = found.get("steps", 0)
+    if is_over and not steps:
         return (
             f"{script} made no step of an optimizer of torch in {asked.first_s:g} s (--wait); "
             f"if it starts more slowly give it more, else {static}"
         )
+    if is_over:
+        return (
+            f"{script} made steps of an optimizer of torch, {steps} at least, and then none in "
+            f"{asked.first_s + _MARGIN_S:g} s; if they take so long give it more (--wait), else "
+            f"{static}"
+        )
+    before = "before enough training steps" if steps else "before a training step"
     how = found.get("how")
     last = _last_line(output)
     if how == "failed":
-        return f"{script} fails before a training step: {found['why']} ({found['where']})"
+        return f"{script} fails {before}: {found['why']} ({found['where']})"
     if how == "exit" and code not in (0, None):
         said = last or found["why"]
         return (
-            f"{script} ends with exit code {code} before a training step, and says: {said!r}; "
+            f"{script} ends with exit code {code} {before}, and says: {said!r}; "
             f"its arguments stand behind its name: paceline doctor {script} ..."
         )
     if how in ("returned", "exit"):
@@ -171,7 +179,7 @@ def _why_not(
             f"trains in processes that it begins, give it arguments with which it does not; {static}"
         )
     by = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-    return f"{script} was ended {by} before a training step{f', and says: {last!r}' * bool(last)}"
+    return f"{script} was ended {by} {before}{f', and says: {last!r}' * bool(last)}"
 
 
 def _last_line(output: Path) -> str:

@@ -7,7 +7,7 @@ This module must not know what is changed between two versions.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,14 +46,17 @@ class StepRecord:
 class Recorder:
     """Keeps the losses and gradients of this process.
 
+    Args:
+        stepped: called at each step.
+
     Attributes:
         is_done: whether so many steps were made.
     """
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, stepped: Callable[[], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self._num_steps, self.is_done = num_steps, False
+        self._num_steps, self._stepped, self.is_done = num_steps, stepped, False
         self._losses: list[str] = []
         self._gradients: list[str] = []
         register_optimizer_step_pre_hook(self._step)
@@ -76,6 +79,7 @@ class Recorder:
         """Raises `Finished` where enough is kept."""
         from .session import Finished
 
+        self._stepped()
         if self.is_done or len(self._gradients) >= self._num_steps:
             self.is_done = True
             raise Finished

@@ -4,7 +4,8 @@
 
 `Session.run` is a generator: it is continued whenever a step of the script has ended, and each
 ``yield`` lets the script make one more. What is found is written after each stage, so that a script
-that ends early has lost nothing. This module must not know how a script is begun.
+that ends early has lost nothing. Above 300 lines, so that this thought stands in one place. This
+module must not know how a script is begun.
 """
 
 import statistics
@@ -47,20 +48,25 @@ class Session:
         price_s: seconds for prices; 0: none.
         only: how the name of a fix begins that is tried; empty: all are.
         found: is given what is known so far.
+        stepped: called at each step.
     """
 
-    def __init__(self, price_s: float, only: str, found: Callable[[Observation], None]) -> None:
+    def __init__(
+        self, price_s: float, only: str, found: Callable[[Observation], None],
+        stepped: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.feed = WatchedFeed()
         self.hooks = Hooks(self._on_step)
         self.feed.waited = self._waited
         self.is_done = False
-        self._price_s, self._only, self._found = price_s, only, found
+        self._price_s, self._only, self._found, self._stepped = price_s, only, found, stepped
         self._fetch_s = self._fetch_cpu_s = self._since_s = self._since_cpu_s = 0.0
         self._run = self.run()
         self._is_median = False
 
     def _on_step(self) -> None:
         self.feed.step_done()
+        self._stepped()
         try:
             next(self._run)
         except StopIteration:
@@ -168,6 +174,7 @@ class Session:
             if price.outcome is PriceOutcome.WORTH and not knob.changes:
                 knob.turn(True)
                 kept.append(knob)
+                self._step_s *= 1.0 - price.saved
             else:
                 knob.close()
             self._found(replace(seen, prices=tuple(prices)))

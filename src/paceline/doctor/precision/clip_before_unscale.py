@@ -32,6 +32,9 @@ def _steps_scaled(events: tuple[Event, ...]) -> bool:
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(scaled(clip="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),),
+    sick=(
+        scaled(clip="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
+        scaled(backward="loss = scaler.scale(loss)\nloss.backward()", clip="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
+    ),
     healthy=(scaled(clip="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),),
 )  # fmt: skip

@@ -26,6 +26,9 @@ def check(facts: Facts) -> Iterator[Found]:
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(scaled(step="optimizer.step()"),),
+    sick=(
+        scaled(step="optimizer.step()"),
+        scaled(backward="loss = scaler.scale(loss)\nloss.backward()", step="optimizer.step()"),
+    ),
     healthy=(scaled(), looped(),),
 )  # fmt: skip

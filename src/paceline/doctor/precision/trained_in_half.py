@@ -16,23 +16,62 @@ from ..findings import Severity
 from ..iteration import turns
 from ..rule import Found, ScriptRule
 
+_DEPTH = 8
+
 
 def check(facts: Facts) -> Iterator[Found]:
     if not turns(facts):
         return
-    trained = {
-        one for _, optimizer in facts.steps.steps for one in facts.steps.models(optimizer)
-    }  # fmt: skip
     for call in facts.methods("half"):
         owner = facts.owner(call)
-        statement = facts.script.statement(call)
-        kept = facts.code(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
-        if facts.is_model(owner) and trained & {facts.code(owner), kept}:
+        names = {facts.code(owner), facts.bound_to(call)}
+        steps = [
+            step for step, optimizer in facts.steps.steps
+            if names & facts.steps.models(optimizer).keys()
+        ]  # fmt: skip
+        if facts.is_model(owner) and not all(_is_over(facts, one, call) for one in steps):
             yield Found(call, f"{facts.code(call)}: its parameters are trained in float16")
 
 
+def _is_over(facts: Facts, step: cst.Call, call: cst.Call) -> bool:
+    """Whether a step is made for the last time before a call: what is exported trains no more."""
+    loops = [{one for way in facts.flow.around(each) for one in way} for each in (step, call)]
+    return loops[0].isdisjoint(loops[1]) and max(_ways(facts, step)) < min(_ways(facts, call))
+
+
+def _ways(facts: Facts, node: cst.CSTNode, depth: int = 0) -> list[tuple[int, ...]]:
+    """Each way to a node: where it stands, and before it where its function is called."""
+    here = facts.script.order[node]
+    calls = facts.flow.calls_of(facts.script.scope(node)) if depth < _DEPTH else []
+    ways = [way for one in calls for way in _ways(facts, one.node, depth + 1)]
+    return [(*way, here) for way in ways or [()]]
+
+
+_MAIN = """
+import torch
+from torch import nn
+def save(model):
+    torch.save(model.half().state_dict(), "m.pt")
+def train(model, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+def main():
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    {}
+main()
+"""
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped(before="model.half()"),),
-    healthy=(looped(), looped(end="model.eval()\nexported = model.cpu()"),),
+    sick=(
+        looped(before="model.half()"), looped(after="model.half()"),
+        _MAIN.format("model = model.half()\n    train(model, optimizer)"),
+    ),
+    healthy=(
+        looped(), looped(end="model.eval()\nexported = model.cpu()"),
+        looped(end="model.half()\ntorch.save(model.state_dict(), 'm.pt')"),
+        _MAIN.format("train(model, optimizer)\n    save(model)"),
+    ),
 )  # fmt: skip

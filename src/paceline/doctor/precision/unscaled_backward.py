@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..examples import looped, scaled
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import CallRole, is_scaler, turns
+from ..iteration import CallRole, Event, is_scaler, turns
 from ..rule import Found, ScriptRule
 
 
@@ -21,12 +21,21 @@ def check(facts: Facts) -> Iterator[Found]:
         backward = turn.of(CallRole.BACKWARD)
         steps = [one for one in turn.of(CallRole.STEP) if one.is_scaled]
         is_ours = any(is_scaler(facts, facts.owner(one.call)) for one in steps)
-        if is_ours and not any(one.is_scaled or "scale" in one.subject for one in backward):
+        if is_ours and not any(_may_be_scaled(facts, one) for one in backward):
             yield Found(backward[0].call, f"{facts.code(backward[0].call)} without scaler.scale")
+
+
+def _may_be_scaled(facts: Facts, backward: Event) -> bool:
+    """Whether its loss is scaled, by its name or where it is assigned, in a branch or not."""
+    said = [facts.code(one.value) for one in facts.script.bindings if one.name == backward.subject]
+    return backward.is_scaled or any("scale" in one for one in (backward.subject, *said))
 
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
     sick=(scaled(backward="loss.backward()"),),
-    healthy=(scaled(), looped(),),
+    healthy=(
+        scaled(), looped(), scaled(backward="loss = scaler.scale(loss)\nloss.backward()"),
+        scaled(backward="if is_mixed:\n    loss = scaler.scale(loss)\nloss.backward()"),
+    ),
 )  # fmt: skip
