@@ -118,6 +118,7 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
         process = subprocess.Popen(
             command(plan, folder, resumes=resumes), cwd=own, stdout=output, stderr=output,
             stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+            preexec_fn=_hear_hup,
         )  # fmt: skip
     start_s = time.monotonic()
     striker = Striker(strikes, folder, process.pid)
@@ -136,6 +137,11 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
         code=code, screen=screen.read_text(errors="replace"), took_s=end_s - start_s,
         asked_s=max(0.0, end_s - striker.asked_at_s), left=left if code is not None else (),
     )  # fmt: skip
+
+
+def _hear_hup() -> None:
+    """Also where the tests themselves run under nohup: a run would leave it ignored, as it should."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # -- strikes --------------------------------------------------------------------------------------
