@@ -140,7 +140,7 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
 
 
 def _hear_hup() -> None:
-    """Also where the tests themselves run under nohup: a run would leave it ignored, as it should."""
+    """Also where tests run under nohup, which a run would leave as it is."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
