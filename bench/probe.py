@@ -137,7 +137,8 @@ class References:
         program = self._compiled("lat_tcp")
         if program is None:
             return None
-        _run([program, "-s"])
+        nowhere = subprocess.DEVNULL  # the server stays, and would hold a pipe open
+        subprocess.run([program, "-s"], stdout=nowhere, stderr=nowhere, check=True)
         time.sleep(0.5)
         done = subprocess.run([program, "-N", "3", "localhost"], capture_output=True, text=True)
         _run([program, "-S", "localhost"])
