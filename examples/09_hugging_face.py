@@ -34,7 +34,7 @@ class PacelineTrainer(Trainer):
                 with pace.step():
                     optimizer.zero_grad()
                     self.compute_loss(model.train(), inputs).backward()
-                    pace.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+                    pace.clip_grad_norm_(model.parameters(), args.max_grad_norm or 1e30)
                     optimizer.step()
                     scheduler.step()
             self.state.epoch, self.state.global_step = epoch + 1, pace.version

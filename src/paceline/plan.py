@@ -211,7 +211,11 @@ class Plan:
         width = max(len(label) for label, _ in rows)
         lines = [f"{label:<{width}}  {text}" for label, text in rows]
         lines += [f"{'note':<{width}}  {note}" for note in self.notes]
-        return [*lines, *_parameter_lines(self.parameter_table)]
+        return [*lines, *self.parameter_lines()]
+
+    def parameter_lines(self) -> list[str]:
+        """The table of parameters, where it was asked for."""
+        return list(_parameter_lines(self.parameter_table))
 
     def to_json(self) -> dict[str, object]:
         """The fields under their names; a learning rate that does not exist is null."""

@@ -502,3 +502,11 @@ def test_a_stop_at_an_epochs_border_is_gone_on_with_from_there(
     program = ScriptProgram(path=str(path), args=("nowhere",))
     run = go(program, tmp_path, epochs=2, resume=str(run.folder))
     assert_each_sample_once(run, 24, 2)
+
+
+def test_among_ranks_a_run_has_nothing_that_only_a_launcher_carries(tmp_path: Path) -> None:
+    run = go(ADAM, tmp_path, workers=2, engine="local", respawn=True, updates=3)
+    resolved = resolve({"resume": str(run.folder)}, env={}, is_call=True)
+    assert adopt(resolved).respawn
+    ranks = dataclasses.replace(resolved.settings, engine="torchrun")
+    assert not adopt(dataclasses.replace(resolved, settings=ranks)).respawn

@@ -305,3 +305,14 @@ def test_a_number_of_things_is_whole_or_refused(line: str, paceline: Run) -> Non
     code, _, err = paceline(*line.split())
     assert code == 2
     assert "a whole number is wanted, got " in err
+
+
+def test_settings_of_a_run_that_goes_on_are_those_that_it_had(
+    say: Callable[[str], tuple[int, str, str]],
+) -> None:
+    train = "train softmax --workers 2 --engine inline --updates 4 --lr 0.03 --name one"
+    assert say(train)[0] == 0
+    code, out, err = say("config show --resume runs/one --origin")
+    assert code == 0, err
+    (line,) = [one for one in out.splitlines() if one.startswith("lr ")]
+    assert line.split() == ["lr", "0.03", "the", "run"]

@@ -1,4 +1,6 @@
-"""A script with a Trainer of transformers: python hugging.py FOLDER plain|paceline BATCH_SIZE
+"""A script with a Trainer of transformers.
+
+    python hugging.py FOLDER plain|paceline BATCH_SIZE [NORM]
 
 Each worker leaves what it came to in FOLDER/worker-N.pt. The subclass is the example's own.
 """
@@ -52,6 +54,7 @@ class Samples(Dataset[dict[str, Tensor]]):
 
 def main() -> None:
     folder, kind, batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    norm = float([*sys.argv, 0.3][4])
     torch.set_default_dtype(torch.float64)
     pace = paceline.connect() if kind == "paceline" else None
     names: dict[str, Any] = {"Trainer": Trainer, "paceline": paceline}
@@ -70,7 +73,7 @@ def main() -> None:
         model=net,
         args=TrainingArguments(
             output_dir=str(folder / "out"), per_device_train_batch_size=batch_size,
-            num_train_epochs=EPOCHS, learning_rate=0.01, max_grad_norm=0.3, use_cpu=True,
+            num_train_epochs=EPOCHS, learning_rate=0.01, max_grad_norm=norm, use_cpu=True,
             save_strategy="no", report_to="none", disable_tqdm=True, ddp_backend=backend,
         ),
         train_dataset=Samples(),

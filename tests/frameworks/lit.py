@@ -11,7 +11,11 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -23,7 +27,7 @@ FOLDER = Path(sys.argv[1])
 OPTIONS: dict[str, Any] = {
     "strategy": "paceline", "protocol": None, "workers": 1, "epochs": 2, "schedule": "epoch",
     "settings": {}, "batch": BATCH, "trainer": {}, "patience": None, "ckpt_path": None,
-    "stop": None,
+    "stop": None, "groups": None,
     **json.loads(sys.argv[2]),
 }  # fmt: skip
 
@@ -88,6 +92,9 @@ def main() -> None:
     callbacks: list[Any] = [ModelCheckpoint(FOLDER / "kept", monitor="val_loss", save_last=True)]
     if OPTIONS["patience"] is not None:
         callbacks.append(EarlyStopping("val_loss", patience=OPTIONS["patience"], min_delta=9.0))
+    if OPTIONS["groups"] is not None:
+        groups = {int(epoch): number for epoch, number in OPTIONS["groups"].items()}
+        callbacks.append(GradientAccumulationScheduler(groups))
     strategy: Any = "auto" if OPTIONS["strategy"] == "single" else OPTIONS["strategy"]
     if strategy == "paceline":
         strategy = PacelineStrategy(OPTIONS["protocol"], **OPTIONS["settings"])

@@ -25,9 +25,11 @@ def left_in(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(one, weights_only=False) for one in sorted(folder.glob("worker-*.pt"))]
 
 
-def by_python(folder: Path, *words: str, kind: str, batch: int) -> list[dict[str, Any]]:
+def by_python(
+    folder: Path, *words: str, kind: str, batch: int, norm: float = 0.3
+) -> list[dict[str, Any]]:
     folder.mkdir()
-    done = forked.run([*words, SCRIPT, folder, kind, batch], cwd=folder, preload=PRELOAD)
+    done = forked.run([*words, SCRIPT, folder, kind, batch, norm], cwd=folder, preload=PRELOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
 
@@ -57,6 +59,15 @@ def test_full_sync_is_one_process_and_ddp(tmp_path: Path) -> None:
         assert one["rate"] == pytest.approx(plain["rate"], abs=1e-12)
         for name, value in plain["state"].items():
             torch.testing.assert_close(one["state"][name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.timeout(300)
+def test_a_norm_of_nothing_clips_nothing(tmp_path: Path) -> None:
+    """transformers says: "Set to 0 to disable"."""
+    (plain,) = by_python(tmp_path / "plain", kind="plain", batch=BATCH, norm=0.0)
+    (alone,) = by_python(tmp_path / "alone", kind="paceline", batch=BATCH, norm=0.0)
+    for name, value in plain["state"].items():
+        torch.testing.assert_close(alone["state"][name], value, rtol=0, atol=1e-12)
 
 
 @pytest.mark.timeout(300)

@@ -76,6 +76,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "epochs": 5,
         "trainer": {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
     },
+    "groups of two, then none": {
+        "epochs": -1,
+        "groups": {"0": 2, "1": 1},
+        "trainer": {"max_steps": 5},
+    },
     "so many steps": {"epochs": -1, "trainer": {"max_steps": 9}},
 }
 

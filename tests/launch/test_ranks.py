@@ -124,3 +124,11 @@ def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only()
     ranks._refuse_traps([trapped, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         ranks._refuse_traps([trapped, HELLO._replace(host="node2")])
+
+
+def test_a_process_alone_goes_on_with_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "is_started", lambda: False)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("PACELINE_RESUME", "latest")
+    with pytest.raises(ConfigError, match="paceline launch --workers 1 --resume latest SCRIPT"):
+        connecting.connect()

@@ -390,6 +390,16 @@ for epoch in range(3):
 """
 NO_COUNTERPART = {
     "a plugin": ("Accelerator()", "Accelerator(fsdp_plugin=x)", "line 6: Accelerator(fsdp_plugin="),
+    "no precision": (
+        "model(x)",
+        "model(x, accelerator.autocast())",
+        "line 13: accelerator.autocast() does nothing, without precision, and accelerator.autocast",
+    ),
+    "more than a loss": (
+        "backward(loss)",
+        "backward(loss, retain_graph=True)",
+        "line 14: accelerator.backward(loss, retain_graph=True) is given more than the loss",
+    ),
     "states": ("model(x)", "model(accelerator.load_state(x))", "line 13: accelerator.load_state"),
     "a sum in the loop": (
         "accelerator.backward(loss)",
@@ -425,6 +435,26 @@ def test_what_of_accelerate_has_no_counterpart_is_named(name: str) -> None:
     assert old in ACCELERATED
     assert sentence in reason(ACCELERATED.replace(old, new, 1))
     assert judge(Source(ACCELERATED), "train.py").added == 5
+
+
+def test_what_an_accelerator_computes_in_and_divides_by_stays() -> None:
+    """Accelerate's backward divides the loss, also where nothing is accumulated."""
+    text = ACCELERATED.replace("Accelerator()", 'Accelerator(mixed_precision="bf16")')
+    text = text.replace(
+        "        loss = ", "        with accelerator.autocast():\n            loss = "
+    )
+    assert "with accelerator.autocast():" in leave_accelerate(text)[0]
+    divided = ACCELERATED.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=4)")
+    assert "accelerator.backward(loss / 4)" in leave_accelerate(divided)[0]
+    body = divided[divided.index("        loss = ") :].replace("\n        ", "\n            ")
+    text = divided[: divided.index("        loss = ")]
+    text += f"        with accelerator.accumulate(model):\n    {body.rstrip()}\n"
+    text += "            schedule.step()\n"
+    text = text.replace(
+        "loader = D", "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 9)\nloader = D"
+    )
+    found = leave_accelerate(text)[0]
+    assert "\n                optimizer.zero_grad()\n            schedule.step()\n" in found
 
 
 def test_zeroing_before_what_is_accumulated_is_refused() -> None:

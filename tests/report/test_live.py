@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.plan import Plan
+from paceline.plan import LayerParameters, Plan
 from paceline.report.live import (
     Observer,
     PlainObserver,
@@ -94,6 +94,16 @@ def test_a_terminal_shows_plan_workers_bar_and_summary(run_dir: Path) -> None:
     text = console.file.getvalue()
     for words in ("K x m", "from the script", "half a line", "58.2 s left", "test acc: 0.80"):
         assert words in text
+
+
+def test_a_terminal_shows_the_table_of_parameters_that_a_pipe_has() -> None:
+    row = LayerParameters("layer", "Linear", "3 x 4", 12, 12, 48)
+    plan = dataclasses.replace(PLAN, parameter_table=(row,))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    ScreenObserver(console).plan(plan)
+    assert isinstance(console.file, io.StringIO)
+    assert plan.parameter_lines()
+    assert all(line in console.file.getvalue() for line in plan.parameter_lines())
 
 
 def test_the_live_table_has_a_row_for_each_worker() -> None:

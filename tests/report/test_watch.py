@@ -112,3 +112,10 @@ def test_who_is_at_work_is_told_without_locking(held: Path, tmp_path: Path) -> N
     (tmp_path / "lock").touch()
     assert not is_at_work(tmp_path)
     assert is_at_work(tmp_path, locks=tmp_path / "no such table")
+
+
+def test_a_search_is_named_with_what_can_be_watched(held: Path) -> None:
+    (held / "trace.jsonl").touch()
+    (held / "trials.json").write_text('{"trials": []}')
+    with pytest.raises(ConfigError, match="holds the trials of a script, each a run of its own"):
+        watch(held, Seen(), lambda: None)

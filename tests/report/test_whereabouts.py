@@ -1,6 +1,7 @@
 """What became of a sample, for runs whose every step is known; and live, against what was used."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from runs import leases_of, train
 from tiny import NUM_SAMPLES, TASK
 
 
-def in_order(header: Header, epoch: int) -> range:
-    return range(header.number("num_samples"))
+def in_order(header: Header, epoch: int, num_samples: int) -> range:
+    return range(num_samples)
 
 
 def test_the_update_the_worker_and_the_staleness_are_named(run_dir: Path) -> None:
@@ -97,3 +98,30 @@ def test_the_verb_prints_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)["fates"][0]["update"] == 2
     assert run(["report", str(run_dir), "--sample", "25"]) == 2
     assert "the script's own sampler" in capsys.readouterr().err
+
+
+COUNTED = """\
+import torch
+import paceline
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+model, optimizer = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in pace.updates(9):
+    with pace.step():
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_number_of_a_loop_without_a_loader_is_found_by_its_position(
+    say: Callable[[str], tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(COUNTED)
+    assert say("launch --workers 2 --engine inline --device cpu --name n train.py")[0] == 0
+    code, out, err = say("report runs/n --position 17")
+    assert code == 0, err
+    assert "epoch 1, position 17: update 9, by worker 1, fresh" in out
+    code, _, err = say("report runs/n --position 18")
+    assert code == 2
+    assert "it has 18 samples, 0 to 17" in err

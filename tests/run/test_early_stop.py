@@ -79,3 +79,18 @@ def test_a_script_that_never_evaluates_is_told_at_the_end(
     assert code == 0
     for flag in ("--target-accuracy", "--keep-best"):
         assert out.count(f"note: {flag} did nothing: pace.evaluate(fn, loader) was not called") == 1
+
+
+def test_an_accuracy_that_is_not_the_first_metric_is_one(
+    launch: Callable[..., tuple[int, str, str]], say: Say, tmp_path: Path
+) -> None:
+    text = SCRIPT.format(name="accuracy", evaluates=True)
+    before, found, after = text.partition("        pace.evaluate(")
+    first = (
+        '        pace.evaluate(lambda batch: {"loss": (1.0, 1)}, DataLoader(data, batch_size=4))\n'
+    )
+    (tmp_path / "train.py").write_text(before + first + found + after)
+    code, out, err = say("launch --workers 2 --device cpu --target-accuracy 0.8 train.py")
+    assert code == 0, err
+    assert "accuracy 0.9000 reached 0.8" in out
+    assert "does nothing" not in out

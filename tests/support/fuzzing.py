@@ -313,7 +313,7 @@ def _read_all_of_trace(folder: Path) -> object:
     render_summary(summary)
     draw_curve(summary)
     json.dumps(summary.to_json(), allow_nan=False)
-    sample = report_sample(run, 7, lambda header, epoch: range(NUM_SAMPLES))
+    sample = report_sample(run, 7, lambda header, epoch, size: range(NUM_SAMPLES))
     render_sample(sample)
     _check_sums(records, summary, sample)
     read_profile(run)
@@ -490,7 +490,7 @@ def _resume(folder: Path) -> object:
     settings = adopt(resolve(chosen, env={}, is_call=True))
     summary = launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver(io.StringIO()))
     assert summary is not None
-    found = report_sample(Path(summary.run_dir), 7, lambda header, epoch: range(NUM_SAMPLES))
+    found = report_sample(Path(summary.run_dir), 7, lambda header, epoch, size: range(NUM_SAMPLES))
     for one in found.ledgers:
         assert (one.used, one.dropped, one.open, one.twice) == (one.samples, 0, 0, 0), one
     return summary.updates, summary.final_loss

@@ -39,6 +39,8 @@ _OF_THE_CALL = frozenset(
 are not taken over, and nobody is told that they differ."""
 _OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "warmup")
 """Settings with which it would be another run."""
+_OF_A_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
+"""What is done by whoever begins a run's processes, which among ranks is torchrun."""
 _LONGEST_S = 1e12
 
 
@@ -162,6 +164,8 @@ def adopt(resolved: Resolved) -> RunSettings:
     }
     if changes.get("engine") == "torchrun":  # which a launcher begins, and no setting
         del changes["engine"]
+    if settings.engine == "torchrun":  # there the launcher has these in its hands
+        changes = {name: value for name, value in changes.items() if name not in _OF_A_LAUNCHER}
     given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
     if given:  # the other convention is not the saved one's to choose
         for one in ("batch_size", "mini_batch_size"):

@@ -184,7 +184,7 @@ def _split(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     i = 0
     while i < len(tokens):
         token = _ours(tokens[i])
-        if token == "-m":
+        if token in ("-m", "--module"):
             return [*own, "--module"], ["--", *tokens[i + 1 :]]
         if token == "--":
             return own, ["--", *tokens[i + 1 :]]

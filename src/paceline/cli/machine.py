@@ -105,10 +105,19 @@ def show_settings(
     explicit = given(flags)
     resolved = resolve(explicit, config)
     _check_names(resolved)
-    values: dict[str, Value] = {name: getattr(resolved.settings, name) for name in NAMES}
+    settings = resolved.settings
+    if settings.resume is not None:
+        from ..checkpoints.resumption import adopt
+
+        settings = adopt(resolved)
+    values: dict[str, Value] = {name: getattr(settings, name) for name in NAMES}
+    origins = {
+        name: where if values[name] == getattr(resolved.settings, name) else "the run"
+        for name, where in resolved.origins.items()
+    }
     if resolved.settings.json:
         rows = {
-            name: {"value": value, "origin": resolved.origins[name]}
+            name: {"value": value, "origin": origins[name]}
             for name, value in values.items()
             if name != "json"
         }
@@ -119,7 +128,7 @@ def show_settings(
     column = max(len(text) for text in texts.values())
     for name in NAMES:
         if name != "json":
-            where = f"  {resolved.origins[name]}" if origin else ""
+            where = f"  {origins[name]}" if origin else ""
             print(f"{name:<{width}}  {texts[name]:<{column}}{where}".rstrip())
 
 

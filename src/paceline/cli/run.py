@@ -254,8 +254,7 @@ def _report_sample(run: Path, sample: int | None, position: int | None, *, is_js
     if sample is not None and position is not None:
         raise ConfigError("--sample and --position name the same thing twice; give one of them")
 
-    def draw(header: Header, epoch: int) -> Sequence[int]:
-        num_samples = header.number("num_samples")
+    def draw(header: Header, epoch: int, num_samples: int) -> Sequence[int]:
         if position is not None:
             return range(num_samples)
         kind = header.text("order", "own")

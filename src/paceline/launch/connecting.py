@@ -10,8 +10,11 @@ What ranks need is imported where there are any. This module must not know what 
 import os
 
 from ..engines.torchrun.world import find_rank
+from ..errors import ConfigError
 from ..script import worker
 from ..script.worker import Pace
+
+_RESUME = "PACELINE_RESUME"
 
 
 def connect() -> Pace:
@@ -22,11 +25,18 @@ def connect() -> Pace:
     again gives the same object.
 
     Raises:
-        ConfigError: the script was started by another launcher with several processes.
+        ConfigError: the script was started by another launcher with several processes; or it is
+            alone, and the environment asks for a run to go on.
         LinkError: one of several cannot reach the others.
     """
-    if not worker.is_started() and (rank := find_rank(os.environ)) is not None:
-        from .ranks import join_once
+    if not worker.is_started():
+        if (rank := find_rank(os.environ)) is not None:
+            from .ranks import join_once
 
-        join_once(rank)
+            join_once(rank)
+        elif os.environ.get(_RESUME):
+            raise ConfigError(
+                f"{_RESUME} is set, and this process is alone and belongs to no run: paceline "
+                f"launch --workers 1 --resume {os.environ[_RESUME]} SCRIPT goes on with one worker"
+            )
     return worker.connect()

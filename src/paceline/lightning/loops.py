@@ -247,8 +247,8 @@ class FitLoop(_FitLoop):
     def on_advance_start(self) -> None:
         assert self._epochs is not None
         next(self._epochs)
+        super().on_advance_start()  # callbacks may set how many batches a step accumulates
         self._limit()
-        super().on_advance_start()
         self.trainer.strategy.begin_epoch()
 
     def _limit(self) -> None:

@@ -6,8 +6,9 @@
     gather_for_metrics(x)        ->  x, where each worker has gone over a whole loader
     is_main_process, ...         ->  is_main; wait_for_everyone, end_training -> nothing
 
-Of the same name and meaning are prepare, backward, print, device, autocast, clip_grad_norm_ and
-clip_grad_value_. This module must not know where a script lies or who asked.
+Of the same name and meaning are prepare, print, device, clip_grad_norm_ and clip_grad_value_; so
+are backward, of a loss alone, and autocast, where the accelerator was made for bf16. This module
+must not know where a script lies or who asked.
 
 Above 300 lines because all that has a counterpart, and all that has none, is named in one place.
 """
@@ -249,6 +250,23 @@ def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits:
             )
 
 
+def _refuse_otherwise(script: SourceTree, call: cst.Call, verb: str, own: Accelerator) -> None:
+    """Raise CannotDerive where a call would do something else than Accelerate's."""
+    is_backward, line = verb == "backward", script.line(call)
+    if len(call.args) != is_backward or any(one.keyword or one.star for one in call.args):
+        wanted = "the loss" if is_backward else "nothing"
+        raise CannotDerive(
+            f"line {line}: {script.code(call)} is given more than {wanted}, and pace.{verb} takes "
+            "no more"
+        )
+    if not is_backward and own.precision.strip("'\"") != "bf16":
+        asks = f"asks for {own.precision}" if own.precision else "does nothing, without precision"
+        raise CannotDerive(
+            f"line {line}: {own.name}.autocast() {asks}, and {own.name}.autocast() of Paceline "
+            "computes in bf16: leave it out, or write torch.autocast with what you mean"
+        )
+
+
 def _compared(around: cst.CSTNode) -> bool | None:
     """Whether something is compared with ``==``; False: ``!=``; None: not so."""
     if not isinstance(around, cst.Comparison) or len(around.comparisons) != 1:
@@ -262,7 +280,10 @@ def _first(args: list[cst.Arg]) -> list[cst.Arg]:
 
 
 def _check_names(script: SourceTree, flow: Flow, own: Accelerator) -> None:
-    """Raise CannotDerive where the accelerator has another name in a function."""
+    """Raise CannotDerive where it has another name in a function, or one means something else."""
+    for verb in ("backward", "autocast"):
+        for call in script.calls(f"{own.name}.{verb}"):
+            _refuse_otherwise(script, call, verb, own)
     for call in script.every_call:
         for place, one in enumerate(call.args):
             function = flow.function_of(call)

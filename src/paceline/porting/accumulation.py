@@ -42,6 +42,8 @@ def accumulate(script: SourceTree, training: Stepping, own: Accelerator, edits: 
     ]
     if len(calls) > 1 or (synced and not calls):
         raise CannotDerive
+    if own.steps is not None:
+        _divide(script, own, edits)  # as Accelerate's backward does in any case
     for call in calls:
         edits.replace(call, f"{own.name}.step()")
         due = "True"
@@ -51,6 +53,14 @@ def accumulate(script: SourceTree, training: Stepping, own: Accelerator, edits: 
         for one in synced:
             edits.replace(one, due)
     return bool(calls)
+
+
+def _divide(script: SourceTree, own: Accelerator, edits: TreeEdits) -> None:
+    """The loss by the number of batches."""
+    assert own.steps is not None
+    for call in script.calls(f"{own.name}.backward"):
+        for loss in positional(call)[:1]:
+            edits.replace(loss, f"{_in_brackets(script, loss)} / {_in_brackets(script, own.steps)}")
 
 
 def _due(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEdits) -> str:
@@ -84,15 +94,13 @@ def _due(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEd
 def _share(
     script: SourceTree, training: Stepping, own: Accelerator, due: str, edits: TreeEdits
 ) -> None:
-    """The loss is divided by the number of batches, and only every so many of them step."""
+    """Only every so many batches step, with schedulers that were prepared; others always do."""
     assert own.steps is not None
     share, order = script.code(own.steps), script.order
     backs = script.calls(f"{own.name}.backward")
     inside = set(script.within(training.loop.node))
-    for call in backs:
-        loss = positional(call)[0]
-        edits.replace(loss, f"{_in_brackets(script, loss)} / {_in_brackets(script, own.steps)}")
-    names = {*training.optimizers, *training.schedulers()}
+    prepared = [one for call in script.calls(f"{own.name}.prepare") for one in positional(call)]
+    names = {*training.optimizers, *({*training.schedulers()} & {*map(script.code, prepared)})}
     rows: list[cst.CSTNode] = []
     for call in script.calls("step", "zero_grad"):
         owner = script.code(call.func.value) if isinstance(call.func, cst.Attribute) else ""

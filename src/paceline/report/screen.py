@@ -62,6 +62,8 @@ class ScreenObserver:
         for note in plan.notes:
             grid.add_row(Text("note", style="bold yellow"), Text(note))
         self._console.print(grid)
+        for line in plan.parameter_lines():
+            self._console.out(line, highlight=False)
         self._console.print()
 
     def note(self, text: str) -> None:

@@ -20,6 +20,7 @@ from ..trace.following import FollowedTrace
 from ..trace.records import Ended, Evaluated, Header, Heard, Noted, Ordered, Record, Resumed
 from .live import Observer, Progress, WorkerProgress
 from .tally import Tally
+from .trials import has_trials
 
 _LAST = 20
 """Updates that the loss is a mean of."""
@@ -129,11 +130,22 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
             for record in trace.new():
                 run.add(record)
                 _tell(record, observer)
-            if run.tally.header is not None:
+            if run.tally.header is None:
+                _refuse_search(folder)
+            else:
                 observer.progress(run.progress())
             if run.has_ended or is_left:
                 return run.has_ended
             pause()
+
+
+def _refuse_search(folder: Path) -> None:
+    """Raise ConfigError where each trial of a script has a trace of its own."""
+    if has_trials(folder):
+        raise ConfigError(
+            f"{folder} holds the trials of a script, each a run of its own: paceline watch "
+            f"{folder}/NAME follows one of them, paceline report {folder} shows all"
+        )
 
 
 def _opened(folder: Path, pause: Callable[[], None]) -> FollowedTrace:

@@ -194,6 +194,13 @@ class Fates:
             reason=reason,
         )
 
+    def num_positions(self, epoch: int) -> int:
+        """Samples of an epoch's order; of a stream or of numbers those that were handed out."""
+        assert self.header is not None
+        if self.header.text("order", "own") in ("numbers", "stream"):
+            return max(one.lease.stop for one in self.epochs[epoch].values())
+        return self.header.number("num_samples")
+
     def ledger(self, epoch: int, num_samples: int) -> EpochLedger:
         """How the samples of an epoch add up."""
         counts: Counter[str] = Counter()
@@ -228,13 +235,13 @@ class SampleReport:
 
 
 def report_sample(
-    run_dir: Path, sample: int, draw: Callable[[Header, int], Sequence[int]]
+    run_dir: Path, sample: int, draw: Callable[[Header, int, int], Sequence[int]]
 ) -> SampleReport:
     """What became of ``sample`` in every epoch of the run.
 
     Args:
         sample: its index in the data set.
-        draw: the order of an epoch, where it can be drawn again.
+        draw: the order of an epoch of so many samples, where it can be drawn again.
 
     Raises:
         ConfigError: there is no such run or sample, or its order was the user's own.
@@ -247,18 +254,18 @@ def report_sample(
     header = fates.header
     if header is None or not fates.epochs:
         raise ConfigError(f"{run_dir} has no epoch: the run ended before its first mini-batch")
-    num_samples = header.number("num_samples")
+    sizes = {epoch: fates.num_positions(epoch) for epoch in sorted(fates.epochs)}
     found = []
-    for epoch in sorted(fates.epochs):
-        order = draw(header, epoch)
+    for epoch, size in sizes.items():
+        order = draw(header, epoch, size)
         if sample in order:
             found.append(fates.fate(epoch, list(order).index(sample)))
     if not found:
         raise ConfigError(
-            f"sample {sample} is in no epoch of {run_dir}: it has {num_samples} samples, "
-            f"0 to {num_samples - 1}"
+            f"sample {sample} is in no epoch of {run_dir}: it has {max(sizes.values())} samples, "
+            f"0 to {max(sizes.values()) - 1}"
         )
-    ledgers = tuple(fates.ledger(epoch, num_samples) for epoch in sorted(fates.epochs))
+    ledgers = tuple(fates.ledger(epoch, size) for epoch, size in sizes.items())
     return SampleReport(sample=sample, fates=tuple(found), ledgers=ledgers)
 
 

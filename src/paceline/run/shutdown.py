@@ -119,7 +119,9 @@ class EarlyStop:
         self._keeps_best = settings.keep_best
         self._is_dry = settings.dry_run
         self._observer = observer
-        self._has_evaluated = False
+        self._seen: dict[tuple[str, ...], bool] = {}
+        """What evaluations measured, and whether an accuracy was among it; until that is judged."""
+        self._is_judged = False
         self._rules = StopRules()
 
     def add(self, rule: StopRule, heard: Iterable[Evaluated]) -> None:
@@ -133,9 +135,10 @@ class EarlyStop:
     def look(self, metrics: Mapping[str, float], stop: Callable[[str], None]) -> None:
         """An evaluation came to these means."""
         name = accuracy_among(metrics)
-        if not self._has_evaluated:
-            self._has_evaluated = True
-            self._refuse_names(metrics, name)
+        names = tuple(sorted(metrics))
+        if names in self._seen:
+            self._judge_names()  # an epoch has all kinds of evaluations by the second of one
+        self._seen[names] = name is not None
         if self._target is not None and name is not None and metrics[name] >= self._target:
             stop(f"accuracy {metrics[name]:.4f} reached {self._target:g}")
         elif reason := self._rules.hear(metrics):
@@ -147,13 +150,16 @@ class EarlyStop:
             self._observer.note(
                 f"pace.stop_when({name!r}) did nothing: no pace.evaluate measured that"
             )
-        if not self._has_evaluated and not self._is_dry:
+        self._judge_names()
+        if not self._seen and not self._is_dry:
             for flag in self._flags(needs_accuracy=False):
                 self._observer.note(f"{flag} did nothing: pace.evaluate(fn, loader) was not called")
 
-    def _refuse_names(self, metrics: Mapping[str, float], name: str | None) -> None:
-        if name is not None:
+    def _judge_names(self) -> None:
+        if self._is_judged or not self._seen or any(self._seen.values()):
             return
+        self._is_judged = True
+        metrics = {one for names in self._seen for one in names}
         measured = ", ".join(map(repr, sorted(metrics))) or "nothing"
         for flag in self._flags(needs_accuracy="loss" in metrics):
             self._observer.note(

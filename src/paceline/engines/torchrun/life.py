@@ -225,7 +225,7 @@ class RankLife:
             who = "torchrun" if self.rank.is_hosted else "worker 0"
             say(
                 f"error: {who} ended, and {self.rank.place}, where all workers met, with it; begun "
-                "again with PACELINE_RESUME=latest the run goes on from its newest checkpoint"
+                "again with PACELINE_RESUME=auto the run goes on from its newest checkpoint"
             )
         self._code = self._code or 1
         self._over.set()
