@@ -8,7 +8,14 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.store.clip import UNCLIPPED, Clip
-from paceline.store.layout import ALIGN_BYTES, Layout, Section, bind, lay_out, named_buffers
+from paceline.store.layout import (
+    ALIGN_BYTES,
+    Layout,
+    Section,
+    bind,
+    lay_out,
+    named_buffers,
+)
 from paceline.store.optimizer_copy import EXISTS, is_elementwise, is_twin, make_twin, state_rows
 
 
@@ -57,6 +64,20 @@ def test_a_tensor_that_is_bound_keeps_its_values_only_in_the_block() -> None:
     assert torch.equal(weight, kept)
     place.view(block).zero_()
     assert not weight.any()
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_state_lies_in_the_order_of_its_parameter(is_loaded: bool) -> None:
+    """Whatever order the state has that was loaded: pieces of both are taken by memory order."""
+    weight = nn.Parameter(torch.zeros(4, 2, 3, 3).contiguous(memory_format=torch.channels_last))
+    optimizer = torch.optim.Adam([weight], amsgrad=True)
+    if is_loaded:
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        optimizer.state[weight] = {name: torch.zeros(4, 2, 3, 3) for name in names}
+        optimizer.state[weight]["step"] = torch.tensor(1.0)
+    layout = lay_out([("weight", weight)], [], state_rows(optimizer, [weight]))
+    of_weight = [one.place for one in layout.entries if one.place.shape == weight.shape]
+    assert [one.strides for one in of_weight] == [weight.stride()] * 3
 
 
 def test_what_an_optimizer_will_keep_is_found_by_a_step_that_changes_nothing() -> None:

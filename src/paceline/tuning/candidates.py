@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..replica.layers import is_compiled
 from ..speed import AS_IT_IS, Speed, Value
+from ..store.optimizer_copy import order_as_parameters
 from . import allocator
 from .candidate import Candidate, Objects, TrialSubject
 
@@ -105,6 +106,8 @@ class OptimizerKernel(Candidate):
             )
         for group in (*optimizer.param_groups, optimizer.defaults):
             group["fused"], group["foreach"] = value == "fused", value == "foreach"
+        if value == "fused":
+            order_as_parameters(optimizer)
 
     def words(self, value: Value) -> str:
         return f"{value} optimizer"
@@ -155,6 +158,7 @@ class ChannelsLast(Candidate):
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
             objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch says so
+            order_as_parameters(objects.optimizer)
 
     def words(self, value: Value) -> str:
         return "channels last"
