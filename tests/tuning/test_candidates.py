@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.speed import Speed, Value
 from paceline.tuning import allocator
@@ -17,7 +18,7 @@ from paceline.tuning.candidates import (
     autocast,
 )
 from speeds import load
-from subjects import batch, loss_of, subject
+from subjects import batch, loss_of, network, subject
 
 OPTIONS = [
     pytest.param(one, value, id=f"{one.name}={value}")
@@ -86,6 +87,14 @@ def test_state_goes_to_the_memory_order_that_its_weights_go_to() -> None:
         assert state["momentum_buffer"].stride() == one.stride()
     weight = next(objects.model.parameters())
     assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_of_one_memory_are_not_moved_apart() -> None:
+    model = network()
+    weight = next(model.parameters())
+    model.register_parameter("again", nn.Parameter(weight.detach()))
+    assert list(ChannelsLast().options(subject(), Speed())) == [True]
+    assert list(ChannelsLast().options(subject(model), Speed())) == []
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)

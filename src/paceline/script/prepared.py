@@ -40,7 +40,7 @@ from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
-from ..replica.replica import Replica, refuse_what_cannot_be_carried
+from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..spread.asked import refuse_objects, split_of, spread_over
 from ..spread.base import SpreadModel
@@ -131,6 +131,8 @@ class Prepared:
         refuse_together(context, accumulate, is_sticky=is_sticky)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
+        if self._member is not None:  # else nothing is laid out: plain PyTorch
+            refuse_shared_memory(model)
         self.whole = model
         """What the script holds; ``model`` is what is stepped here, a part of it where it is
         split."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..replica.layers import is_compiled
 from ..speed import AS_IT_IS, Speed, Value
+from ..store.layout import in_one_memory
 from ..store.optimizer_copy import order_as_parameters
 from . import allocator
 from .candidate import Candidate, Objects, TrialSubject
@@ -151,9 +152,11 @@ class ChannelsLast(Candidate):
     name = "channels_last"
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        parameters = subject.objects.model.parameters()
-        has_planes = any(one.ndim == 4 and one.shape[2:] != (1, 1) for one in parameters)
-        return (True,) if has_planes and not speed.channels_last else ()
+        named = subject.objects.model.named_parameters()
+        with_planes = [(name, one) for name, one in named if one.ndim == 4]
+        if speed.channels_last or in_one_memory(with_planes):  # it would move them apart
+            return ()
+        return (True,) if any(one.shape[2:] != (1, 1) for _, one in with_planes) else ()
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
