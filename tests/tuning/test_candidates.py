@@ -14,6 +14,8 @@ from paceline.tuning.candidate import Candidate, Objects
 from paceline.tuning.candidates import (
     CANDIDATES,
     ChannelsLast,
+    CopiesAhead,
+    LoaderWorkers,
     OptimizerKernel,
     autocast,
 )
@@ -95,6 +97,17 @@ def test_weights_of_one_memory_are_not_moved_apart() -> None:
     model.register_parameter("again", nn.Parameter(weight.detach()))
     assert list(ChannelsLast().options(subject(), Speed())) == [True]
     assert list(ChannelsLast().options(subject(model), Speed())) == []
+
+
+def test_batches_are_loaded_elsewhere_only_where_they_are_the_same() -> None:
+    gpu = torch.device("cuda")
+    kept = subject(device=gpu, may_load_elsewhere=False)
+    assert list(LoaderWorkers().options(kept, Speed())) == []
+    assert list(CopiesAhead().options(kept, Speed())) == []
+    fetched = subject(device=gpu, may_load_elsewhere=False, loader_workers=2)
+    assert list(LoaderWorkers().options(fetched, Speed())) == []
+    assert list(CopiesAhead().options(fetched, Speed())) == [True]
+    assert list(LoaderWorkers().options(subject(), Speed())) == [1, 2, 4]
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)

@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 
 import loops
+import runs
 import speeds
 from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
 from paceline.speed import Speed
-from paceline.tuning import fast
+from paceline.tuning import fast, trial
 from paceline.tuning.candidate import Feed
-from paceline.tuning.candidates import ChannelsLast, OptimizerKernel
+from paceline.tuning.candidates import ChannelsLast, CopiesAhead, LoaderWorkers, OptimizerKernel
 from reference import differ
 from runs import Run, run_script
+from tiny import TASK
 
 CLOSE = 1e-6
 SCRIPT = Path(speeds.__file__)
@@ -121,6 +123,9 @@ def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
     run, _ = _run(tmp_path, engine="inline")
     assert "channels last" in run.summary.could_try
     assert "optimizer" not in run.summary.could_try  # the store has kernels of its own
+    assert "loader workers" not in run.summary.could_try  # the script's loader has none
+    task = runs.train(TASK, tmp_path / "task", workers=2, engine="inline")
+    assert "loader workers" in task.summary.could_try
 
 
 def test_under_plain_python_a_script_asks_for_it_itself(
@@ -162,6 +167,27 @@ def test_loaded_momentum_meets_the_elements_that_it_is_of_alone(is_chosen: bool)
     context = Context(fused_optimizer=True, channels_last=is_chosen)
     found = speeds.train(Pace(SoloExchange(), context), is_loaded=True)
     assert differ(found, _plain(is_chosen, "loaded")) < CLOSE
+
+
+def test_the_data_of_a_script_without_loader_workers_stays_in_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its loop changes there would not reach others, nor would what it drew be the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fast, "CANDIDATES", (LoaderWorkers(), CopiesAhead()))
+    monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # whatever is tried is twice as fast
+    original, found = fast.try_all, []
+
+    def noted(*arguments: Any) -> Any:
+        found.append(original(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(fast, "try_all", noted)
+    _run(tmp_path, fast="auto", engine="inline")
+    speeds.train(Pace(SoloExchange(), Context()), fast="auto")
+    assert [one.speed.loader_workers for one in found] == [-1, -1]
+    for one in found:
+        assert "more of its num_workers may hide that" in " ".join(one.lines())
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(12, 12), (64, speeds.NUM_SAMPLES)])

@@ -51,7 +51,7 @@ from ..store.layout import Layout
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores, processor_name
-from ..tuning.candidate import Forward, Objects, TrialSubject
+from ..tuning.candidate import Forward, LossForward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
 from .closures import NOTE_OF_CLOSURES, context_with
@@ -347,6 +347,8 @@ class Prepared:
             steps_itself=self._is_local,
             may_change_numbers=context.precision == "auto",
             loader_workers=loader.num_workers,
+            may_load_elsewhere=self._member is not None
+            and (loader.num_workers > 0 or isinstance(forward, LossForward)),  # or a task's loop
         )
         return settle(subject, loader, context, fast)
 

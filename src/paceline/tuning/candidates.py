@@ -250,7 +250,8 @@ def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
 class LoaderWorkers(Candidate):
     """They help only where a step waits for its batch, so the trial compares the loader with one
     cached batch first and asks for options only if that is more than 2 % faster. Processes cost
-    cores: no more are tried than the container's quota leaves.
+    cores: no more are tried than the container's quota leaves, and none where samples might be
+    others then; what the loader takes is said.
     """
 
     name = "loader_workers"
@@ -258,6 +259,8 @@ class LoaderWorkers(Candidate):
     keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        if not subject.may_load_elsewhere:
+            return ()
         fair = max(1, subject.num_cores // subject.num_workers)
         counts = [1]
         while counts[-1] * 2 <= fair:
@@ -270,7 +273,8 @@ class LoaderWorkers(Candidate):
 
 class CopiesAhead(Candidate):
     """The copy leaves from pinned memory on a stream of its own, so it costs the step nothing where
-    the device has a copy engine. On a CPU there is nothing to copy.
+    the device has a copy engine. On a CPU there is nothing to copy. A loader without processes
+    would make its next batch before the step on this one, so it is left as it is.
     """
 
     name = "ahead"
@@ -278,7 +282,8 @@ class CopiesAhead(Candidate):
     keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        return () if subject.is_on_cpu or speed.ahead else (True,)
+        is_made_before = subject.loader_workers > 0 or subject.may_load_elsewhere
+        return (True,) if is_made_before and not (subject.is_on_cpu or speed.ahead) else ()
 
     def words(self, value: Value) -> str:
         return "copies ahead"

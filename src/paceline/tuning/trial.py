@@ -41,6 +41,7 @@ WORTH_ONCE = 1.05
 """What is kept where there is time for one step each."""
 _SAME_LOSS = 1e-3
 """Relative; a compiled or reordered sum differs by about 1e-6."""
+_NONE_TRIED = "; more of its num_workers may hide that"
 
 
 def try_all(
@@ -242,9 +243,10 @@ class _Trial:
                         reason="of one cached batch: it keeps up", is_apart=True)
             )  # fmt: skip
             return speed
+        hint = _NONE_TRIED * (not self._subject.may_load_elsewhere)
         self._findings.append(
             Finding(name="loader", what="one cached batch", gain=ceiling, low=low, high=high,
-                    reason="so much the loader takes", is_apart=True)
+                    reason=f"so much the loader takes{hint}", is_apart=True)
         )  # fmt: skip
         for one in mine:
             if self._given.is_chosen(one.name):
