@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.replica.layers import grain, watch_forward
 from paceline.replica.own_gradients import OwnGradients
-from paceline.replica.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
+from paceline.replica.replica import (
+    Replica,
+    refuse_hooks,
+    refuse_shared_memory,
+    refuse_what_cannot_be_carried,
+)
 from paceline.replica.seeding import kept_random_state, seed_all
 
 
@@ -115,6 +120,20 @@ def test_what_no_exchange_carries_is_named() -> None:
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(ConfigError, match="SGD has step hooks since prepare"):
         refuse_hooks(optimizer)
+
+
+def test_two_objects_over_one_memory_are_named_and_one_object_is_carried() -> None:
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    refuse_shared_memory(tied)
+    tied[1].weight = nn.Parameter(tied[0].weight)
+    with pytest.raises(ConfigError, match=r"'0\.weight' and '1\.weight'.*make them one object"):
+        refuse_shared_memory(tied)
+    seen = nn.Linear(2, 2)
+    seen.register_buffer("diagonal", seen.weight.detach().diagonal())
+    with pytest.raises(ConfigError, match="'weight' and 'diagonal' of the model share memory"):
+        refuse_shared_memory(seen)
+    refuse_shared_memory(nn.LSTM(2, 3, num_layers=2, bidirectional=True))
 
 
 def test_a_parameter_of_whole_numbers_is_named() -> None:

@@ -72,6 +72,7 @@ def skipping_loop(task: Task) -> State:
         ("in order", "in_order=False"),
         ("no batches", "batch_size=None"),
         ("sparse", r"module 'table' \(Embedding\) makes sparse gradients"),
+        ("one memory", r"'first\.weight' and 'second\.weight' of the model share memory"),
         ("second optimizer", "two optimizers step parameter 'first.weight'"),
     ],
 )

@@ -4,11 +4,19 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.store.clip import UNCLIPPED, Clip
-from paceline.store.layout import ALIGN_BYTES, Layout, Section, bind, lay_out, named_buffers
+from paceline.store.layout import (
+    ALIGN_BYTES,
+    Layout,
+    Section,
+    bind,
+    in_one_memory,
+    lay_out,
+    named_buffers,
+)
 from paceline.store.optimizer_copy import EXISTS, is_elementwise, is_twin, make_twin, state_rows
 
 
@@ -57,6 +65,64 @@ def test_a_tensor_that_is_bound_keeps_its_values_only_in_the_block() -> None:
     assert torch.equal(weight, kept)
     place.view(block).zero_()
     assert not weight.any()
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_state_lies_in_the_order_of_its_parameter(is_loaded: bool) -> None:
+    """Whatever order the state has that was loaded: pieces of both are taken by memory order."""
+    weight = nn.Parameter(torch.zeros(4, 2, 3, 3).contiguous(memory_format=torch.channels_last))
+    optimizer = torch.optim.Adam([weight], amsgrad=True)
+    if is_loaded:
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        optimizer.state[weight] = {name: torch.zeros(4, 2, 3, 3) for name in names}
+        optimizer.state[weight]["step"] = torch.tensor(1.0)
+    layout = lay_out([("weight", weight)], [], state_rows(optimizer, [weight]))
+    of_weight = [one.place for one in layout.entries if one.place.shape == weight.shape]
+    assert [one.strides for one in of_weight] == [weight.stride()] * 3
+
+
+def over(memory: Tensor, *, is_trained: bool = True) -> nn.Parameter:
+    one = nn.Parameter(memory, requires_grad=is_trained)
+    assert one.data_ptr() == memory.data_ptr()
+    return one
+
+
+MEMORY = torch.zeros(6, 4)
+APART = {
+    "side by side": [over(MEMORY[:3]), over(MEMORY[3:])],
+    "columns": [over(MEMORY[:, :2]), over(MEMORY[:, 2:])],
+    "rows in turn": [over(MEMORY[::2]), over(MEMORY[1::2])],
+    "of nothing": [over(MEMORY), over(MEMORY[:0])],
+    "frozen": [over(MEMORY, is_trained=False), MEMORY],
+    "constants": [MEMORY, MEMORY[0].expand(3, 4), over(torch.ones(1).expand(5))],
+    "without memory": [over(torch.empty(4, device="meta")), over(torch.empty(4, device="meta"))],
+}
+TOGETHER = {
+    "one memory": [over(MEMORY), over(MEMORY)],
+    "a part": [over(MEMORY), over(MEMORY[2])],
+    "the end": [over(MEMORY[:3]), over(MEMORY[2:])],
+    "a column": [over(MEMORY[:, :2]), over(MEMORY[:, 1:])],
+    "a buffer": [over(MEMORY), MEMORY.view(24)],
+    "one of them is frozen": [over(MEMORY, is_trained=False), over(MEMORY.t())],
+    "repeated": [over(MEMORY[5:]), MEMORY[5].expand(3, 4)],
+    "another type": [over(MEMORY), MEMORY.view(torch.int16)],
+    "an element": [over(MEMORY[:, 0]), over(MEMORY[3, :1])],
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_what_lies_side_by_side_may(case: str) -> None:
+    tensors = [(str(number), one) for number, one in enumerate(APART[case])]
+    assert in_one_memory(tensors) is None
+    assert in_one_memory(tensors[::-1]) is None
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_what_has_bytes_in_common_is_named(case: str) -> None:
+    tensors = [(str(number), one) for number, one in enumerate(TOGETHER[case])]
+    tensors.insert(1, ("other", torch.zeros(7)))
+    for some in (tensors, tensors[::-1]):
+        assert sorted(in_one_memory(some) or ()) == ["0", "1"]
 
 
 def test_what_an_optimizer_will_keep_is_found_by_a_step_that_changes_nothing() -> None:

@@ -37,6 +37,15 @@ def refused(pace: Any, *, model: Any = None, make: Any = grouped, **options: Any
     pace.prepare(model, optimizer, DataLoader(dataset, **{"batch_size": 12, **options}))
 
 
+class OneMemory(nn.Module):
+    """Two layers whose weights are two objects over one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight.data = self.first.weight.data
+
+
 def refused_second_optimizer(pace: Any) -> None:
     model = make_model()
     two = [grouped(model.parameters(), 0.1) for _ in range(2)]
@@ -47,6 +56,7 @@ REFUSED: dict[str, Callable[[Any], None]] = {
     "iterable": functools.partial(refused, dataset=Endless(), batch_size=13),
     "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
     "no batches": functools.partial(refused, batch_size=None),
+    "one memory": lambda pace: refused(pace, model=OneMemory(), make=lambda p, lr: SGD(p, lr)),
     "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),
     "second optimizer": refused_second_optimizer,
 }

@@ -4,6 +4,7 @@ Results go to FOLDER/CASE-N.pt, with the strides that the parameters have at the
 know how anything is run.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +35,27 @@ def loader(**options: Any) -> "DataLoader[Any]":
     return DataLoader(TensorDataset(images, labels), batch_size=BATCH_SIZE, **options)
 
 
-def train(pace: Any, **options: Any) -> Results:
+def load(optimizer: torch.optim.Optimizer) -> None:
+    """Momentum as from a checkpoint of another memory order: its last axis is the densest."""
+    generator = torch.Generator().manual_seed(13)
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            momentum = torch.randn(one.shape, generator=generator, dtype=one.dtype)
+            optimizer.state[one]["momentum_buffer"] = momentum
+
+
+def train(pace: Any, *, is_loaded: bool = False, thaws: bool = False, **options: Any) -> Results:
+    """The loop; with momentum that was loaded, or a first layer that joins in the second epoch."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if is_loaded:
+        load(optimizer)
+    first: Any = model.get_submodule("0")
+    first.requires_grad_(not thaws)
     model, optimizer, batches = pace.prepare(model, optimizer, loader(), **options)
-    for _ in pace.epochs(EPOCHS):
+    for epoch in pace.epochs(EPOCHS):
+        if epoch == 1:
+            first.requires_grad_(True)
         for inputs, targets in batches:
             with pace.step():
                 optimizer.zero_grad()
@@ -49,7 +66,11 @@ def train(pace: Any, **options: Any) -> Results:
     return {**gather(model, optimizer), "channels last": torch.tensor(float(is_last))}
 
 
-CASES: dict[str, Callable[[Any], Results]] = {"train": train}
+CASES: dict[str, Callable[[Any], Results]] = {
+    "train": train,
+    "loaded": functools.partial(train, is_loaded=True),
+    "thawing": functools.partial(train, thaws=True),
+}
 
 
 def main() -> None:

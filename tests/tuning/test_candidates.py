@@ -2,15 +2,25 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.speed import Speed, Value
 from paceline.tuning import allocator
-from paceline.tuning.candidate import Candidate
-from paceline.tuning.candidates import CANDIDATES, autocast
-from subjects import batch, loss_of, subject
+from paceline.tuning.candidate import Candidate, Objects
+from paceline.tuning.candidates import (
+    CANDIDATES,
+    ChannelsLast,
+    CopiesAhead,
+    LoaderWorkers,
+    OptimizerKernel,
+    autocast,
+)
+from speeds import load
+from subjects import batch, loss_of, network, subject
 
 OPTIONS = [
     pytest.param(one, value, id=f"{one.name}={value}")
@@ -25,9 +35,11 @@ def same_process() -> Iterator[None]:
     allocator.restore(False)
 
 
-def losses(candidate: Candidate, value: Value, num_steps: int = 3) -> list[float]:
+def losses(
+    candidate: Candidate, value: Value, num_steps: int = 3, objects: Objects | None = None
+) -> list[float]:
     """Of a few steps with ``value`` in effect."""
-    objects = subject().objects
+    objects = objects or subject().objects
     candidate.apply(objects, value)
     precision = value if candidate.name == "precision" else "fp32"
     found = []
@@ -49,6 +61,53 @@ def test_an_option_changes_no_number_but_by_rounding(candidate: Candidate, value
     tolerance = 2e-2 if candidate.name == "precision" else 1e-5
     assert found == pytest.approx(wanted, abs=tolerance)
     assert found == wanted or not candidate.keeps_bits
+
+
+def loaded(*, is_channels_last: bool) -> Objects:
+    """With momentum in the usual memory order, whatever the weights' is."""
+    objects = subject().objects
+    if is_channels_last:
+        model: Any = objects.model
+        model.to(memory_format=torch.channels_last)
+    load(objects.optimizer)
+    return objects
+
+
+@pytest.mark.parametrize("is_channels_last", [True, False])
+@pytest.mark.parametrize("value", ["fused", "foreach"])
+def test_a_kernel_takes_state_of_another_memory_order(value: str, is_channels_last: bool) -> None:
+    wanted = losses(OptimizerKernel(), "as it is", objects=loaded(is_channels_last=False))
+    objects = loaded(is_channels_last=is_channels_last)
+    found = losses(OptimizerKernel(), value, objects=objects)
+    assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_state_goes_to_the_memory_order_that_its_weights_go_to() -> None:
+    objects = loaded(is_channels_last=False)
+    ChannelsLast().apply(objects, True)
+    for one, state in objects.optimizer.state.items():
+        assert state["momentum_buffer"].stride() == one.stride()
+    weight = next(objects.model.parameters())
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_of_one_memory_are_not_moved_apart() -> None:
+    model = network()
+    weight = next(model.parameters())
+    model.register_parameter("again", nn.Parameter(weight.detach()))
+    assert list(ChannelsLast().options(subject(), Speed())) == [True]
+    assert list(ChannelsLast().options(subject(model), Speed())) == []
+
+
+def test_batches_are_loaded_elsewhere_only_where_they_are_the_same() -> None:
+    gpu = torch.device("cuda")
+    kept = subject(device=gpu, may_load_elsewhere=False)
+    assert list(LoaderWorkers().options(kept, Speed())) == []
+    assert list(CopiesAhead().options(kept, Speed())) == []
+    fetched = subject(device=gpu, may_load_elsewhere=False, loader_workers=2)
+    assert list(LoaderWorkers().options(fetched, Speed())) == []
+    assert list(CopiesAhead().options(fetched, Speed())) == [True]
+    assert list(LoaderWorkers().options(subject(), Speed())) == [1, 2, 4]
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)

@@ -8,31 +8,33 @@ import torch
 from torch import Tensor
 
 import loops
+import runs
 import speeds
 from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
 from paceline.speed import Speed
-from paceline.tuning import fast
+from paceline.tuning import fast, trial
 from paceline.tuning.candidate import Feed
-from paceline.tuning.candidates import ChannelsLast, OptimizerKernel
+from paceline.tuning.candidates import ChannelsLast, CopiesAhead, LoaderWorkers, OptimizerKernel
 from reference import differ
 from runs import Run, run_script
+from tiny import TASK
 
 CLOSE = 1e-6
 SCRIPT = Path(speeds.__file__)
 PROTOCOLS = ["full-sync", "k-batch-sync:2", "k-batch-async:2", "async", "local-sgd:2"]
 
 
-def _run(folder: Path, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
+def _run(folder: Path, case: str = "train", **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
     settings = {"workers": 2, "protocol": "full-sync", **settings}
-    run = run_script(SCRIPT, folder, "train", str(folder), **settings)
-    return run, [torch.load(folder / f"train-{n}.pt") for n in range(settings["workers"])]
+    run = run_script(SCRIPT, folder, case, str(folder), **settings)
+    return run, [torch.load(folder / f"{case}-{n}.pt") for n in range(settings["workers"])]
 
 
-def _plain(is_channels_last: bool = False) -> dict[str, Tensor]:
-    results = speeds.train(loops.Plain())
+def _plain(is_channels_last: bool = False, case: str = "train") -> dict[str, Tensor]:
+    results = speeds.CASES[case](loops.Plain())
     return {**results, "channels last": torch.tensor(float(is_channels_last))}
 
 
@@ -40,9 +42,12 @@ def _plain(is_channels_last: bool = False) -> dict[str, Tensor]:
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}, {"path": "collective"}],
     ids=str,
 )  # fmt: skip
-def test_the_store_keeps_strides_and_numbers(tmp_path: Path, where: dict[str, Any]) -> None:
-    _, results = _run(tmp_path, channels_last=True, **where)
-    plain = _plain(is_channels_last=True)
+@pytest.mark.parametrize("case", ["train", "loaded"])
+def test_the_store_keeps_strides_and_numbers(
+    tmp_path: Path, case: str, where: dict[str, Any]
+) -> None:
+    _, results = _run(tmp_path, case, channels_last=True, **where)
+    plain = _plain(is_channels_last=True, case=case)
     for result in results:
         # Between accelerators the optimizer's state is in the store only when they have left it.
         names = set(plain) if where != {"path": "collective"} else set(plain) & set(result)
@@ -118,6 +123,9 @@ def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
     run, _ = _run(tmp_path, engine="inline")
     assert "channels last" in run.summary.could_try
     assert "optimizer" not in run.summary.could_try  # the store has kernels of its own
+    assert "loader workers" not in run.summary.could_try  # the script's loader has none
+    task = runs.train(TASK, tmp_path / "task", workers=2, engine="inline")
+    assert "loader workers" in task.summary.could_try
 
 
 def test_under_plain_python_a_script_asks_for_it_itself(
@@ -141,6 +149,45 @@ def test_a_model_that_a_trial_cannot_call_is_said(
     pace = Pace(SoloExchange(), Context())
     with pytest.raises(ConfigError, match=r"'mask'; say how the loop computes its loss.*forward="):
         speeds.train(pace, fast="auto", forward=fails)
+
+
+def test_a_layer_may_thaw_beside_a_fused_optimizer_alone() -> None:
+    found = speeds.train(Pace(SoloExchange(), Context(fused_optimizer=True)), thaws=True)
+    assert differ(found, _plain(case="thawing")) < CLOSE
+
+
+def test_a_layer_may_thaw_beside_the_fused_optimizers_of_local_steps(tmp_path: Path) -> None:
+    settings = {"workers": 1, "protocol": "local-sgd:4", "fused_optimizer": True}
+    _, (found,) = _run(tmp_path, "thawing", engine="inline", **settings)
+    assert differ(found, _plain(case="thawing")) < CLOSE
+
+
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_loaded_momentum_meets_the_elements_that_it_is_of_alone(is_chosen: bool) -> None:
+    context = Context(fused_optimizer=True, channels_last=is_chosen)
+    found = speeds.train(Pace(SoloExchange(), context), is_loaded=True)
+    assert differ(found, _plain(is_chosen, "loaded")) < CLOSE
+
+
+def test_the_data_of_a_script_without_loader_workers_stays_in_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its loop changes there would not reach others, nor would what it drew be the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fast, "CANDIDATES", (LoaderWorkers(), CopiesAhead()))
+    monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # whatever is tried is twice as fast
+    original, found = fast.try_all, []
+
+    def noted(*arguments: Any) -> Any:
+        found.append(original(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(fast, "try_all", noted)
+    _run(tmp_path, fast="auto", engine="inline")
+    speeds.train(Pace(SoloExchange(), Context()), fast="auto")
+    assert [one.speed.loader_workers for one in found] == [-1, -1]
+    for one in found:
+        assert "more of its num_workers may hide that" in " ".join(one.lines())
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(12, 12), (64, speeds.NUM_SAMPLES)])

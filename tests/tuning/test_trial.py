@@ -150,6 +150,22 @@ def test_what_changes_the_loss_is_refused_however_fast() -> None:
     assert "changes the loss" in finding.reason
 
 
+@dataclass
+class Hasty(Planted):
+    """One whose first loss is right, and whose update is another."""
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        super().apply(objects, value)
+        if value == "planted":
+            objects.optimizer.param_groups[0]["lr"] *= 5.0
+
+
+def test_what_makes_another_update_is_refused_however_fast() -> None:
+    (finding,) = found(Hasty(FAST_S)).findings
+    assert not finding.is_kept
+    assert "changes the loss after an update" in finding.reason
+
+
 def test_what_is_no_number_is_refused_however_fast() -> None:
     (finding,) = found(Planted(0.0, factor=math.nan)).findings
     assert not finding.is_kept

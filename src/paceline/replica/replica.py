@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..store.joint import parameters_of
-from ..store.layout import Layout, TensorPlace, bind, lay_out
+from ..store.layout import Layout, TensorPlace, bind, in_one_memory, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
 from .held import HeldMemory
 
@@ -395,6 +395,19 @@ def _refuse_whole_numbers(named: Iterable[tuple[str, nn.Parameter]]) -> None:
                 "mean; keep it as a buffer: self.register_buffer("
                 f"{name.rpartition('.')[2]!r}, tensor)"
             )
+
+
+def refuse_shared_memory(model: nn.Module) -> None:
+    """ConfigError where two tensors of the model are one memory: a run lays each by itself."""
+    found = in_one_memory((*model.named_parameters(), *model.named_buffers()))
+    if found is not None:
+        one, other = found
+        raise ConfigError(
+            f"{one!r} and {other!r} of the model share memory and are two objects; in a run each "
+            "has memory of its own, and an update of one would not reach the other: where they are "
+            "one weight, make them one object (head.weight = embed.weight), else keep one of them "
+            "and make the other of it in forward(), or part them: tensor.clone()"
+        )
 
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:

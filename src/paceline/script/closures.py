@@ -26,7 +26,7 @@ from ..context import Context
 from ..errors import ConfigError
 from ..exchange.base import Exchange, not_finite
 from ..exchange.lockstep import Stage
-from ..store.optimizer_copy import has_hooks, own_memory, reads_others
+from ..store.optimizer_copy import has_hooks, own_memory, reads_others, too_mixed_to_fuse
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 
@@ -217,9 +217,19 @@ class OwnSteps:
         """The optimizer's own step, and what it returns."""
         if self.is_together:
             self._average(Stage.STEPS if closure is None else Stage.ENTERS, part)
-        if closure is None:
-            return self._own_step[part]()
-        return self._own_step[part](self._evaluated(part, closure))
+        return self._step(part, *([] if closure is None else [self._evaluated(part, closure)]))
+
+    def _step(self, part: int, *closure: Closure) -> Any:
+        """Torch's method, by its usual kernel where the one-pass kernel cannot make this step."""
+        optimizer = self._optimizers[part]
+        mixed = too_mixed_to_fuse(optimizer, has_closure=bool(closure))
+        for number in mixed:
+            optimizer.param_groups[number]["fused"] = False
+        try:
+            return self._own_step[part](*closure)
+        finally:
+            for number in mixed:
+                optimizer.param_groups[number]["fused"] = True
 
     def _evaluated(self, part: int, closure: Closure) -> Closure:
         """The closure as the optimizer calls it."""
@@ -280,10 +290,10 @@ class OwnSteps:
         member = self._member
         assert member is not None
         if not has_closure:
-            self._own_step[part]()
+            self._step(part)
             return
 
         def evaluate(*_: Any, **__: Any) -> Tensor:
             return torch.tensor(member.follow_evaluation(), dtype=torch.float64)
 
-        self._own_step[part](evaluate)
+        self._step(part, evaluate)

@@ -40,7 +40,7 @@ from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
-from ..replica.replica import Replica, refuse_what_cannot_be_carried
+from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..spread.asked import refuse_objects, split_of, spread_over
 from ..spread.base import SpreadModel
@@ -51,7 +51,7 @@ from ..store.layout import Layout
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores, processor_name
-from ..tuning.candidate import Forward, Objects, TrialSubject
+from ..tuning.candidate import Forward, LossForward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
 from .closures import NOTE_OF_CLOSURES, context_with
@@ -131,6 +131,8 @@ class Prepared:
         refuse_together(context, accumulate, is_sticky=is_sticky)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
+        if self._member is not None:  # else nothing is laid out: plain PyTorch
+            refuse_shared_memory(model)
         self.whole = model
         """What the script holds; ``model`` is what is stepped here, a part of it where it is
         split."""
@@ -345,6 +347,8 @@ class Prepared:
             steps_itself=self._is_local,
             may_change_numbers=context.precision == "auto",
             loader_workers=loader.num_workers,
+            may_load_elsewhere=self._member is not None
+            and (loader.num_workers > 0 or isinstance(forward, LossForward)),  # or a task's loop
         )
         return settle(subject, loader, context, fast)
 

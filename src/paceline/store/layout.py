@@ -202,6 +202,49 @@ def bind(module_tensors: Iterable[Tensor], section: Section, block: Tensor) -> N
         tensor.data = place.alone(block)
 
 
+def in_one_memory(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
+    """The names of two tensors that have bytes in common, of which one is trained; None: no two do.
+
+    The layout gives each memory of its own, and they would come apart. What only lies side by side
+    in one memory, even row by row in turn, may; so may what nobody trains.
+    """
+    reaching: list[tuple[str, Tensor]] = []
+    held = [(name, one) for name, one in tensors if one.numel() and one.data_ptr()]
+    for name, tensor in sorted(held, key=lambda row: row[1].data_ptr()):
+        start = tensor.data_ptr()
+        reaching = [row for row in reaching if row[1].data_ptr() + _reach_bytes(row[1]) > start]
+        for other_name, other in reaching:
+            is_trained = tensor.requires_grad or other.requires_grad
+            if is_trained and _have_common_bytes(other, tensor):
+                return other_name, name
+        reaching.append((name, tensor))
+    return None
+
+
+def _reach_bytes(tensor: Tensor) -> int:
+    """From its first byte to its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.itemsize
+
+
+def _have_common_bytes(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, of which the second begins within the reach of the first, overlap."""
+    if all(two.numel() * two.itemsize == _reach_bytes(two) for two in (one, other)):
+        return True  # neither has gaps
+    start = one.data_ptr()
+    reach_bytes = other.data_ptr() - start + _reach_bytes(other)
+    marks = torch.zeros(max(_reach_bytes(one), reach_bytes), dtype=torch.bool)
+    _bytes_of(one, marks, start).fill_(True)
+    return bool(_bytes_of(other, marks, start).any())
+
+
+def _bytes_of(tensor: Tensor, memory: Tensor, start: int) -> Tensor:
+    """The bytes of a tensor in ``memory``, which stands for what begins at address ``start``."""
+    size = tensor.itemsize
+    strides = [stride * size for stride in tensor.stride()]
+    return memory.as_strided((*tensor.shape, size), (*strides, 1), tensor.data_ptr() - start)
+
+
 def named_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Buffers in the model's order, each once."""
     return list(model.named_buffers())

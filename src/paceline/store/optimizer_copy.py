@@ -10,7 +10,7 @@ a twin of it. This module must not know blocks or updates.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,35 @@ def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list
             state = _trial_state(one, group, parameter)
             rows.append((number_of[parameter], EXISTS, torch.zeros(1, dtype=torch.uint8), False))
             for key, value in state.items():
-                rows += _row(one, number_of[parameter], key, value)
+                like = _like(parameter, value) if _is_as_large(value, parameter) else value
+                rows += _row(one, number_of[parameter], key, like)
     return rows
+
+
+def _is_as_large(value: Any, parameter: Any) -> bool:
+    """Whether a part of the state has an element for each of the parameter."""
+    is_dense = isinstance(value, Tensor) and value.layout is torch.strided
+    return is_dense and isinstance(parameter, Tensor) and value.shape == parameter.shape
+
+
+def _like(parameter: Tensor, value: Tensor, device: torch.device | str = "meta") -> Tensor:
+    """In the memory order of the parameter: kernels, and owners of a piece, go through both.
+
+    State that was loaded has the order of the model that it was saved from.
+    """
+    return torch.empty_like(parameter, dtype=value.dtype, device=device)
+
+
+def order_as_parameters(optimizer: Optimizer) -> None:
+    """Lay what an optimizer keeps for its parameters in memory as they lie themselves.
+
+    A kernel that makes the whole update in one pass looks at no strides (torch 2.13, on a CPU).
+    """
+    for parameter in parameters_of(optimizer):
+        state = optimizer.state.get(parameter, {})
+        for key, value in state.items():
+            if _is_as_large(value, parameter) and value.stride() != parameter.stride():
+                state[key] = _like(parameter, value, value.device).copy_(value)
 
 
 def _row(optimizer: Optimizer, number: int, key: str, value: object) -> list[StateRow]:
@@ -265,14 +292,10 @@ class TwinPart:
     fused: Sequence[dict[str, Any]]
 
     def choose_kernels(self) -> None:
-        """Torch's one-pass SGD takes momentum that all parameters have or none has (torch 2.13).
-
-        One whose gradient comes later than the others', as when a layer thaws, has none yet.
-        """
+        """Torch's one-pass SGD only where it can be."""
         for group in self.fused:
             held = [one for one in group["params"] if one.grad is not None]
-            has_momentum = {"momentum_buffer" in self.twin.state.get(one, {}) for one in held}
-            group["fused"] = len(has_momentum) < 2
+            group["fused"] = not _has_mixed_momentum(self.twin, held)
 
     def step(self, factor: float) -> None:
         """A step on ``factor`` times the gradients; who does it again finds them as they were."""
@@ -281,6 +304,34 @@ class TwinPart:
                 parameter.grad = parameter.grad * factor
         with torch.no_grad():
             self.bare(self.twin)
+
+
+def _has_mixed_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether some of these have momentum, and others have none yet.
+
+    One whose gradient comes later than the others', as when a layer thaws, has none; torch's
+    one-pass SGD takes what all have or none has (torch 2.13).
+    """
+    state = optimizer.state
+    return len({state.get(one, {}).get("momentum_buffer") is not None for one in parameters}) > 1
+
+
+def too_mixed_to_fuse(optimizer: Optimizer, *, has_closure: bool) -> list[int]:
+    """Numbers of groups of torch's SGD whose one-pass kernel cannot make the step that comes.
+
+    Args:
+        has_closure: whether the step finds out itself which parameters have gradients.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return []
+    return [
+        number
+        for number, group in enumerate(optimizer.param_groups)
+        if group.get("fused")
+        and _has_mixed_momentum(
+            optimizer, (one for one in group["params"] if has_closure or one.grad is not None)
+        )
+    ]
 
 
 def twin_parts(

@@ -73,6 +73,10 @@ class TrialSubject:
         steps_itself: whether the user's optimizer object makes the updates (one worker under
             plain ``python``, local-sgd); the store has its own kernels.
         may_change_numbers: whether precision may be tried (``--precision auto``).
+        may_load_elsewhere: whether a batch is the same in whichever process it is loaded: its
+            random numbers are its own, as they are not under plain ``python``, and the user's
+            loader has processes already, or the loop is a task's. A loop of the user's may change
+            its data set as it goes, and what is opened there need not outlive a fork.
     """
 
     objects: Objects
@@ -86,6 +90,7 @@ class TrialSubject:
     steps_itself: bool
     may_change_numbers: bool
     loader_workers: int = 0
+    may_load_elsewhere: bool = True
 
     @property
     def is_on_cpu(self) -> bool:

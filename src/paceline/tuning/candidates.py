@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..replica.layers import is_compiled
 from ..speed import AS_IT_IS, Speed, Value
+from ..store.layout import in_one_memory
+from ..store.optimizer_copy import order_as_parameters
 from . import allocator
 from .candidate import Candidate, Objects, TrialSubject
 
@@ -105,6 +107,8 @@ class OptimizerKernel(Candidate):
             )
         for group in (*optimizer.param_groups, optimizer.defaults):
             group["fused"], group["foreach"] = value == "fused", value == "foreach"
+        if value == "fused":
+            order_as_parameters(optimizer)
 
     def words(self, value: Value) -> str:
         return f"{value} optimizer"
@@ -148,13 +152,16 @@ class ChannelsLast(Candidate):
     name = "channels_last"
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        parameters = subject.objects.model.parameters()
-        has_planes = any(one.ndim == 4 and one.shape[2:] != (1, 1) for one in parameters)
-        return (True,) if has_planes and not speed.channels_last else ()
+        named = subject.objects.model.named_parameters()
+        with_planes = [(name, one) for name, one in named if one.ndim == 4]
+        if speed.channels_last or in_one_memory(with_planes):  # it would move them apart
+            return ()
+        return (True,) if any(one.shape[2:] != (1, 1) for _, one in with_planes) else ()
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
             objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch says so
+            order_as_parameters(objects.optimizer)
 
     def words(self, value: Value) -> str:
         return "channels last"
@@ -243,7 +250,8 @@ def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
 class LoaderWorkers(Candidate):
     """They help only where a step waits for its batch, so the trial compares the loader with one
     cached batch first and asks for options only if that is more than 2 % faster. Processes cost
-    cores: no more are tried than the container's quota leaves.
+    cores: no more are tried than the container's quota leaves, and none where samples might be
+    others then; what the loader takes is said.
     """
 
     name = "loader_workers"
@@ -251,6 +259,8 @@ class LoaderWorkers(Candidate):
     keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        if not subject.may_load_elsewhere:
+            return ()
         fair = max(1, subject.num_cores // subject.num_workers)
         counts = [1]
         while counts[-1] * 2 <= fair:
@@ -263,7 +273,8 @@ class LoaderWorkers(Candidate):
 
 class CopiesAhead(Candidate):
     """The copy leaves from pinned memory on a stream of its own, so it costs the step nothing where
-    the device has a copy engine. On a CPU there is nothing to copy.
+    the device has a copy engine. On a CPU there is nothing to copy. A loader without processes
+    would make its next batch before the step on this one, so it is left as it is.
     """
 
     name = "ahead"
@@ -271,7 +282,8 @@ class CopiesAhead(Candidate):
     keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        return () if subject.is_on_cpu or speed.ahead else (True,)
+        is_made_before = subject.loader_workers > 0 or subject.may_load_elsewhere
+        return (True,) if is_made_before and not (subject.is_on_cpu or speed.ahead) else ()
 
     def words(self, value: Value) -> str:
         return "copies ahead"

@@ -67,6 +67,7 @@ class Arm:
         first_s: seconds of the first step, compilation included.
         second_s: of the second step.
         first_loss: of the first, from the same parameters, batch and random state in every arm.
+        second_loss: of the second, so of what the first update has made of the parameters.
     """
 
     def __init__(

@@ -41,6 +41,7 @@ WORTH_ONCE = 1.05
 """What is kept where there is time for one step each."""
 _SAME_LOSS = 1e-3
 """Relative; a compiled or reordered sum differs by about 1e-6."""
+_NONE_TRIED = "; more of its num_workers may hide that"
 
 
 def try_all(
@@ -129,7 +130,7 @@ class _Trial:
                 self._findings.append(replace(note, reason=reason))
                 continue
             gain = arms[0].second_s / arms[1].second_s
-            is_kept = gain > WORTH_ONCE and not self._differs(*arms)
+            is_kept = gain > WORTH_ONCE and not self._difference(*arms)
             self._findings.append(
                 replace(note, gain=gain, low=gain, high=gain, is_kept=is_kept,
                         reason="of a whole batch's step")
@@ -179,9 +180,8 @@ class _Trial:
         except Exception as error:  # whatever a compiler or a kernel raises: it cannot be had
             self._findings.append(replace(note, reason=f"cannot be had: {_first_line(error)}"))
             return None
-        if not one.needs_feed and self._differs(base, other):
-            reason = f"changes the loss: {base.first_loss:.6g} to {other.first_loss:.6g}"
-            self._findings.append(replace(note, reason=reason))
+        if not one.needs_feed and (difference := self._difference(base, other)):
+            self._findings.append(replace(note, reason=difference))
             return None
         (low, middle, high), is_steady = gain_of(
             base, other, lambda: min(_PAIRS_S, self._left_s - reserve_s)
@@ -198,14 +198,19 @@ class _Trial:
             other.close()
         return other if is_kept else None
 
-    def _differs(self, base: Arm, other: Arm) -> bool:
-        """Whether an arm computes something else than the best so far."""
-        if not math.isfinite(other.first_loss):
-            return math.isfinite(base.first_loss)
-        if self._is_random or other.speed.precision != base.speed.precision:
-            return False
-        gap = abs(other.first_loss - base.first_loss)
-        return not gap <= _SAME_LOSS * max(1.0, abs(base.first_loss))
+    def _difference(self, base: Arm, other: Arm) -> str:
+        """What an arm computes otherwise than the best so far; empty: nothing."""
+        may_differ = self._is_random or other.speed.precision != base.speed.precision
+        for what, wanted, found in (
+            ("the loss", base.first_loss, other.first_loss),
+            ("the loss after an update", base.second_loss, other.second_loss),
+        ):
+            is_same = may_differ or abs(found - wanted) <= _SAME_LOSS * max(1.0, abs(wanted))
+            if not math.isfinite(found):
+                is_same = not math.isfinite(wanted)
+            if not is_same:
+                return f"changes {what}: {wanted:.6g} to {found:.6g}"
+        return ""
 
     def _beyond_its_kin(self, found: Finding) -> Finding:
         """Another option of the same kind was kept before: this one takes its place."""
@@ -238,9 +243,10 @@ class _Trial:
                         reason="of one cached batch: it keeps up", is_apart=True)
             )  # fmt: skip
             return speed
+        hint = _NONE_TRIED * (not self._subject.may_load_elsewhere)
         self._findings.append(
             Finding(name="loader", what="one cached batch", gain=ceiling, low=low, high=high,
-                    reason="so much the loader takes", is_apart=True)
+                    reason=f"so much the loader takes{hint}", is_apart=True)
         )  # fmt: skip
         for one in mine:
             if self._given.is_chosen(one.name):
