@@ -1,15 +1,28 @@
 """Loader workers that are ours in number give what the user's own would give."""
 
+from collections import Counter, UserDict, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, get_worker_info
 
-from paceline.data.feed import FedWorkers, Indices, plain_batches, plain_sizes
+from paceline.data.feed import FedWorkers, Indices, apply, move, plain_batches, plain_sizes
 from paceline.events import Lease
 from paceline.speed import Speed
 
 DATA = TensorDataset(torch.arange(10.0))
 CPU = torch.device("cpu")
+
+
+class Unsaid:
+    """A sampler that does not say how many it has."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
 
 
 def values(batches: object) -> list[list[float]]:
@@ -38,6 +51,7 @@ def test_sizes_are_known_without_drawing() -> None:
     assert plain_sizes(DataLoader(DATA, batch_sampler=[[0, 1], [2]])) == (2, 2)
     few = RandomSampler(DATA, num_samples=6)
     assert plain_sizes(DataLoader(DATA, batch_size=4, sampler=few)) == (6, 2)
+    assert plain_sizes(DataLoader(DATA, batch_size=4, sampler=Unsaid())) == (4, 1)
 
 
 def test_what_was_asked_for_comes_in_its_order_and_what_was_taken_back_is_skipped() -> None:
@@ -53,3 +67,73 @@ def test_what_was_asked_for_comes_in_its_order_and_what_was_taken_back_is_skippe
     assert workers.take(leases[0]) is None
     assert workers.take(leases[2])[0].tolist() == [4.0, 5.0]
     workers.end_epoch()
+
+
+class Levelled(Dataset[int]):
+    level = 0
+
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        return self.level + index
+
+    def __len__(self) -> int:
+        return 10
+
+
+def raise_level(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.level = 100
+
+
+def test_what_a_worker_is_told_of_its_data_set_is_the_users_own() -> None:
+    loader = DataLoader(Levelled(), num_workers=1, worker_init_fn=raise_level)
+    workers, lease, indices = FedWorkers(loader, 1, 2), Lease(0, 0, 2, 4), Indices([2, 3])
+    indices.seed = 0
+    workers.ask([(lease, indices)])
+    assert workers.take(lease).tolist() == [102, 103]
+    workers.close()
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+
+class Named(UserDict[str, Any]):
+    """A mapping that is no dict, and has more than its items."""
+
+    def __init__(self, items: dict[str, Any], name: str) -> None:
+        super().__init__(items)
+        self.name = name
+
+
+class Fixed(list[Any]):
+    def __init__(self, one: Tensor, other: Tensor) -> None:
+        super().__init__([one, other])
+
+
+def doubled(value: Any) -> Any:
+    return apply(lambda one: 2 * one, value)
+
+
+def test_tensors_are_changed_in_containers_of_any_make() -> None:
+    one = torch.ones(())
+    grouped = defaultdict(list, a=[one])
+    found = doubled(grouped)
+    assert (found, found["b"], grouped) == ({"a": [2.0], "b": []}, [], {"a": [1.0]})
+    assert type(found) is defaultdict
+    named = doubled(Named({"a": one}, "x"))
+    assert (type(named), named.name, named["a"]) == (Named, "x", 2.0)
+    counts = Counter(a=3)
+    assert doubled(counts) == counts
+    assert doubled(Fixed(one, one)) == [2.0, 2.0]
+    assert list(doubled(torch.ones(2, 2).max(0))) != []
+
+
+def test_packed_sequences_move_and_keep_their_sizes_where_torch_wants_them() -> None:
+    packed = pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False)
+    moved = move(packed, torch.device("meta"), is_pinned=False)
+    assert type(moved) is PackedSequence
+    assert moved.data.is_meta
+    assert moved.sorted_indices.is_meta
+    assert torch.equal(moved.batch_sizes, packed.batch_sizes)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.data.likeness import Likeness, are_others, digest_of, sample_digests
 
@@ -103,3 +103,21 @@ def test_what_is_neither_number_nor_container_counts_by_its_type() -> None:
     assert digest_of(object()) == digest_of(object())
     sparse = torch.eye(2).to_sparse()
     assert digest_of(sparse) == digest_of(sparse * 2)
+
+
+class Opened(Made):
+    opened: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.opened[index]
+
+
+def open_it(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.opened = range(9)
+
+
+def test_a_worker_opens_the_data_set_as_the_script_says() -> None:
+    data = Opened(lambda index: index)
+    found = sample_digests(DataLoader(data, num_workers=1, worker_init_fn=open_it))
+    assert all(one.times for one in found)

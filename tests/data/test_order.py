@@ -1,6 +1,8 @@
 """An epoch's order is drawn once, held in 8 bytes a position, and it ends."""
 
+import copy
 import itertools
+import pickle
 import random
 from array import array
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from paceline.data.order import EpochOrder
 from paceline.errors import ConfigError
@@ -146,3 +148,84 @@ def test_a_sampler_with_replacement_is_drawn_as_far_as_it_is_asked() -> None:
     assert orders[0].fingerprint() == orders[2].fingerprint()
     orders[2].draw(2)
     assert orders[0].fingerprint() != orders[2].fingerprint()
+
+
+def test_a_generator_inside_a_batch_sampler_is_seeded_and_left_as_it_was() -> None:
+    own = torch.Generator().manual_seed(5)
+    order = order_of(batch_sampler=BatchSampler(RandomSampler(range(8), generator=own), 2, True))
+    before = own.get_state()
+    order.draw(1)
+    first = list(order.indices)
+    order.draw(2)
+    assert list(order.indices) != first
+    order.draw(1)
+    assert list(order.indices) == first
+    assert torch.equal(own.get_state(), before)
+
+
+class Rotated(Listed):
+    """A sampler that follows ``set_epoch``."""
+
+    def __init__(self) -> None:
+        super().__init__(range(8), 8)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(one + self.epoch) % 8 for one in range(8)])
+
+
+class InPairs(Listed):
+    """A batch sampler that tells the epoch to its sampler."""
+
+    def __init__(self, sampler: Rotated) -> None:
+        super().__init__([], 4)
+        self.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.sampler, 2, False))
+
+
+def firsts(order: EpochOrder, *, says: Any = None) -> list[int]:
+    """The first position of each of three epochs; ``says``: what the script does before each."""
+    found = []
+    for epoch in range(3):
+        if says is not None:
+            says(epoch)
+        order.draw(epoch)
+        found.append(order.indices[0])
+    return found
+
+
+@pytest.mark.parametrize("has_batches", [False, True])
+def test_whoever_has_a_set_epoch_is_told_the_epoch(has_batches: bool) -> None:
+    sampler = Rotated()
+    options = {"batch_sampler": InPairs(sampler)} if has_batches else {"sampler": sampler}
+    order = order_of(**options)
+    order.count()
+    assert firsts(order) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("has_batches", [False, True])
+def test_a_set_epoch_of_the_scripts_own_counts_as_the_script_does(has_batches: bool) -> None:
+    sampler: Any = Rotated()
+    told: Any = InPairs(sampler) if has_batches else sampler
+    order = order_of(**{"batch_sampler" if has_batches else "sampler": told})
+    order.count()
+    assert firsts(order, says=lambda epoch: told.set_epoch(5 + epoch)) == [5, 6, 7]
+    again = order_of(**{"batch_sampler" if has_batches else "sampler": told})
+    again.count()
+    assert firsts(again) == [7, 7, 7], "as plain PyTorch, which tells it nothing by itself"
+
+
+def test_a_sampler_whose_set_epoch_is_noted_is_copied_as_before() -> None:
+    sampler: Any = Rotated()
+    order_of(sampler=sampler).count()
+    other = pickle.loads(pickle.dumps(copy.deepcopy(sampler)))
+    other.set_epoch(3)
+    assert (other.epoch, sampler.epoch) == (3, 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, lr_scheduler
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from paceline.context import Context
 from paceline.errors import ConfigError
@@ -96,6 +96,48 @@ def test_a_short_batch_weighs_by_its_samples_as_in_one_batch() -> None:
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
     torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("num_samples", [4, 12, 27, 40])
+def test_an_epoch_of_another_number_of_batches_is_all_used(num_samples: int) -> None:
+    pace, model, data = alone(3), net(), Subset(samples(40), range(20))
+    optimizer = SGD(model.parameters(), lr=0.0)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4))
+    steps: list[list[int]] = []
+    for _ in pace.epochs(2):
+        steps.append([])
+        for number, (inputs, _targets) in enumerate(loader, 1):
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            before = pace.version
+            optimizer.step()
+            if pace.version > before:
+                steps[-1].append(number)
+        data.indices = range(num_samples)
+    num = -(-num_samples // 4)
+    assert steps == [[3, 5], sorted({*range(3, num + 1, 3), num})]
+
+
+def by_time(some: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A batch whose first dimension is time, of another length in each."""
+    inputs, targets = torch.stack([one for one, _ in some]), torch.stack([one for _, one in some])
+    length = 2 + int(inputs[0, 0] > 0)
+    return inputs.repeat(length, 1, 1), targets
+
+
+def test_a_batch_weighs_by_its_samples_wherever_they_are_in_it() -> None:
+    pace, model = alone(3), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    mine = DataLoader(samples(22), batch_size=4, collate_fn=by_time)
+    model, optimizer, loader = pace.prepare(model, optimizer, mine)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs[0]), targets).backward()
+            optimizer.step()
+    expected, num_updates = by_hand(22, 3, SGD)
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-14)
+    assert pace.version == num_updates
 
 
 class Endless(IterableDataset[Tensor]):
@@ -359,7 +401,7 @@ def test_a_lease_is_cut_into_parts_of_a_mini_batch_at_most(num_samples: int) -> 
 @pytest.mark.parametrize(
     ("batch", "num_samples"),
     [(torch.ones(3, 2), 3), ((torch.ones(4, 1), 5), 4), ({"a": [torch.ones(2)]}, 2), (7, 1),
-     (["one", "two"], 2), ([["one"] * 5, torch.ones(5)], 5)],
+     (torch.ones(()), 1), (["one", "two"], 2), ([["one"] * 5, torch.ones(5)], 5)],
 )  # fmt: skip
 def test_samples_are_counted_in_batches_of_any_make(batch: Any, num_samples: int) -> None:
     assert samples_in(batch) == num_samples

@@ -139,6 +139,14 @@ def test_epochs_of_different_numbers_of_samples_are_refused(
         run(tmp_path, monkeypatch, engine="inline", sampler=sampler)
 
 
+def test_an_epoch_without_a_batch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers = "torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), 64, True)"
+    with pytest.raises(ConfigError, match="0 samples cannot be shared by 2 mini-batches"):
+        run(tmp_path, monkeypatch, engine="inline", sampler=f"batch_sampler={samplers}")
+
+
 @pytest.mark.parametrize("path", ["store", "peers"])
 def test_a_newcomer_with_another_order_is_sent_away(
     path: str,

@@ -1,10 +1,12 @@
 """One worker, no launcher: the same script is refused for the same reasons, but for its memory."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 
 from paceline.context import Context
 from paceline.errors import ConfigError
@@ -22,6 +24,7 @@ def test_a_lone_worker_refuses_sparse_gradients_by_name() -> None:
         Pace(SoloExchange(), Context()).prepare(model, SGD(model.parameters(), lr=1.0), loader())
 
 
+<<<<<<< HEAD
 def test_a_lone_worker_leaves_two_objects_over_one_memory_together() -> None:
     """Plain PyTorch updates both; elsewhere they are refused, since they would come apart."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
@@ -35,3 +38,31 @@ def test_a_lone_worker_leaves_two_objects_over_one_memory_together() -> None:
         optimizer.step()
     assert first.data_ptr() == second.data_ptr()
     assert torch.equal(first, second)
+=======
+class Unsaid(Sampler[int]):
+    """A sampler that does not say how many it has."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_a_sampler_without_a_length_is_taken_as_torch_takes_it() -> None:
+    pace, model = Pace(SoloExchange(), Context()), nn.Linear(2, 1)
+    mine = DataLoader(loader().dataset, batch_size=4, sampler=Unsaid())
+    _, _, prepared = pace.prepare(model, SGD(model.parameters(), lr=1.0), mine)
+    assert [len(inputs) for _ in pace.epochs(1) for inputs, _ in prepared] == [4, 4]
+    with pytest.raises(TypeError, match="no len"):
+        len(prepared)
+
+
+def test_the_length_of_a_loader_is_that_of_the_pass_at_hand() -> None:
+    pace, model = Pace(SoloExchange(), Context()), nn.Linear(2, 1)
+    data = Subset(loader().dataset, [0, 1])
+    mine = DataLoader(data, batch_size=2)
+    _, _, prepared = pace.prepare(model, SGD(model.parameters(), lr=1.0), mine)
+    found = []
+    for epoch in pace.epochs(range(1, 4)):
+        data.indices = range(2 * epoch)
+        found.append((len(prepared), len(list(prepared))))
+    assert found == [(1, 1), (2, 2), (3, 3)]
+>>>>>>> 00c2118eb0bbbf4df1cff9bc34777c1ec06b6d31

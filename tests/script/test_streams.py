@@ -296,6 +296,33 @@ def test_a_data_set_may_make_the_batches_itself(tmp_path: Path, workers: int) ->
     assert run.used() == [Counter(range(10))]
 
 
+WHOLE = """
+import torch, paceline
+from torch.utils.data import DataLoader, IterableDataset
+
+class Batches(IterableDataset):
+    def __iter__(self):
+        return iter([torch.full((num,), float(num)) for num in (4, 32, 6, 2)])
+
+pace = paceline.connect()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(Batches(), batch_size=None)
+model, optimizer, loader = pace.prepare(model, optimizer, loader, batch="per-worker")
+for epoch in pace.epochs(1):
+    for batch in loader:
+        with pace.step():
+            model(batch[:, None]).mean().backward()
+            optimizer.step()
+"""
+
+
+def test_a_batch_that_the_data_set_makes_weighs_by_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WHOLE)
+    run = run_script(tmp_path / "train.py", tmp_path, workers=2, engine="inline")
+    assert sorted(one.weight for one in run.pushes) == [2, 4, 6, 32]
+
+
 def test_a_reader_that_stands_still_is_replaced(tmp_path: Path) -> None:
     """Stopped, not killed: another one reads what is missing."""
     options = {"size": 120, "step_s": 0.01}

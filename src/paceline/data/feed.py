@@ -14,23 +14,27 @@ user's sampler, generator and random state draw what they would draw without Pac
 A copy to an accelerator overlaps with computing only if it leaves from pinned memory and lies in
 another queue. Who takes the batch lets its own queue wait for the copy's event, so nothing is read
 half-copied; and tells the allocator that this queue uses the memory, so that it is not given away
-meanwhile. This module must not know what is done with a batch.
+meanwhile. This module must not know what is done with a batch. Above 300 lines, since what is fed,
+fetched and copied is one batch, whose make all of them must keep.
 
 Source: PyTorch documentation, "CUDA semantics": streams, ``record_stream``, pinned memory buffers.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..events import Lease
 from ..replica.seeding import seed_all
 from ..speed import Speed
+from .order import length_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,37 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def apply(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``change`` every tensor in nested lists, tuples and dicts."""
+    """``change`` every tensor in nested lists, tuples and dicts, of any make."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict):
-        return type(value)({key: apply(change, one) for key, one in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(apply(change, one) for one in value))
+    if isinstance(value, PackedSequence):  # its batch_sizes torch wants on the CPU
+        names = ("data", "sorted_indices", "unsorted_indices")
+        return value._replace(**{name: apply(change, getattr(value, name)) for name in names})
+    if isinstance(value, dict | UserDict):
+        return _dict_like(value, {key: apply(change, one) for key, one in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(apply(change, one) for one in value)
     if isinstance(value, list | tuple):
-        return type(value)(apply(change, one) for one in value)
+        return _sequence_like(value, [apply(change, one) for one in value])
     return value
+
+
+def _dict_like(value: Any, items: dict[Any, Any]) -> Any:
+    """One of the same make with these items."""
+    if type(value) is dict:
+        return items
+    alike = copy(value)  # with what it has beside its items: a default, an encoding
+    for key, one in items.items():
+        alike[key] = one
+    return alike
+
+
+def _sequence_like(value: Any, items: list[Any]) -> Any:
+    """The same of a list or a tuple; a plain one, where it is made of something else."""
+    try:
+        return type(value)(items)
+    except TypeError:
+        return tuple(items) if isinstance(value, tuple) else items
 
 
 class Indices(list[int]):
@@ -175,6 +200,7 @@ class FedWorkers:
             self._loader,
             self._num_workers,
             dataset=SeededData(self._loader.dataset),
+            init=OwnDataset(self._loader.worker_init_fn),
             batch_sampler=self._feed,
             prefetch_factor=self._prefetch,
             persistent_workers=True,  # in an epoch: it may run empty and go on
@@ -196,21 +222,41 @@ class _Feed:
         return self.ready.popleft()
 
 
+class OwnDataset:
+    """The user's ``worker_init_fn``, behind which ``get_worker_info().dataset`` is the user's own.
+
+    What the loader worker fetches from is one of ours, with the user's as its ``dataset``.
+
+    Source: ``torch/utils/data/_utils/worker.py``, ``_worker_loop``.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, number: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        ours: Any = info.dataset
+        object.__setattr__(info, "dataset", ours.dataset)  # torch lets nobody set it
+        if self._init is not None:
+            self._init(number)
+
+
 class SeededData:
     """The user's data set in a loader worker: random state set per lease."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
 
     def __getitems__(self, indices: Indices) -> Any:
         seed_all(indices.seed)
-        return fetch(self._dataset, indices)
+        return fetch(self.dataset, indices)
 
     def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
+        return self.dataset[index]
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
 
 
 def fetch(dataset: Any, indices: list[int]) -> Any:
@@ -222,14 +268,13 @@ def fetch(dataset: Any, indices: list[int]) -> Any:
 
 def plain_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
     """Positions and batches of an epoch, as far as they are known without drawing: at least 1."""
-    sampler, batches = loader.sampler, loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return 1, 1
-    num_batches = len(loader) if isinstance(batches, Sized) else 1
-    own_size = num_batches * (loader.batch_size or 1)
-    if loader.batch_size is not None and isinstance(sampler, Sized):
-        own_size = len(sampler)
-    return max(1, own_size), max(1, num_batches)
+    num_batches = 1 if length_of(loader.batch_sampler) is None else len(loader)
+    num_positions = None if loader.batch_size is None else length_of(loader.sampler)
+    if num_positions is None:
+        num_positions = num_batches * (loader.batch_size or 1)
+    return max(1, num_positions), max(1, num_batches)
 
 
 def plain_batches(loader: DataLoader[Any], device: torch.device, speed: Speed) -> Iterator[Any]:
@@ -262,19 +307,22 @@ def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
         loader,
         num_workers,
         dataset=loader.dataset,
+        init=loader.worker_init_fn,
         batch_sampler=loader.batch_sampler,
         generator=loader.generator,
     )
 
 
-def _remade(user: DataLoader[Any], num_workers: int, **others: Any) -> DataLoader[Any]:
+def _remade(
+    user: DataLoader[Any], num_workers: int, *, init: Callable[[int], None] | None, **others: Any
+) -> DataLoader[Any]:
     """A loader with these workers and otherwise the user's settings, but for ``others``."""
     return DataLoader(
         num_workers=num_workers,
         collate_fn=user.collate_fn,
         pin_memory=user.pin_memory,
         timeout=user.timeout if num_workers else 0,
-        worker_init_fn=user.worker_init_fn,
+        worker_init_fn=init,
         multiprocessing_context=user.multiprocessing_context if num_workers else None,
         **others,
     )

@@ -56,6 +56,7 @@ def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
     from torch.utils.data import DataLoader, IterableDataset
 
     from ..replica.seeding import kept_random_state
+    from .feed import OwnDataset
     from .order import length_of
 
     num_samples = length_of(loader.dataset)
@@ -73,7 +74,7 @@ def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
                 sampler=indices,
                 num_workers=1,
                 collate_fn=_as_it_is,
-                worker_init_fn=loader.worker_init_fn,
+                worker_init_fn=OwnDataset(loader.worker_init_fn),
                 multiprocessing_context=loader.multiprocessing_context,
                 timeout=loader.timeout,
             )
@@ -84,10 +85,10 @@ class _Probe:
     """A data set of the digests of another one's samples."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Likeness:
         try:
@@ -109,7 +110,7 @@ class _Probe:
         from .feed import fetch
 
         seed_all(_SEED)
-        return digest_of(fetch(self._dataset, [index]))
+        return digest_of(fetch(self.dataset, [index]))
 
 
 def _as_it_is(value: Any) -> Any:

@@ -59,6 +59,8 @@ class LeasedLoader:
         """Of a position of the order."""
         self.is_stream = False
         """Whether a position is a mini-batch, and nobody knows how many there are."""
+        self.gives_batches = False
+        """Whether the data set of a stream makes the mini-batches, of any size."""
         self.seeds_between = False
         """Whether an epoch's end leaves the same random state in every worker."""
         self._device = device

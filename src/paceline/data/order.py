@@ -6,13 +6,13 @@
 All positions are listed, 8 bytes each. A sampler that never ends, or gives another number than it
 says, is refused before it fills the memory; torch's own that draws with replacement, which scripts
 use as one without an end, is drawn as far as its positions are asked for. This module must not know
-leases, or what a sample is.
+leases, or what a sample is. Above 300 lines, since all that an order may follow from is here.
 """
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
 from typing import Any
 
@@ -27,6 +27,21 @@ from .positions import CHUNK, MOST_POSITIONS, DrawnLater, Positions, is_drawn_la
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
 """Positions from a sampler without a length: so many, or so many times the data set."""
+
+
+class _SetEpoch:
+    """In the place of a sampler's ``set_epoch``: it notes that the script calls it.
+
+    Attributes:
+        call: the sampler's own.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.is_scripts = call, False
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.is_scripts = True
+        return self.call(*arguments, **options)
 
 
 class EpochOrder:
@@ -47,10 +62,15 @@ class EpochOrder:
         own = loader.batch_sampler
         is_plain = own is None or (loader.batch_size is not None and type(own) is BatchSampler)
         self.has_own_batches = not is_plain
+        inner = getattr(own, "sampler", None)
+        self._samplers: list[Any] = list(
+            {id(one): one for one in (loader.sampler, own, inner)}.values()
+        )
+        found = [getattr(one, "generator", None) for one in (loader, *self._samplers)]
         self._generators = [
             (one, one.initial_seed())
-            for source in (loader, loader.sampler, own)
-            if isinstance(one := getattr(source, "generator", None), torch.Generator)
+            for one in {id(one): one for one in found}.values()
+            if isinstance(one, torch.Generator)
         ]
         self.epoch = 0
         self._num_positions: int | None = None
@@ -74,9 +94,12 @@ class EpochOrder:
     def count(self) -> tuple[int, int]:
         """Positions and batches an epoch; of the first one, where the user's differ.
 
+        A ``set_epoch`` that the script calls from here on is its own.
+
         Raises:
             ConfigError: an epoch has no end, or too many positions to be listed.
         """
+        self._note_set_epoch()
         num_positions = length_of(self._loader.sampler)
         if self.has_own_batches or num_positions is None:
             ends = self.draw(0)
@@ -98,16 +121,15 @@ class EpochOrder:
         """Draw the order of ``epoch``; the ends of the user's own batches, where there are any.
 
         A pure function of the seed and the epoch, where the sampler draws from Python's, NumPy's
-        or torch's own generator, from a ``torch.Generator`` of the sampler or the loader, or
-        follows ``set_epoch``: every member draws the same.
+        or torch's own generator, from a ``torch.Generator`` of a sampler or the loader, or
+        follows ``set_epoch``: every member draws the same. The epoch's number is told to
+        ``set_epoch`` where the script does not call it: it may count otherwise.
 
         Raises:
             ConfigError: the order has no end, or another number of samples than an epoch has.
         """
         self.epoch = epoch
-        with self._seeded(mix(self._seed, epoch, _ORDER_SALT)):
-            if hasattr(self._loader.sampler, "set_epoch"):
-                self._loader.sampler.set_epoch(epoch)
+        with self._seeded(mix(self._seed, epoch, _ORDER_SALT)), self._told(epoch):
             self._list()
         expected, found = self._num_positions, len(self.indices)
         if expected is not None and found != expected:
@@ -116,6 +138,30 @@ class EpochOrder:
                 f"epoch {epoch + 1}, and {expected} before: an epoch must always have as many"
             )
         return self._ends
+
+    def _note_set_epoch(self) -> None:
+        """Know from here on whether the script calls it."""
+        for one in self._samplers:
+            call = getattr(one, "set_epoch", None)
+            if call is not None and not isinstance(call, _SetEpoch):
+                with suppress(AttributeError):  # an object without room for it
+                    one.set_epoch = _SetEpoch(call)
+
+    @contextmanager
+    def _told(self, epoch: int) -> Iterator[None]:
+        """Samplers know the epoch; what they tell one another meanwhile is not the script's."""
+        calls = [getattr(one, "set_epoch", None) for one in self._samplers]
+        noted = [one for one in calls if isinstance(one, _SetEpoch)]
+        is_scripts = any(one.is_scripts for one in noted)
+        before = [one.is_scripts for one in noted]
+        try:
+            for call in calls:
+                if call is not None and not is_scripts:
+                    call(epoch)
+            yield
+        finally:
+            for one, was in zip(noted, before, strict=True):
+                one.is_scripts = was
 
     def draw_for_evaluation(self, version: int) -> list[int] | None:
         """As ``draw``, once for an evaluation at this version; nobody is told of an epoch."""

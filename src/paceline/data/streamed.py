@@ -82,6 +82,7 @@ class StreamedLoader(LeasedLoader):
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self.samples_each, self._counts = size or 1, dict[int, int]()
         self._size, self._numbers = size, numbers
+        self.gives_batches = size is None
         self._source = StreamSource(loader, size, seed)
         self.most_ahead = max(4, 2 * numbers.size)
         if self._source.reads_itself:

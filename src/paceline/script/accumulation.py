@@ -267,7 +267,7 @@ def samples_in(batch: Any) -> int:
     """Samples of a batch of any make: the length of its first tensor, or of itself."""
     if (found := next(_tensors(batch), None)) is not None:
         return len(found)
-    return len(batch) if isinstance(batch, Sized) else 1
+    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, Tensor) else 1
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

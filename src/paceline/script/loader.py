@@ -11,18 +11,19 @@ module must not know what a step does with a batch, nor how an exchange carries 
 """
 
 import weakref
-from collections.abc import Generator, Iterator, Sized
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
 from ..context import Context
 from ..core.batches import Batches, Ends
 from ..data.loader import NOTHING, refuse_state
 from ..data.numbers import Numbers
+from ..data.order import length_of
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..fields import count, integer
@@ -40,7 +41,7 @@ class PreparedLoader:
     else the user's loader has, it has.
 
     Args:
-        num_batches: of an epoch of the user's own loader.
+        num_batches: of an epoch of the user's own loader, as it is now.
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class PreparedLoader:
         return self._shape.batches()
 
     def __len__(self) -> int:
-        if self.is_stream:
-            return len(self.plain)
-        if self.has_own_batches or self._loop.is_alone:
+        is_alone = self._loop.is_alone
+        if self.is_stream or (is_alone and not self.has_numbers):
+            return len(self.plain)  # which alone may change from pass to pass
+        if self.has_own_batches or is_alone:
             return self._num_batches
         if self._loop.accumulation is not None:
             return -(-self._shape.num_samples * self._num_each // self._shape.batch_size)
@@ -118,7 +120,8 @@ class PreparedLoader:
     @property
     def num_updates(self) -> int:
         """Of a whole pass, or of each member's local steps."""
-        return -(-len(self) // self._num_each)
+        num_batches = self._num_batches if self._loop.is_alone else len(self)
+        return -(-num_batches // self._num_each)
 
     def __iter__(self) -> Iterator[Any]:
         own: list[weakref.ref[Generator[Any, None, None]]] = []
@@ -188,15 +191,25 @@ class PreparedLoader:
         if accumulation is None:
             yield from batches
             return
-        sampler = self.plain.batch_sampler
-        is_drawn = self.is_stream or isinstance(self.plain.sampler, Numbers)
-        is_counted = isinstance(sampler, Sized) and not is_drawn
-        stop = min(self._num_batches, most or self._num_batches) if is_counted else None
+        is_drawn = self.is_stream or self.has_numbers
+        stop = None if is_drawn else length_of(self.plain.batch_sampler)
+        stop = stop if stop is None or most is None else min(stop, most)
+        own: Any = self.plain.batch_sampler
+        is_torchs = not is_drawn and type(own) is BatchSampler
+        total = length_of(own.sampler) if is_torchs else None
         for number, (batch, is_end) in enumerate(_with_ends(batches, stop), 1):
             is_last = is_end or number % accumulation.num_batches == 0
-            accumulation.begin(samples_in(batch), is_last=is_last)
+            accumulation.begin(self._num_samples(batch, number, total), is_last=is_last)
             yield batch
             accumulation.end()
+
+    def _num_samples(self, batch: Any, number: int, total: int | None) -> int:
+        """Of the batch of this number, from 1, of a pass of so many; None: by what is in it."""
+        if total is None:
+            return samples_in(batch)
+        size: int = self.plain.batch_sampler.batch_size  # type: ignore[union-attr]  # it is torch's own
+        rest = total - (number - 1) * size
+        return min(size, rest) if rest > 0 else size
 
     def _cut(self, ends: list[int] | None) -> Ends | None:
         """Where the batches of a pass end: the user's own, or as many as are wanted; None: all."""

@@ -174,6 +174,8 @@ class TrainingLoop:
         if accumulation is None:
             if (batch := self.fetch_from(self.leased, lease)) is not NOTHING:
                 held.num_samples = self.leased.num_samples_of(lease)
+                if self.leased.gives_batches:
+                    held.weight = max(1, samples_in(batch))
                 yield batch
             return
         parts, num_samples = accumulation.cut(lease), 0
@@ -189,9 +191,10 @@ class TrainingLoop:
                 parts = []  # a stream ends there
             if (batch := self.fetch_from(self.leased, part)) is NOTHING:
                 return
-            num_samples += self.leased.num_samples_of(part)
+            num_samples += (weight := self.leased.num_samples_of(part))
             held.num_samples = num_samples
-            weight = samples_in(batch) if self.leased.is_stream else part.num_samples
+            if self.leased.gives_batches:
+                weight = max(1, samples_in(batch))
             accumulation.begin(weight, is_last=not parts)
             yield batch
             if not held.is_called_off:

@@ -177,7 +177,7 @@ class Prepared:
         num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
         if self.is_stream:
             stream.go_far()
-        size = loader.batch_size or -(-num_samples // self.num_batches)
+        size = loader.batch_size or max(1, -(-num_samples // max(1, self.num_batches)))
         size = size * context.parts if batch == "per-worker" else size
         size = size if self.numbers is None else context.parts
         # Then what is left out is less than a batch.
