@@ -24,7 +24,6 @@ def test_a_lone_worker_refuses_sparse_gradients_by_name() -> None:
         Pace(SoloExchange(), Context()).prepare(model, SGD(model.parameters(), lr=1.0), loader())
 
 
-<<<<<<< HEAD
 def test_a_lone_worker_leaves_two_objects_over_one_memory_together() -> None:
     """Plain PyTorch updates both; elsewhere they are refused, since they would come apart."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
@@ -38,7 +37,8 @@ def test_a_lone_worker_leaves_two_objects_over_one_memory_together() -> None:
         optimizer.step()
     assert first.data_ptr() == second.data_ptr()
     assert torch.equal(first, second)
-=======
+
+
 class Unsaid(Sampler[int]):
     """A sampler that does not say how many it has."""
 
@@ -65,4 +65,3 @@ def test_the_length_of_a_loader_is_that_of_the_pass_at_hand() -> None:
         data.indices = range(2 * epoch)
         found.append((len(prepared), len(list(prepared))))
     assert found == [(1, 1), (2, 2), (3, 3)]
->>>>>>> 00c2118eb0bbbf4df1cff9bc34777c1ec06b6d31
