@@ -4,7 +4,6 @@ The long one is bench/goodput.py.
 """
 
 import functools
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from paceline.events import Joined
 from paceline.trace.records import Heard, Struck
-from runs import assert_each_sample_once, train
+from runs import assert_each_sample_once, named_memory, train
 from tiny import TASK, samples
 
 NUM_SAMPLES = 720
@@ -37,7 +36,7 @@ def chaos(seed: int) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-sync:3", "k-batch-async:2"])
 def test_every_sample_is_used_once_through_chaos(tmp_path: Path, protocol: str) -> None:
-    shared = set(os.listdir("/dev/shm"))
+    shared = named_memory()
     faults = chaos(len(protocol))
     run = train(
         LONG, tmp_path, workers=WORKERS, protocol=protocol, fault=faults, respawn=True,
@@ -49,4 +48,4 @@ def test_every_sample_is_used_once_through_chaos(tmp_path: Path, protocol: str) 
     assert len(joined) >= WORKERS + 2
     assert run.num_epochs_ended() == EPOCHS
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert named_memory() <= shared

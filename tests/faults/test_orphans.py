@@ -17,7 +17,7 @@ from paceline.events import Apply
 from paceline.run import faults
 from paceline.trace import read_trace
 from paceline.trace.records import Ordered, Struck
-from runs import assert_each_sample_once, train
+from runs import assert_each_sample_once, named_memory, train
 from tiny import NUM_SAMPLES, TASK
 
 pytestmark = pytest.mark.skipif(
@@ -106,13 +106,13 @@ def test_nothing_is_left_when_a_parent_is_killed(
     run: subprocess.Popen[bytes], victim: str, stopped: str | None
 ) -> None:
     """Also what is stopped ends: its signal of death cannot be held back."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = named_memory()
     people = family(run)
     if stopped is not None:
         people[stopped].send_signal(signal.SIGSTOP)
     people[victim].kill()
     assert left(people) == []
-    assert {name for name in set(os.listdir("/dev/shm")) - shared if not is_torchs(name)} == set()
+    assert named_memory() <= shared
 
 
 def test_a_launcher_that_is_killed_while_it_starts_leaves_nobody(tmp_path: Path) -> None:
@@ -126,14 +126,6 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nobody(tmp_path: Path)
             assert time.monotonic() < end_s
         process.kill()
         assert left({"fork server": children[0]}) == []
-
-
-def is_torchs(name: str) -> bool:
-    """A loader's worker makes a segment under a name for a batch, and takes the name away at once.
-
-    Killed between the two it leaves the name: torch's own, nothing of ours has one.
-    """
-    return name.startswith("torch_")
 
 
 def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(

@@ -1,6 +1,7 @@
 """Runs as tests need them: quiet, in a folder of their own, and read again from their files."""
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -132,6 +133,15 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
         summary = launcher.launch_run(program, chosen, QuietObserver())
     assert summary is not None
     return Run(folder=folder / "run", summary=summary)
+
+
+def named_memory() -> set[str]:
+    """What has a name in shared memory, but torch's own: nothing of ours has one.
+
+    A loader's worker, maybe of a test beside this one, makes a segment under a name for a batch, and
+    takes the name away at once; killed between the two it leaves the name.
+    """
+    return {one for one in os.listdir("/dev/shm") if not one.startswith("torch_")}
 
 
 @contextmanager
