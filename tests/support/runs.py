@@ -138,8 +138,8 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
 def named_memory() -> set[str]:
     """What has a name in shared memory, but torch's own: nothing of ours has one.
 
-    A loader's worker, maybe of a test beside this one, makes a segment under a name for a batch, and
-    takes the name away at once; killed between the two it leaves the name.
+    A loader's worker, maybe of a test beside this one, makes a segment under a name for a batch,
+    and takes the name away at once; killed between the two it leaves the name.
     """
     return {one for one in os.listdir("/dev/shm") if not one.startswith("torch_")}
 
