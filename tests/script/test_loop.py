@@ -276,6 +276,7 @@ for epoch in pace.epochs(1):
         "out.backward(torch.ones_like(out))",
         "torch.autograd.backward(out.sum())",
         "torch.autograd.backward([out.sum(), (out ** 2).sum()])",
+        "torch.autograd.backward(one.sum() for one in (out, out ** 2))",
     ],
 )
 def test_what_was_differentiated_in_any_spelling_has_a_gradient(tmp_path: Path, line: str) -> None:

@@ -131,9 +131,8 @@ def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> 
         return {}
     test = subject.task.splits().test
     batch = fixed_batch or min(60, len(test or ()))  # type: ignore[arg-type]  # a map-style data set has a length
-    if (
-        not batch or accuracy_of(subject.model, subject, batch, most=batch) is None
-    ):  # opens the data, too
+    # The first call opens the data, too.
+    if not batch or accuracy_of(subject.model, subject, batch, most=batch) is None:
         return {}
     batch_s = elapsed_s(lambda: accuracy_of(subject.model, subject, batch, most=4 * batch)) / 4
     most = batch * max(1, round(_ACCURACY_S / batch_s))

@@ -147,8 +147,11 @@ def _gap(got: Tensor, wanted: Tensor) -> tuple[float, float]:
         got, wanted = got.double(), wanted.double()
     is_same = (got == wanted) | (got.isnan() & wanted.isnan())
     gaps = (got - wanted).abs().masked_fill(is_same, 0.0)
-    sizes = wanted.abs()[wanted.isfinite()]
-    return tuple(one.max().item() if one.numel() else 0.0 for one in (gaps, sizes))  # type: ignore[return-value]  # of two
+    return _largest(gaps), _largest(wanted.abs()[wanted.isfinite()])
+
+
+def _largest(values: Tensor) -> float:
+    return values.max().item() if values.numel() else 0.0
 
 
 def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:

@@ -211,11 +211,14 @@ def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
 
 def _noted_backward_of(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
     """``torch.autograd.backward(loss)``; that of parts of a model, with gradients, is no pass."""
+    if not isinstance(tensors, Tensor | tuple | list):
+        tensors = tuple(tensors)  # a generator gives them once
+    losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     call = partial(_backward_of, tensors, grad_tensors, *rest, **options)
-    if grad_tensors is None:
-        _note([tensors] if isinstance(tensors, Tensor) else list(tensors), call)
+    if grad_tensors is None and all(isinstance(one, Tensor) for one in losses):
+        _note(losses, call)
     else:
-        call()
+        call()  # also of torch's GradientEdge, which is no loss
 
 
 def _note(losses: Sequence[Tensor], call: Callable[[], None]) -> None:
