@@ -4,24 +4,31 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.partition.cuts import best_cut, fastest_cut
+from paceline.partition.cuts import MicroBatches, best_cut, fastest_cut
 from paceline.partition.graph import WorkEdge, WorkGraph, WorkNode, chain
 from paceline.partition.pipeline import Pipeline, workers
 from paceline.partition.placement import pipeline_step, place
+from paceline.partition.schedules import micro_batch_shares
 from paceline.partition.search import find_placement
 
 CORES = float("inf")
 PIPELINE = Pipeline(workers=workers(2), schedule="gpipe")
+ONE_BACK = replace(PIPELINE, schedule="1f1b")
 
 
 def layers(seconds: float) -> WorkGraph:
     return chain("abcd", seconds=[seconds] * 4, num_bytes=0, parameter_bytes=8)
 
 
+def of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
+    """Numbers of micro-batches that are all of one size."""
+    return [MicroBatches(num, graph) for num, graph in graphs.items()]
+
+
 def test_the_number_with_the_shortest_step_is_taken() -> None:
-    found = fastest_cut([(2, layers(1.0)), (4, layers(0.5))], PIPELINE, CORES)
+    found = fastest_cut(of({2: layers(1.0), 4: layers(0.5)}), PIPELINE, CORES)
     assert found.micro_batches == 4
-    slow = fastest_cut([(2, layers(1.0)), (4, layers(0.9))], PIPELINE, CORES)
+    slow = fastest_cut(of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
     assert slow.micro_batches == 2
     assert slow.seconds == pytest.approx(slow.placement.step_s)
 
@@ -33,7 +40,7 @@ def test_every_worker_has_something_to_train() -> None:
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
     setting = replace(PIPELINE, micro_batches=2)
     assert any(not one.parameter_bytes for one in best_cut(graph, setting, CORES).placement.parts)
-    cut = fastest_cut([(2, graph)], PIPELINE, CORES).placement
+    cut = fastest_cut(of({2: graph}), PIPELINE, CORES).placement
     assert all(one.parameter_bytes for one in cut.parts)
 
 
@@ -43,11 +50,11 @@ def test_where_that_does_not_fit_the_memory_somebody_has_nothing() -> None:
     bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
     roomy = Pipeline(workers=workers(3), micro_batches=2)
-    held = fastest_cut([(2, graph)], roomy, CORES).placement.memory_bytes
+    held = fastest_cut(of({2: graph}), roomy, CORES).placement.memory_bytes
     alone = place(graph, roomy, [0, 1, 2, 2]).memory_bytes
     assert alone < held
     tight = Pipeline(workers=workers(3, memory_bytes=alone), micro_batches=2)
-    found = fastest_cut([(2, graph)], tight, CORES).placement
+    found = fastest_cut(of({2: graph}), tight, CORES).placement
     assert found.memory_bytes <= alone
 
 
@@ -75,3 +82,56 @@ def test_a_worker_of_several_parts_is_busy_with_all_of_them() -> None:
     assert cut.balance_of(2) == 1.0
     assert cut.balance == pytest.approx(2.0 / 3.0)
     assert pipeline_step(cut, pipeline, 2.0).num_ranks == 2
+
+
+def test_smaller_first_and_last_micro_batches_fill_and_empty_the_pipeline_sooner() -> None:
+    """Two equal parts, four micro-batches, 4 s of each part for one: the other waits for the first
+    forward pass and the last one back, which are as long as these are large."""
+
+    def graph_at(size: float) -> WorkGraph:
+        return layers(2.0 * size)
+
+    even = fastest_cut([MicroBatches(4, graph_at(1.0))], ONE_BACK, CORES)
+    assert (even.ends, even.seconds) == (1.0, pytest.approx(20.0))
+    found = fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], ONE_BACK, CORES)
+    assert found.ends < 1.0
+    pairs = zip(*micro_batch_shares(2, 2, found.ends), strict=True)
+    sizes = [one for pair in pairs for one in pair]
+    assert sizes[0] == sizes[-1] < sizes[1]
+    assert found.seconds == pytest.approx(4 * 4.0 + 4.0 * 2 * sizes[0])
+
+
+def test_ends_stay_where_a_small_micro_batch_takes_as_long() -> None:
+    def graph_at(size: float) -> WorkGraph:
+        return layers(1.9 + 0.1 * size)
+
+    found = fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], ONE_BACK, CORES)
+    assert found.ends == 1.0
+
+
+def test_by_gpipe_all_are_of_one_size() -> None:
+    """Its forward passes come first, where the second part would wait for the larger ones."""
+
+    def graph_at(size: float) -> WorkGraph:
+        return layers(2.0 * size)
+
+    assert fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], PIPELINE, CORES).ends == 1.0
+
+
+def test_larger_micro_batches_in_the_middle_must_fit_the_memory() -> None:
+    def graph_at(size: float) -> WorkGraph:
+        graph = layers(2.0 * size)
+        nodes = tuple(replace(one, activation_bytes=1000) for one in graph.nodes)
+        return replace(graph, nodes=nodes)
+
+    held = {
+        room: fastest_cut(
+            [MicroBatches(4, graph_at(1.0), graph_at)],
+            Pipeline(workers=workers(2, memory_bytes=room), schedule="1f1b"),
+            CORES,
+        )
+        for room in (4100, 8000)
+    }
+    assert held[4100].ends == 1.0
+    assert held[8000].ends < 1.0
+    assert held[8000].placement.memory_bytes > held[4100].placement.memory_bytes

@@ -138,9 +138,9 @@ def test_fewer_micro_batches_are_alive_than_by_gpipe(monkeypatch: pytest.MonkeyP
 
     def work(ranks: Ranks) -> int:
         made = trained(ranks, copy.deepcopy(SKIPPING), "1f1b")
-        object.__setattr__(made.cut, "most", 4)
+        object.__setattr__(made.cut, "shares", ((0.25,) * 4,) * 2)
         made.train_on(X[:4], Y[:4])
-        return made.cut.most
+        return len(made.cut.shares[0])
 
     assert in_threads(2, work) == [4, 4]
     assert alive == [0, 0]

@@ -94,7 +94,7 @@ def test_a_worker_that_dies_inside_a_schedule_is_one_cause_and_the_run_goes_on(
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("name", "by"), [("network", "gpipe"), ("network:1f1b", "1f1b")])
+@pytest.mark.parametrize(("name", "by"), [("network:gpipe", "gpipe"), ("network", "1f1b")])
 def test_losses_that_are_told_are_those_of_one_device(
     tmp_path: Path, one_device: Run, name: str, by: str
 ) -> None:

@@ -31,6 +31,7 @@ class SplitCosts:
         moved_s_per_byte: of memory that is read or written, by one process on all cores.
         micro_batches_each: that a worker's mini-batch can be, of which a run takes the fastest;
             empty: an update has those of ``pipeline``.
+        has_fixed_rows: all micro-batches are of one size.
         cores, threads: that all share; of each worker.
         pairs: layers that can be split over channels.
         largest_bytes: of the parameters that `shard-3` gathers at a time.
@@ -46,6 +47,7 @@ class SplitCosts:
     exchange_s: Callable[[float, int], float] = _nothing_s
     moved_s_per_byte: float = 0.0
     micro_batches_each: tuple[int, ...] = ()
+    has_fixed_rows: bool = False
     cores: float = float("inf")
     threads: int = 1
     pairs: tuple[ChannelPair, ...] = ()

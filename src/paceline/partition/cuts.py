@@ -2,20 +2,28 @@
 the best of several.
 
     for each number M     find_placement, even_cut -> the shorter schedule -> seconds
+                          all of one size, or the first and last smaller: the pipeline fills with
+                          these, and empties, while other parts wait
     the least of these    what a run of parts takes (spread/cut.py), and what its price is of
 
 This module must not know what else a split costs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import ConfigError
 from .graph import INPUT, WorkGraph
 from .pipeline import Pipeline
-from .placement import Placement, even_cut, is_allowed, pipeline_step
+from .placement import Placement, even_cut, is_allowed, pipeline_step, place
+from .schedules import micro_batch_shares
 from .search import FoundPlacement, find_placement
+
+_ENDS = (0.5, 0.35, 0.25)
+"""How many times as large as others the first and last micro-batches may be."""
+_WORTH = 0.98
+"""Of the step of equal ones, theirs at most: costs are not known better."""
 
 
 def uneven(batch_size: int, micro_batches: int) -> str:
@@ -48,34 +56,77 @@ def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlaceme
     return found
 
 
+class MicroBatches(NamedTuple):
+    """So many, and what one costs.
+
+    Attributes:
+        graph: where all are of one size.
+        graph_at: where it is so many times as large as the mean; None: they cannot differ.
+    """
+
+    num: int
+    graph: WorkGraph
+    graph_at: Callable[[float], WorkGraph] | None = None
+
+
 class FastestCut(NamedTuple):
-    """Of several numbers of micro-batches the one with the shortest step."""
+    """Of several numbers of micro-batches the one with the shortest step.
+
+    Attributes:
+        ends: how many times as large as others the first and last ones are.
+    """
 
     seconds: float
     micro_batches: int
     placement: Placement
     graph: WorkGraph
+    ends: float = 1.0
 
 
-def fastest_cut(
-    graphs: Iterable[tuple[int, WorkGraph]], pipeline: Pipeline, cores: float
-) -> FastestCut:
-    """What a run of parts chooses: a number of micro-batches, and the cut for it.
-
-    Args:
-        graphs: each number, and the costs of a micro-batch then.
+def fastest_cut(choices: Iterable[MicroBatches], pipeline: Pipeline, cores: float) -> FastestCut:
+    """What a run of parts chooses: a number of micro-batches, the cut for it, and their sizes.
 
     Raises:
         ConfigError: there are more parts than nodes, or no cut fits the memory.
     """
     found = []
-    for num, graph in graphs:
-        setting = replace(pipeline, micro_batches=num)
-        cut = _trained_cut(graph, setting, cores)
-        seconds = pipeline_step(cut, setting, cores).seconds
-        others = num * (pipeline.num_workers - 1) / pipeline.num_workers
-        found.append(FastestCut(seconds + others * _ends_s(graph, setting), num, cut, graph))
+    for one in choices:
+        setting = replace(pipeline, micro_batches=one.num)
+        cut = _trained_cut(one.graph, setting, cores)
+        others = one.num * (pipeline.num_workers - 1) / pipeline.num_workers
+        sent_s = others * _ends_s(one.graph, setting)
+        even_s = pipeline_step(cut, setting, cores).seconds
+        found.append(FastestCut(even_s + sent_s, one.num, cut, one.graph))
+        for ends in _ENDS:
+            seconds, placement = _with_ends(ends, one, cut, setting, cores)
+            if seconds < _WORTH * even_s and is_allowed(placement, setting):
+                found.append(FastestCut(seconds + sent_s, one.num, placement, one.graph, ends))
     return min(found, key=lambda one: one.seconds)
+
+
+def _with_ends(
+    ends: float, choice: MicroBatches, cut: Placement, setting: Pipeline, cores: float
+) -> tuple[float, Placement]:
+    """A cut whose first and last micro-batches are of another size: its seconds and its price."""
+    each, rest = divmod(choice.num, setting.num_workers)
+    if choice.graph_at is None or rest:
+        return float("inf"), cut
+    shares = micro_batch_shares(setting.num_workers, each, ends)
+    sizes = [each * shares[at % len(shares)][at // len(shares)] for at in range(choice.num)]
+    part_of, order = cut.part_of(), [one.worker for one in cut.parts]
+    nodes = [part_of[node] for node in range(len(choice.graph))]
+    priced = {one: place(choice.graph_at(one), setting, nodes, order) for one in set(sizes)}
+    run = pipeline_step(cut, setting, cores, each=[priced[one] for one in sizes])
+    largest = sorted(sizes, reverse=True)
+    parts = tuple(
+        replace(
+            one,
+            memory_bytes=one.memory_bytes
+            + round(one.activation_bytes * (sum(largest[: one.live]) - one.live)),
+        )
+        for one in cut.parts
+    )
+    return run.seconds, replace(cut, parts=parts)
 
 
 def _trained_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placement:

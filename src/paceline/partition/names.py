@@ -27,7 +27,7 @@ class SplitName:
         copies: of the whole model.
         stage: of ZeRO, where parts are pieces of all parameters; 0: they are layers.
         is_layer: parts are channels of all layers.
-        schedule: of a pipeline; empty: gpipe.
+        schedule: of a pipeline; empty: 1f1b where the loss is known, else gpipe.
     """
 
     parts: int

@@ -195,17 +195,30 @@ def part_between(
 
 
 def pipeline_step(
-    placement: Placement, pipeline: Pipeline, cores: float, schedule: str = ""
+    placement: Placement,
+    pipeline: Pipeline,
+    cores: float,
+    schedule: str = "",
+    each: Sequence[Placement] = (),
 ) -> ScheduleRun:
-    """A cut in virtual time, by its pipeline's schedule or another one; without its update."""
+    """A cut in virtual time, by its pipeline's schedule or another one; without its update.
+
+    Args:
+        each: the same cut at the size of each micro-batch; none: all are alike.
+    """
     actions = SCHEDULES[schedule or pipeline.schedule](
         pipeline.num_workers, pipeline.micro_batches, pipeline.parts_each
     )
-    stages = [
+    times = [stage_times(one) for one in each]
+    return run_schedule(actions, stage_times(placement), cores, times)
+
+
+def stage_times(placement: Placement) -> list[StageTimes]:
+    """What each part is busy with a micro-batch."""
+    return [
         StageTimes(one.forward_s + one.border_forward_s, one.backward_s + one.border_backward_s)
         for one in placement.parts
     ]
-    return run_schedule(actions, stages, cores)
 
 
 def is_allowed(placement: Placement, pipeline: Pipeline) -> bool:

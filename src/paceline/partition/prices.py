@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from .costs import LARGE_MODEL, SplitCosts
-from .cuts import fastest_cut, uneven
+from .cuts import MicroBatches, fastest_cut, uneven
 from .graph import INPUT, WorkGraph
 from .memory import copy_bytes, shard_bytes
 from .pipeline import PipelineWorker
@@ -282,11 +282,11 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         counts = [pipeline.micro_batches]
         if why := uneven(costs.batch_size, pipeline.micro_batches * replicas):
             return SplitPrice(name=name, step_s=None, why=why)
-    graphs = [(num, costs.graph_at(each / num)) for num in counts if num <= each]
-    if not graphs:
+    choices = [_micro_batches(costs, each, num) for num in counts if num <= each]
+    if not choices:
         return _too_few(name, costs)
     try:
-        cut = fastest_cut(graphs, pipeline, costs.cores / costs.threads / replicas)
+        cut = fastest_cut(choices, pipeline, costs.cores / costs.threads / replicas)
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
     num, found = cut.micro_batches, cut.placement
@@ -304,6 +304,17 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
         balance=found.balance, placement=found, fits=_fits(costs, found.memory_bytes),
     )  # fmt: skip
+
+
+def _micro_batches(costs: SplitCosts, batch_size: float, num: int) -> MicroBatches:
+    """So many of a replica's batch; they may differ where a run chooses."""
+    mean = batch_size / num
+
+    def graph_at(size: float) -> WorkGraph:
+        return costs.graph_at(mean * size)
+
+    may_differ = costs.micro_batches_each and not costs.has_fixed_rows
+    return MicroBatches(num, graph_at(1.0), graph_at if may_differ else None)
 
 
 def _slowest_group(costs: SplitCosts, num_parts: int) -> tuple[PipelineWorker, ...]:

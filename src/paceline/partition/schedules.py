@@ -19,6 +19,9 @@ micro-batches, a backward pass as long as a forward one:
         rank 0   F0 F1 F0'F1'F2 ...                     F0 in stage 0, F0' in stage 2
         rank 1   .. F0 F1 F0'B0'...
 
+Micro-batches need not be of one size: while the first goes through the stages, and the last comes
+back, others wait, so these may be smaller (`micro_batch_shares`).
+
 A schedule is a pure generator: rank after rank, what each does in its order. What that takes is
 found by running it: an action begins when its rank is free and what it needs is there (F of the
 stage before, B of the stage behind); where ranks are processes that share fewer cores, those that
@@ -135,6 +138,27 @@ def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: in
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
 
 
+def micro_batch_shares(ranks: int, each: int, ends: float = 1.0) -> tuple[tuple[float, ...], ...]:
+    """Of each rank's mini-batch, what share each of its micro-batches is.
+
+    Ranks take turns, so the pipeline's first and last P - 1 are of several ranks.
+
+    Args:
+        ends: how many times as large as others these are.
+
+    Example:
+        >>> micro_batch_shares(2, 2, 0.5)
+        ((0.3333333333333333, 0.6666666666666666), (0.6666666666666666, 0.3333333333333333))
+    """
+    total = ranks * each
+    found = []
+    for rank in range(ranks):
+        places = range(rank, total, ranks)
+        sizes = [ends if min(at, total - 1 - at) < ranks - 1 else 1.0 for at in places]
+        found.append(tuple(one / sum(sizes) for one in sizes))
+    return tuple(found)
+
+
 class ComputedSpan(NamedTuple):
     """An action, and when it is computed."""
 
@@ -174,13 +198,17 @@ class StageTimes(NamedTuple):
 
 
 def run_schedule(
-    actions: Iterable[PipelineAction], stages: Sequence[StageTimes], cores: float = float("inf")
+    actions: Iterable[PipelineAction],
+    stages: Sequence[StageTimes],
+    cores: float = float("inf"),
+    each: Sequence[Sequence[StageTimes]] = (),
 ) -> ScheduleRun:
     """Runs a schedule in virtual time.
 
     Args:
         stages: of each stage.
         cores: that the ranks share, one for each that computes; without a limit each has its own.
+        each: of each micro-batch, the same; none: all are alike.
 
     Raises:
         ProtocolError: the schedule waits for itself.
@@ -198,7 +226,7 @@ def run_schedule(
                 continue
             one = queue[places[rank]]
             if _needed(one, len(stages)) <= ready:
-                times = stages[one.stage]
+                times = (each[one.micro_batch] if each else stages)[one.stage]
                 left_s = times.forward_s if one.kind == FORWARD else times.backward_s
                 running[rank] = (left_s, now_s)
         if not running:

@@ -93,10 +93,13 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         traced, graph_at, alone_s = measuring.all_of(wanted, question.num_workers)
     costs = SplitCosts(
         graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
-        pipeline=_pipeline(question, process_bytes, messages.link, _update(subject, is_counted)),
+        pipeline=_pipeline(
+            question, subject, process_bytes, messages.link, _update(subject, is_counted)
+        ),
         all_reduce_s=messages.all_reduce_s, exchange_s=messages.exchange_s,
         moved_s_per_byte=moved_s_per_byte(), cores=cores, threads=own_threads,
         micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
+        has_fixed_rows=traced.how == "torch.export",
         pairs=find_pairs(traced, graph_at(batch_size)),
         largest_bytes=max(node.parameter_bytes for node in graph_at(batch_size).nodes),
         process_bytes=process_bytes,
@@ -113,14 +116,18 @@ def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
 
 
 def _pipeline(
-    question: SplitQuestion, process_bytes: int, link: LinkCost, update: tuple[float, int]
+    question: SplitQuestion,
+    subject: Subject,
+    process_bytes: int,
+    link: LinkCost,
+    update: tuple[float, int],
 ) -> Pipeline:
     left_bytes = _left_bytes(question.memory_bytes, process_bytes)
     update_s_per_byte, state_copies = update
     return Pipeline(
         workers=workers(question.num_workers, left_bytes, question.speeds), link=link,
         micro_batches=question.micro_batches or USUAL_MICRO_BATCHES,
-        schedule=question.schedule or "gpipe",
+        schedule=question.schedule or ("gpipe" if subject.task is None else "1f1b"),
         state_copies=state_copies, update_s_per_byte=update_s_per_byte,
     )  # fmt: skip
 

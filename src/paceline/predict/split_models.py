@@ -28,7 +28,7 @@ class SplitQuestion:
         speeds: of each beside this machine; all 1 where nothing is said.
         micro_batches: of an update; None: as many as a run takes.
         batch_size: of an update over all workers; the task's where nothing is said.
-        schedule: of a pipeline; empty: gpipe, as its run.
+        schedule: of a pipeline; empty: as its run, 1f1b of a task, and of a model gpipe.
     """
 
     spec: str

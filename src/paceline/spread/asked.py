@@ -39,8 +39,9 @@ from .modes import modes_kept
 from .shards import ShardedModel
 from .trained import BatchLoss, TrainedModel, batch_loss
 
-_USUAL = "gpipe"
-"""The schedule of a pipeline where nothing is said: with or without its loss, and the fastest."""
+_WITHOUT_LOSS, _WITH_LOSS = "gpipe", "1f1b"
+"""The schedules of a pipeline where nothing is said: all forward first, where the loss is a
+script's and stands behind; and one whose micro-batches may differ in size (partition/cuts.py)."""
 _SMALL_BYTES = 64 << 20
 """Up to here a model is no reason to give back what a step frees, which takes time."""
 _SAY_HOW = (
@@ -158,8 +159,7 @@ def spread_over(
         groups = SplitGroups(ranks, name)
         columns = make_columns(model, inputs, mini_batch, groups)
         return ColumnModel(model, optimizers, columns, groups, num_samples)
-    name = replace(name, schedule=name.schedule or _USUAL)
-    known = None if name.schedule == _USUAL else known_loss(name, model, loader, forward)
+    name, known = _scheduled(name, model, loader, forward)
     with as_in_workers():
         cut = make_cut(model, inputs, mini_batch, ranks, name)
     groups = SplitGroups(ranks, name, cut.order)
@@ -169,6 +169,21 @@ def spread_over(
     made = TrainedModel(model, optimizers, cut, groups, num_samples, known)
     forward.trained = made.train_on
     return made
+
+
+def _scheduled(
+    name: SplitName, model: nn.Module, loader: DataLoader[Any], forward: Forward | None
+) -> tuple[SplitName, BatchLoss | None]:
+    """With its schedule; the loss, where the last part is to compute it."""
+    if name.schedule == _WITHOUT_LOSS:
+        return name, None
+    if name.schedule:
+        return name, known_loss(name, model, loader, forward)
+    name = replace(name, schedule=_WITH_LOSS)
+    try:
+        return name, known_loss(name, model, loader, forward)
+    except ConfigError:
+        return replace(name, schedule=_WITHOUT_LOSS), None
 
 
 def _inputs(
@@ -255,7 +270,7 @@ def known_loss(
     except ConfigError as error:
         raise ConfigError(
             f"split {name}: {name.schedule} needs the loss of each micro-batch in the last part, "
-            f"and {error}; write {replace(name, schedule=_USUAL)}"
+            f"and {error}; write {replace(name, schedule=_WITHOUT_LOSS)}"
         ) from None
 
 

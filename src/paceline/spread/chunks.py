@@ -1,7 +1,7 @@
 """Micro-batches of all workers, and what crosses the borders between parts, for any rows of one.
 
-    worker 0   mini-batch of 7 rows, at most 3 micro-batches   ->  3 2 2
-    worker 1   mini-batch of 2 rows                            ->  1 1
+    worker 0   mini-batch of 7 rows, 3 micro-batches of a third   ->  3 2 2
+    worker 1   mini-batch of 2 rows                               ->  1 1
     computed   0.0 (3)  1.0 (1)  0.1 (2)  1.1 (1)  0.2 (2)         in turns
 
 This module must not know what is computed.
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+_ROUNDING = 1e-9
 
 
 class TensorShape(NamedTuple):
@@ -58,24 +60,32 @@ class Chunk(NamedTuple):
     rows: int
 
 
-def chunk_rows(rows: int, most: int) -> list[int]:
-    """The rows of each micro-batch, at most so many, as even as can be.
+def chunk_rows(rows: int, shares: Sequence[float]) -> list[int]:
+    """The rows of each micro-batch: as near to its share as can be, and at least one.
 
     Example:
-        >>> chunk_rows(7, 3)
-        [3, 2, 2]
+        >>> chunk_rows(7, (1 / 3, 1 / 3, 1 / 3)), chunk_rows(128, (0.25, 0.75))
+        ([3, 2, 2], [32, 96])
     """
-    num = min(rows, most)
-    return [rows // num + (i < rows % num) for i in range(num)] if num else []
+    if rows < len(shares):
+        return [1] * rows
+    found = [max(1, math.floor(rows * one + _ROUNDING)) for one in shares]
+    left = [rows * one - got for one, got in zip(shares, found, strict=True)]
+    for at in sorted(range(len(found)), key=lambda i: -left[i])[: max(0, rows - sum(found))]:
+        found[at] += 1
+    while sum(found) > rows:  # some had less than one
+        found[found.index(max(found))] -= 1
+    return found
 
 
-def chunks_of(rows: Sequence[int], most: int) -> list[Chunk]:
+def chunks_of(rows: Sequence[int], shares: Sequence[Sequence[float]]) -> list[Chunk]:
     """The micro-batches of all workers, in the order in which they are computed.
 
     Args:
         rows: of each worker's mini-batch.
+        shares: of each worker's mini-batch, what each of its micro-batches is.
     """
-    own = [chunk_rows(one, most) for one in rows]
+    own = [chunk_rows(*one) for one in zip(rows, shares, strict=True)]
     return [
         Chunk(owner, number, sizes[number])
         for number in range(max(map(len, own), default=0))

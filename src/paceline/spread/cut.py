@@ -9,19 +9,23 @@ in training, outputs that are no rows, code that reads ``self.training`` itself,
 forward pass changes. Above 300 lines, since all that a cut is proved by stands beside it.
 """
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..partition.cuts import fastest_cut
+from ..exchange.group import MemberGroup
+from ..partition.cuts import FastestCut, MicroBatches, fastest_cut
 from ..partition.graph import WorkGraph
 from ..partition.names import SplitName
 from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..partition.placement import Placement
+from ..partition.schedules import micro_batch_shares
 from ..splits.clocks import TimedClock, measure_loopback
 from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
@@ -39,6 +43,8 @@ BUFFER_CHANGES = (
 )
 _UNEVEN = 1.15
 """So many times faster than another one a worker gets more to do."""
+_MOST_ROUNDS = 3
+"""Of measuring how fast workers are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class ModelCut:
         parts: of all, in their order.
         borders: what crosses each: inputs, ..., outputs.
         form: what the model gives, as torch's trees have it.
-        most: micro-batches of a worker's mini-batch at most.
+        shares: of each worker's mini-batch, by its number in the copy, what each micro-batch is.
         order: of a copy's workers, whose part comes first.
         schedule: what micro-batches follow in training.
         fixed_rows: of each micro-batch, where it can be no other; None: any number.
@@ -62,7 +68,7 @@ class ModelCut:
     parts: tuple[ModelPart, ...]
     borders: tuple[tuple[TensorShape, ...], ...]
     form: Any
-    most: int
+    shares: tuple[tuple[float, ...], ...]
     order: tuple[int, ...]
     schedule: str
     fixed_rows: int | None
@@ -108,8 +114,8 @@ def make_cut(
     _refuse_too_few(traced, name)
     refuse_other_results(model, traced, given)
     frozen = _refuse_changes(model, given)
-    seat, took_s = ranks.everyone.rank, seconds(model, given)
-    speeds = _speeds(tell_all(ranks.everyone, took_s), name)
+    seat = ranks.everyone.rank
+    took_s, speeds = _measured_speeds(lambda: seconds(model, given), ranks.everyone, name)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
     cores, own = num_cores() / torch.get_num_threads(), None
     if seat < max(1, cores):  # as many as compute at a time, since they take memory's time, too
@@ -122,7 +128,8 @@ def make_cut(
         parts = make_parts(trace(model, inputs(rows)), chosen["part_of"])
     borders, form = find_borders(model, parts, inputs, (rows, rows) if is_fixed else (2, 3))
     return ModelCut(
-        parts=parts, borders=borders, form=form, most=chosen["most"],
+        parts=parts, borders=borders, form=form,
+        shares=micro_batch_shares(name.parts, chosen["most"], chosen["ends"]),
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         schedule=name.schedule,
         fixed_rows=rows if is_fixed else None,
@@ -220,10 +227,26 @@ def _is_same(one: Tensor, before: Tensor | None) -> bool:
     return bool(((one == before) | (before != before)).all())
 
 
+def _measured_speeds(
+    measure_s: Callable[[], float], everyone: MemberGroup, name: SplitName
+) -> tuple[float, list[float]]:
+    """What this worker takes, and the speeds of a copy's: all measure at once, and again where they
+    differ, since one whose neighbour still loads something is not slow."""
+    found = list[list[float]]()
+    while len(found) < _MOST_ROUNDS:
+        tell_all(everyone, len(found))
+        found.append(tell_all(everyone, measure_s()))
+        if len(set(speeds := _speeds(found[-1], name))) == 1:
+            break
+    else:
+        speeds = _speeds([statistics.median(one) for one in zip(*found, strict=True)], name)
+    return found[-1][everyone.rank], speeds
+
+
 def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
     """Of a copy's workers beside the first of all; of several copies the slowest counts.
 
-    What is not much slower or faster is as fast: measured once, while others measure.
+    What is not much slower or faster is as fast.
     """
     slowest = [max(seconds[number :: name.parts]) for number in range(name.parts)]
     found = [seconds[0] / one for one in slowest]
@@ -245,57 +268,73 @@ def _choose(
     """
     each = name.parts_each
     cores = num_cores() / torch.get_num_threads() / name.copies
-    graphs = ((most * name.parts, one) for most, one in _measured(traced, inputs, *sizes))
+    choices = _measured(traced, inputs, sizes, name.parts)
     if each > 1:  # worker k has parts k, k + P, ...: whose they are is not chosen
         speeds = [1.0] * (name.parts * each)
     setting = Pipeline(
         workers=workers(name.parts * each, speeds=speeds), link=measure_loopback(),
         schedule=name.schedule, parts_each=each,
     )  # fmt: skip
-    seconds, num, cut, graph = fastest_cut(graphs, setting, cores)
-    part_of = cut.part_of()
+    found = fastest_cut(choices, setting, cores)
+    cut, part_of = found.placement, found.placement.part_of()
     return {
-        "part_of": [part_of[node] for node in range(len(graph))],
-        "most": num // name.parts,
+        "part_of": [part_of[node] for node in range(len(found.graph))],
+        "most": found.micro_batches // name.parts,
+        "ends": found.ends,
         "balance": cut.balance_of(name.parts),
         "order": [one.worker for one in cut.parts] if each == 1 else list(range(name.parts)),
-        "note": _note(cut, graph, num, seconds, name) + _of_speeds(cut, speeds),
+        "note": _note(found, name) + _of_speeds(cut, speeds),
     }
 
 
 def _measured(
-    traced: TracedModel, inputs: Inputs, largest: int, mini_batch: int
-) -> Iterator[tuple[int, WorkGraph]]:
-    """How many micro-batches a mini-batch can be, and what pieces take for each."""
+    traced: TracedModel, inputs: Inputs, sizes: tuple[int, int], num_workers: int
+) -> Iterator[MicroBatches]:
+    """How many micro-batches a mini-batch can be, and what pieces take for each.
+
+    Args:
+        sizes: the most samples that are measured, and those of a mini-batch.
+    """
+    largest, mini_batch = sizes
     if traced.how == "torch.export":  # its sizes are fixed: traced anew
         for most in MICRO_BATCHES_EACH:
             if mini_batch % most == 0:
                 given = inputs(mini_batch // most)
-                yield most, measure(trace(traced.module, given), given).graph
+                graph = measure(trace(traced.module, given), given).graph
+                yield MicroBatches(most * num_workers, graph)
         return
     least = max(1, largest // MICRO_BATCHES_EACH[-1])
     large = measure(traced, inputs(largest)).graph
-    small = large if least == largest else measure(traced, inputs(least)).graph
+    if least == largest:  # one sample
+        yield MicroBatches(num_workers, large)
+        return
+    small = measure(traced, inputs(least)).graph
+
+    def graph_at(rows: int, size: float) -> WorkGraph:
+        return small.at(rows * size, least, large, largest)
+
     for most in MICRO_BATCHES_EACH:
-        if least == largest:  # one sample
-            yield most, large
-            return
         if most <= mini_batch:
-            yield most, small.at(_rows(mini_batch, most), least, large, largest)
+            at = partial(graph_at, _rows(mini_batch, most))
+            yield MicroBatches(most * num_workers, at(1.0), at)
 
 
-def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: SplitName) -> str:
+def _note(found: FastestCut, name: SplitName) -> str:
     """The cut in one line of the plan."""
-    said = []
+    cut, graph, said = found.placement, found.graph, list[str]()
     for one in cut.parts:
         first = graph.nodes[one.nodes[0]].name.partition(" .. ")[0]
         last = graph.nodes[one.nodes[-1]].name.rpartition(" .. ")[2]
         said.append(first if first == last else f"{first} .. {last}")
     return (
-        f"{replace(name, schedule='')}: {' | '.join(said)}; {num} micro-batches by "
-        f"{name.schedule}, balance {cut.balance_of(name.parts):.0%}, {seconds * 1e3:.1f} ms a step "
-        "predicted, without the optimizer"
+        f"{replace(name, schedule='')}: {' | '.join(said)}; {found.micro_batches} micro-batches by "
+        f"{name.schedule}{_of_ends(found.ends)}, balance {cut.balance_of(name.parts):.0%}, "
+        f"{found.seconds * 1e3:.1f} ms a step predicted, without the optimizer"
     )
+
+
+def _of_ends(ends: float) -> str:
+    return "" if ends == 1.0 else f", the first and last {ends:g} times as large"
 
 
 def _of_speeds(cut: Placement, speeds: Sequence[float]) -> str:

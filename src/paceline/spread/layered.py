@@ -93,7 +93,8 @@ def make_columns(
     borders, form = find_borders(model, whole, inputs, (2, 3))
     return ColumnCut(
         cut=ModelCut(
-            parts=whole, order=(), schedule="", borders=borders, form=form, most=1, fixed_rows=None,
+            parts=whole, order=(), schedule="", borders=borders, form=form,
+            shares=((1.0,),) * groups.copy.size, fixed_rows=None,
             balance=1.0, note=_note(traced, pairs, groups),
             sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
         ),

@@ -162,7 +162,7 @@ class PipelinedModel(SpreadModel):
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
         self._check_rows(given, rows := len(given[0]))
-        parts = [torch.split(one, chunk_rows(rows, self.cut.most)) for one in given]
+        parts = [torch.split(one, self._sizes(rows)) for one in given]
         return rows, {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
 
     def _forward(self, *given: Any, **named: Any) -> Any:
@@ -176,6 +176,10 @@ class PipelinedModel(SpreadModel):
         if keeps:
             made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
         return torch.utils._pytree.tree_unflatten(made, self.cut.form)
+
+    def _sizes(self, rows: int) -> list[int]:
+        """Of the micro-batches of this worker's mini-batch."""
+        return chunk_rows(rows, self.cut.shares[self.groups.part])
 
     def _called(
         self, doing: PartTask, rows: int, given: Sequence[Tensor], shapes: Sequence[TensorShape]
@@ -200,7 +204,7 @@ class PipelinedModel(SpreadModel):
                 "inputs have a row for each sample"
             )
         fixed = self.cut.fixed_rows
-        if fixed is not None and set(chunk_rows(rows, self.cut.most)) != {fixed}:
+        if fixed is not None and set(self._sizes(rows)) != {fixed}:
             raise ConfigError(
                 f"torch.export follows this model for micro-batches of {fixed} samples, and "
                 f"{rows} samples are others: use drop_last=True and a batch that all workers share "
@@ -224,7 +228,7 @@ class PipelinedModel(SpreadModel):
         """A forward pass that all have come to, or serve."""
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         every = only(doing, every)
-        chunks = chunks_of([one.rows for one in every], self.cut.most)
+        chunks = chunks_of([one.rows for one in every], self.cut.shares)
         with in_mode(self._module, next(one.mode for one in every if one.doing)):
             outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:
@@ -262,7 +266,7 @@ class PipelinedModel(SpreadModel):
             )
         assert self._shares is not None
         share = self._shares[self.groups.part]
-        sizes = chunk_rows(rows, self.cut.most)
+        sizes = self._sizes(rows)
         whole = [
             (shape.empty(rows).zero_() if one is None else one * share)
             for shape, one in zip(self.cut.borders[-1], gradients, strict=True)

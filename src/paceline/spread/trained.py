@@ -19,7 +19,7 @@ from ..partition.schedules import SCHEDULES
 from ..splits.tracing import untouched
 from ..system.reasons import reason
 from .borders import shape_of
-from .chunks import TensorShape, chunk_rows, chunks_of
+from .chunks import TensorShape, chunks_of
 from .cut import ModelCut
 from .group import SplitGroups
 from .meeting import Intent, PartTask
@@ -114,8 +114,8 @@ class TrainedModel(PipelinedModel):
             )
         shapes = (*self.cut.borders[0], self._known.target)
         every = self._meet(self._called(PartTask.TRAIN, rows, (inputs, targets), shapes))
-        sizes = chunk_rows(rows, self.cut.most)
-        chunks = {number: [one] for number, one in enumerate(torch.split(targets, sizes))}
+        parts = torch.split(targets, self._sizes(rows))
+        chunks = {number: [one] for number, one in enumerate(parts)}
         found = self._train(every, own, chunks)
         found = found.to(next(one.dtype for one in self.cut.borders[-1] if one.has_gradient))
         return _Done.apply(found, self._anchor)  # type: ignore[no-untyped-call,no-any-return]  # torch's has no types
@@ -131,7 +131,7 @@ class TrainedModel(PipelinedModel):
         every = only(PartTask.TRAIN, every)
         self._note_shares(every)
         assert self._shares is not None
-        chunks = chunks_of([one.rows for one in every], self.cut.most)
+        chunks = chunks_of([one.rows for one in every], self.cut.shares)
         of_own = [one.rows / every[one.owner].rows for one in chunks]
         weights = [self._shares[one.owner] * of_own[at] for at, one in enumerate(chunks)]
         known = KnownLosses(*self._known, weights, of_own)
