@@ -228,7 +228,7 @@ class PipelinedModel(SpreadModel):
         """A forward pass that all have come to, or serve."""
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         every = only(doing, every)
-        chunks = chunks_of([one.rows for one in every], self.cut.shares)
+        chunks = chunks_of([one.rows for one in every], self.cut.shares, in_turns=True)
         with in_mode(self._module, next(one.mode for one in every if one.doing)):
             outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:

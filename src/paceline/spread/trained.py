@@ -131,7 +131,7 @@ class TrainedModel(PipelinedModel):
         every = only(PartTask.TRAIN, every)
         self._note_shares(every)
         assert self._shares is not None
-        chunks = chunks_of([one.rows for one in every], self.cut.shares)
+        chunks = chunks_of([one.rows for one in every], self.cut.shares, in_turns=False)
         of_own = [one.rows / every[one.owner].rows for one in chunks]
         weights = [self._shares[one.owner] * of_own[at] for at, one in enumerate(chunks)]
         known = KnownLosses(*self._known, weights, of_own)
