@@ -77,7 +77,10 @@ def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None
     """More of them fill the pipeline better, until their messages take longer than that saves."""
     ways = {"micro_batches_each": (1, 2, 4)}
     alone_s = 3.0 * 16 * LAYERS
-    assert by_name(costs(2, **ways))["network"].step_s == pytest.approx(alone_s / 2 * (8 + 1) / 8)
+    alike = by_name(costs(2, has_fixed_rows=True, **ways))["network"]
+    assert alike.step_s == pytest.approx(alone_s / 2 * (8 + 1) / 8)
+    sized = by_name(costs(2, **ways))["network"]
+    assert alone_s / 2 < (sized.step_s or 0.0) < alone_s / 2 * (8 + 1) / 8
     slow = LinkCost(latency_s=100.0, s_per_byte=0.0)
     few = by_name(costs(2, link=slow, **ways))["network"]
     assert few.placement is not None

@@ -40,12 +40,13 @@ from typing import NamedTuple
 
 from ..errors import ConfigError, ProtocolError
 
-FORWARD, BACKWARD = "F", "B"
+FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 _ROUNDING = 1e-12
 
 
 class PipelineAction(NamedTuple):
-    """A rank computes a stage on a micro-batch; ``kind`` is `FORWARD` or `BACKWARD`."""
+    """A rank computes a stage on a micro-batch; ``kind`` is `FORWARD`, `BACKWARD`, or `WEIGHTS`: of
+    all micro-batches what nobody waits for (`with_weights`)."""
 
     rank: int
     kind: str
@@ -118,6 +119,21 @@ def interleaved(
                 yield action(rank, FORWARD, number)
             if number >= ahead:
                 yield action(rank, BACKWARD, number - ahead)
+
+
+def with_weights(actions: Iterable[PipelineAction]) -> Iterator[PipelineAction]:
+    """A schedule in which each rank at its end has the gradients of weights of all micro-batches.
+
+    Example:
+        >>> " ".join(one.kind for one in with_weights(gpipe(1, 2)))
+        'F F B B W'
+    """
+    last: dict[tuple[int, int], PipelineAction] = {}
+    for one in actions:
+        yield one
+        last[one.rank, one.stage] = one
+    for one in last.values():
+        yield one._replace(kind=WEIGHTS)
 
 
 PipelineSchedule = Callable[[int, int, int], Iterator[PipelineAction]]
@@ -196,11 +212,17 @@ class ScheduleRun:
         return 1.0 - busy_s / (self.seconds * self.num_ranks) if self.seconds else 0.0
 
 
+_PLACES = (FORWARD, BACKWARD, WEIGHTS)
+"""Of what kind each of `StageTimes` is."""
+
+
 class StageTimes(NamedTuple):
-    """What a stage is busy with a micro-batch, forward and backward, its messages included."""
+    """What a stage is busy with a micro-batch, forward and backward, its messages included; and at
+    the end of an update."""
 
     forward_s: float
     backward_s: float
+    weights_s: float = 0.0
 
 
 def run_schedule(
@@ -233,8 +255,7 @@ def run_schedule(
             one = queue[places[rank]]
             if _needed(one, len(stages)) <= ready:
                 times = (each[one.micro_batch] if each else stages)[one.stage]
-                left_s = times.forward_s if one.kind == FORWARD else times.backward_s
-                running[rank] = (left_s, now_s)
+                running[rank] = (times[_PLACES.index(one.kind)], now_s)
         if not running:
             break
         share = min(1.0, cores / len(running))
@@ -259,6 +280,8 @@ def _needed(one: PipelineAction, num_stages: int) -> set[tuple[str, int, int]]:
     """What must have been computed before, wherever."""
     if one.kind == FORWARD:
         return {(FORWARD, one.stage - 1, one.micro_batch)} if one.stage else set()
+    if one.kind == WEIGHTS:  # the rank's own are before it
+        return set()
     found = {(FORWARD, one.stage, one.micro_batch)}
     if one.stage < num_stages - 1:
         found.add((BACKWARD, one.stage + 1, one.micro_batch))
@@ -269,7 +292,7 @@ def _peak_live(spans: Sequence[ComputedSpan], stage: int) -> int:
     """A micro-batch is alive from the begin of its forward pass to the end of its backward one."""
     events = []
     for action, start_s, stop_s in spans:
-        if action.stage == stage:
+        if action.stage == stage and action.kind != WEIGHTS:
             is_forward = action.kind == FORWARD
             events.append((start_s if is_forward else stop_s, is_forward))
     live = most = 0

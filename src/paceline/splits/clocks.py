@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..collectives.base import LinkCost
 from ..machine.ceilings import MachineCeilings, read_machine
 from ..system.processors import num_cores
+from .late_weights import LateWeights
 
 _ENOUGH_S = 0.02
 """A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
@@ -39,11 +40,13 @@ class TakenTimes(NamedTuple):
     Attributes:
         backward_s: where gradients are added to those that are there.
         first_s: how much longer where there are none, and room is made for them.
+        late_s: of gradients that are computed afterwards, where some are.
     """
 
     forward_s: float
     backward_s: float
     first_s: float
+    late_s: float = 0.0
 
 
 class TimedClock:
@@ -53,19 +56,33 @@ class TimedClock:
     a product that moves large weights takes one of two times, by where its memory happens to lie.
     """
 
-    def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
-        """Seconds forward and backward."""
-        first, more = list[tuple[float, float]](), list[tuple[float, float]]()
-        step_once(forward, module)
-        while len(first) < _LEAST_RUNS or (
-            len(first) < _MOST_RUNS and sum(map(sum, (*first, *more))) < _ENOUGH_S
-        ):
-            module.zero_grad(set_to_none=True)
-            first.append(step_once(forward, module))
-            more.append(step_once(forward, module))
-        first_s, more_s = (statistics.median(one for _, one in taken) for taken in (first, more))
-        forward_s = statistics.median(one for one, _ in (*first, *more))
-        return TakenTimes(forward_s, min(first_s, more_s), max(0.0, first_s - more_s))
+    def both(
+        self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
+    ) -> TakenTimes:
+        """Seconds forward and backward.
+
+        Args:
+            late: of ``module``; its gradients come afterwards.
+        """
+        late = late or LateWeights(())
+        first, more = list[tuple[float, ...]](), list[tuple[float, ...]]()
+        with late.kept():
+            _step_late(forward, module, late)
+            while len(first) < _LEAST_RUNS or (
+                len(first) < _MOST_RUNS and sum(map(sum, (*first, *more))) < _ENOUGH_S
+            ):
+                module.zero_grad(set_to_none=True)
+                first.append(_step_late(forward, module, late))
+                more.append(_step_late(forward, module, late))
+        forward_s = statistics.median(one for one, *_ in (*first, *more))
+        (back_s, late_s), (back_more_s, late_more_s) = (
+            [statistics.median(one[at] for one in taken) for at in (1, 2)]
+            for taken in (first, more)
+        )
+        longer_s = back_s + late_s - back_more_s - late_more_s
+        return TakenTimes(
+            forward_s, min(back_s, back_more_s), max(0.0, longer_s), min(late_s, late_more_s)
+        )
 
     def update(self, forward: Callable[[], Any], module: nn.Module) -> float:
         """Seconds forward and backward of an update of its own; a first one is not counted."""
@@ -76,6 +93,16 @@ class TimedClock:
             module.zero_grad(set_to_none=True)
             taken.append(sum(step_once(forward, module)))
         return statistics.median(taken[1:])
+
+
+def _step_late(
+    forward: Callable[[], Any], module: nn.Module, late: LateWeights
+) -> tuple[float, float, float]:
+    """Seconds forward, backward, and of what comes late."""
+    forward_s, backward_s = step_once(forward, module)
+    start_s = time.perf_counter()
+    late.add()
+    return forward_s, backward_s, time.perf_counter() - start_s
 
 
 def step_once(forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
@@ -103,7 +130,9 @@ class CountedClock:
         self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
         self._s_per_byte = moved_s_per_byte()
 
-    def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
+    def both(
+        self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
+    ) -> TakenTimes:
         """Seconds forward and backward, of which the second is said to move twice the bytes."""
         with FlopCounterMode(display=False) as first:
             outputs = forward()
