@@ -183,6 +183,22 @@ def test_a_profile_sleeps_as_those_who_are_asked_about_but_never_too_long(
     assert asked == [("0=exp:40ms", "1=0.2s"), ()]
 
 
+def test_a_profile_has_the_threads_that_workers_on_so_many_cores_have(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def measured(program: object, settings: RunSettings, observer: object) -> None:
+        asked.append(settings.threads)
+        raise ConfigError("measured")
+
+    monkeypatch.setattr(advice, "launch_run", measured)
+    monkeypatch.setattr(advice, "num_cores", lambda: 16)
+    for cores in ("", " --cores 4", " --cores 12", " --cores 64"):
+        say(f"plan quadratic --workers 4{cores}")
+    assert asked == [None, 1, 3, 4]
+
+
 def test_a_profile_without_sleeps_for_workers_that_sleep_is_named(say: Say) -> None:
     line = plan_of(say, "--seconds 0.4 --protocols full-sync,async")
     assert "never slept" in say(f"{line} --delay 5ms")[2]

@@ -51,7 +51,7 @@ class Question:
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
-        cores: that the workers share; None: one each.
+        cores: that the workers share; None: each has its own, as many as the profile's workers.
         delay, slow: on top of what the profile measured, as on the command line.
         mini_batch_size: None: the task's batch, shared by all workers.
         protocols: None: the family, with K on a grid.
@@ -169,12 +169,18 @@ def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
 
 
 def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
-    """A short run of workers on this machine; the folder where it lies."""
+    """A short run of workers on this machine; the folder where it lies.
+
+    They have as many threads as the workers of any run here; no more than workers on ``cores`` get.
+    """
     workers = min(asked.workers, max(2, num_cores()))
+    threads = None
+    if asked.cores is not None:
+        threads = max(1, min(num_cores() // workers, asked.cores // asked.workers))
     say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
     stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     flags = {  # with a folder of its own: runs/latest stays where it was
-        "workers": workers, "protocol": "k-batch-async:2", "path": "store",
+        "workers": workers, "threads": threads, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size, "delay": _pauses(asked, workers),
         "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
         "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",

@@ -257,6 +257,8 @@ def in_words(conditions: Conditions) -> str:
     if machine is None:
         return delay
     cores = "" if machine.cores is None else f" on {machine.cores} cores"
+    if machine.threads > 1:
+        cores += f", {machine.threads} threads a worker"
     beside = "" if texts == [NO_DELAY.text] else f" and {delay}"
     return f"{machine.text}{cores}{beside}"
 
