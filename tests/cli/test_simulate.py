@@ -134,6 +134,23 @@ def test_a_task_is_trained_in_virtual_time(say: Say, tmp_path: Path) -> None:
         assert (tmp_path / "learned" / name).is_file()
 
 
+def test_what_was_simulated_is_reported_by_sample_and_made_again_or_refused_by_name(
+    say: Say,
+) -> None:
+    line = "simulate quadratic --workers 2 --delay exp:10ms --updates 4"
+    assert say(f"{line} --run-dir plain")[0] == 0
+    assert say("replay plain")[0] == 0
+    code, out, err = say("report plain --sample 3")
+    assert (code, err) == (0, "")
+    assert "sample 3" in out
+    assert say(f"{line} --batched --run-dir batched")[0] == 0
+    code, _, err = say("replay batched")
+    assert (code, "it ran with --batched, which rounds otherwise" in err) == (2, True)
+    assert say(f"{line.replace(' quadratic', '')} --run-dir timed")[0] == 0
+    code, _, err = say("replay timed")
+    assert (code, "it simulated only time, without a task" in err) == (2, True)
+
+
 def test_time_alone_needs_no_torch() -> None:
     code = (
         "import sys; from paceline.cli.app import run; "

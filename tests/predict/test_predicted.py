@@ -1,6 +1,7 @@
 """What is predicted, asked of the modules themselves: forecasts, contests, races, advice."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from paceline.predict.advice import Question, advise, family
 from paceline.predict.comparison import Contest
 from paceline.predict.pursuit import Goal, pursue
 from paceline.predict.race import Training, count_wins, race, ranked
-from paceline.predict.rehearsal import rehearse
+from paceline.predict.rehearsal import Unwatched, rehearse
 from paceline.predict.simulation import World, forecast
 from paceline.report.ranking import Standing
 from tiny import TASK
@@ -43,6 +44,29 @@ def test_a_rehearsal_leaves_the_files_of_a_run(tmp_path: Path) -> None:
     assert {"trace.jsonl", "summary.json", "model.safetensors"} <= {
         one.name for one in (tmp_path / "run").iterdir()
     }
+
+
+class Evaluations(Unwatched):
+    """Of which epochs they were."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "epochs"), [(1, [0, 1, 2]), (2, [0, 0, 0, 1, 1, 2, 2])], ids=["one", "two"]
+)
+def test_an_epoch_whose_last_batch_is_small_is_evaluated_as_often_as_was_asked(
+    tmp_path: Path, evaluations: int, epochs: list[int]
+) -> None:
+    """Of two there is one at the start, where nothing is learned."""
+    asked = {"workers": 1, "protocol": "full-sync", "epochs": 3, "batch_size": 16}
+    heard = Evaluations()
+    rehearse(TASK, resolve(asked, env={}).settings, EACH_S, tmp_path / "run", heard, evaluations)
+    assert heard.epochs == epochs
 
 
 def test_a_contest_is_checked_before_it_begins() -> None:
