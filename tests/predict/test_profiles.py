@@ -179,6 +179,15 @@ def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path:
     assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)
 
 
+def test_fewer_workers_than_a_run_had_are_put_through_what_it_ordered_for_them(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path)  # worker 1 is slow
+    assert World(like=tmp_path).conditions(1).slow == {}
+    with pytest.raises(ConfigError, match="there is no worker 1"):
+        World(like=tmp_path, slow=("1=2x",)).conditions(1)
+
+
 def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_computes(
     tmp_path: Path,
 ) -> None:

@@ -22,7 +22,7 @@ This module must not know what is predicted from it.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +121,21 @@ class Profile:
             raise ConfigError(
                 f"the profile {self.run_dir} is of something else ({'; '.join(wrong)}); {remedy}"
             )
+
+
+def of_the_first(ordered: Sequence[str], num_workers: int) -> tuple[str, ...]:
+    """What a run was given as ``delay`` or ``slow``, without that of workers there are not.
+
+    Example:
+        >>> of_the_first(["exp:5ms", "1=exp:20ms", "3=exp:40ms"], 2)
+        ('exp:5ms', '1=exp:20ms')
+    """
+    heads = [text.rpartition("=")[0].strip() for text in ordered]
+    return tuple(
+        text
+        for text, head in zip(ordered, heads, strict=True)
+        if not head.isdecimal() or int(head) < num_workers
+    )
 
 
 def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
