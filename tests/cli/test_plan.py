@@ -10,7 +10,7 @@ import pytest
 from paceline.cli import app as command
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
-from paceline.predict import advice
+from paceline.predict import advice, splitting
 from paceline.predict.profiles import read_profile
 from paceline.run_dir import make_folder
 
@@ -147,6 +147,15 @@ def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
     assert code == 2
     assert said in err
     assert "Traceback" not in err
+
+
+def test_what_the_plan_of_a_large_model_ignores_is_refused(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "wants_splits", lambda question: True)
+    code, out, err = say("plan quadratic --workers 4 --protocols async --lr 0.1")
+    assert (code, out) == (2, "")
+    assert "--protocols, --lr: not of a model as large as quadratic" in err
 
 
 def test_a_profile_of_too_few_steps_is_refused(say: Say) -> None:

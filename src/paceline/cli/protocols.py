@@ -111,15 +111,17 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     from ..report.ranking import render_advice
     from .partition import CutFlags, planned_splits
 
-    _refuse_idle(asked)
+    idle = _given(asked, {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS)
+    if asked.memory is not None and idle:
+        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
     cut = CutFlags(
         workers=asked.workers, memory=asked.memory, micro_batches=asked.micro_batches,
         batch_size=asked.batch_size, input=asked.input,
     )  # fmt: skip
-    if planned_splits(task, cut, json):
+    if planned_splits(task, cut, json, idle):
         return
-    if idle := _given(asked, _OF_SPLITS):
-        raise ConfigError(f"{idle}: of the table of splits; add --memory")
+    if given := _given(asked, _OF_SPLITS):
+        raise ConfigError(f"{given}: of the table of splits; add --memory")
     start_s = time.perf_counter()
 
     def say_when(text: str) -> None:
@@ -131,13 +133,6 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
 
 _OF_BOTH = {"workers"}
 _OF_SPLITS = {"memory", "batch_size", "micro_batches", "input"}
-
-
-def _refuse_idle(asked: PlanFlags) -> None:
-    """The table of splits knows no protocols. ConfigError: something is given that it ignores."""
-    others = {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS
-    if asked.memory is not None and (idle := _given(asked, others)):
-        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
 
 
 def _given(asked: PlanFlags, names: Collection[str]) -> str:
