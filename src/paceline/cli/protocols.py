@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..config import resolve
+from ..config import of_flags
 from ..errors import ConfigError, Interrupted
 from ..protocols import split_names
 from .flags import Json, num_columns, say, show
@@ -249,7 +249,7 @@ def _contest(
     return Contest(
         task=task,
         protocols=split_names(protocols),
-        settings=resolve({**chosen, **places}, env={}, is_call=False).settings,
+        settings=of_flags({**chosen, **places}),
         world=world_of(world),
         repeats=contest.repeats,
         evaluations=contest.evaluations,

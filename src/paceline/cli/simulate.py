@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..config import RunSettings, flag_of, resolve
+from ..config import RunSettings, flag_of, of_flags
 from ..errors import ConfigError
 from ..protocols.streaming import Streaming
 from .flags import Json, say, show
@@ -172,7 +172,7 @@ def simulate(
             "workers": workers, "protocol": protocol, "staleness": staleness, "outer": outer,
             "fragments": fragments, "overlap": overlap, "updates": updates, "seed": world.seed,
         }  # fmt: skip
-        settings = resolve({**chosen, **places}, env={}, is_call=False).settings
+        settings = of_flags({**chosen, **places})
         _simulate_training(task, settings, given, run_dir, json, batched)
 
 

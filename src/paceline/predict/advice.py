@@ -17,7 +17,7 @@ from pathlib import Path
 from ..conditions.delays import NO_DELAY, parse_delays
 from ..conditions.slowness import parse_slow
 from ..conditions.world import Conditions
-from ..config import resolve
+from ..config import of_flags
 from ..errors import ConfigError
 from ..launch.launcher import launch_run
 from ..program import TaskProgram
@@ -186,7 +186,7 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
         "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = resolve(given, env={}, is_call=True).settings
+    settings = of_flags(given, is_call=True)
     summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
     assert isinstance(summary, Summary)  # it is no dry run
     return Path(summary.run_dir)
