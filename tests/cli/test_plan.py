@@ -123,6 +123,7 @@ def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
         ("plan quadratic --workers 4 --target-accuracy 5", "at most 1, got 5"),
         ("plan quadratic --workers 4 --lr -1", "lr must be"),
         ("plan quadratic --workers 4 --seconds nan", "seconds must be"),
+        ("plan quadratic --workers 4 --seed -1", "seed must be >= 0, got -1 (--seed)"),
         ("plan quadratic --workers 4 --mini-batch-size 0", "mini-batch-size must be"),
         ("plan quadratic --workers 4 --protocols async,async", "async is there twice"),
         ("plan quadratic --workers 4 --slow 1=3x@1s/1s", "no slow phases"),

@@ -14,8 +14,8 @@ from paceline.errors import ConfigError
 from paceline.predict import race as race_module
 from paceline.predict.advice import Question, advise, family
 from paceline.predict.comparison import Contest
-from paceline.predict.pursuit import Goal, pursue
-from paceline.predict.race import Training, count_wins, race, ranked
+from paceline.predict.pursuit import Goal, Pursuer, pursue
+from paceline.predict.race import Racer, Training, count_wins, race, ranked
 from paceline.predict.rehearsal import Unwatched, rehearse
 from paceline.predict.simulation import World, forecast
 from paceline.report.ranking import Standing
@@ -92,6 +92,35 @@ def test_who_is_first_at_a_target_stands_first() -> None:
     assert times_s == sorted(times_s)
     assert times_s[0] < math.inf
     assert [one.rank for one in ranking] == [1, 2]
+
+
+@pytest.mark.parametrize(("num", "rounds"), [(2, 1), (3, 1), (5, 2)])
+def test_a_race_has_as_many_rounds_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, num: int, rounds: int
+) -> None:
+    monkeypatch.setattr(race_module, "_first_lap_s", lambda field, share_s: 3.0)
+    monkeypatch.setattr(race_module, "_race_again", lambda *given: None)
+    names, said = ["full-sync", "async", "k-sync:1", "k-sync:2", "k-async:2"], list[str]()
+    race(names[:num], TRAINING, CONDITIONS, 0.2, said.append)
+    assert [one.partition(":")[0] for one in said] == [
+        f"round {number} of {rounds}" for number in range(1, rounds + 1)
+    ]
+
+
+def test_each_look_is_at_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose updates take long is looked at less often: four times at one version smooth nothing."""
+    seen: list[int] = []
+
+    def look(contender: Racer) -> float:
+        seen.append(contender.standing.updates)
+        return 0.5
+
+    monkeypatch.setattr(Racer, "accuracy", look)
+    pursuer = Pursuer("full-sync", TRAINING, CONDITIONS, Goal(accuracy=0.4))
+    for until_s in range(1, 4000):
+        pursuer.advance(float(until_s))
+    assert seen == [1, 2, 3, 4]
+    assert pursuer.reached_s < math.inf
 
 
 def test_wins_are_counted_seed_by_seed() -> None:

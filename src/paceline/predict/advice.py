@@ -17,7 +17,7 @@ from pathlib import Path
 from ..conditions.delays import NO_DELAY, parse_delays
 from ..conditions.slowness import parse_slow
 from ..conditions.world import Conditions
-from ..config import of_flags
+from ..config import check, of_flags
 from ..errors import ConfigError
 from ..launch.launcher import launch_run
 from ..program import TaskProgram
@@ -131,6 +131,7 @@ def _names(asked: Question) -> tuple[str, ...]:
 
 
 def _check_numbers(asked: Question) -> None:
+    check("seed", asked.seed, "--seed")
     if not 0.0 < asked.race_s < math.inf:
         raise ConfigError(f"seconds must be > 0 and finite, got --seconds {asked.race_s:g}")
     if asked.lr is not None and not 0.0 < asked.lr < math.inf:
