@@ -116,6 +116,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert code == 0
     assert "async failed: the gradient is not finite\n" in out
     assert "\nfull-sync " in out
+    assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # nothing came of any
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,10 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
         ("--protocols , --workers 3", "nothing to compare"),
         ("--protocols async --workers 3 --repeats 0", "repeats must be >= 1"),
         ("--protocols async --workers 3 --evaluations 3", "add --simulated"),
+        (
+            "--protocols full-sync,k-batch-sync:9 --workers 3 --batch-size 8",
+            "an update of k-batch-sync:9 has 9 pushes, more than --batch-size 8 has samples",
+        ),
         ("--protocols async --workers 3 --simulated", "the workers have no time for a step"),
         (
             "--protocols async --workers 3 --simulated --delay 1ms --device cuda",

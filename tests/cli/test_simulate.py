@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import simulate
 from paceline.report.summary import summarize
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -132,6 +133,29 @@ def test_a_task_is_trained_in_virtual_time(say: Say, tmp_path: Path) -> None:
     assert found["final_loss"] is not None
     for name in ("trace.jsonl", "summary.json", "curve.svg", "model.safetensors"):
         assert (tmp_path / "learned" / name).is_file()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["nonsense", "quadratic --protocol k-sync:9", "quadratic --batch-size 1"]
+)
+def test_what_is_refused_leaves_no_folder(say: Say, tmp_path: Path, wrong: str) -> None:
+    assert say(f"simulate {wrong} --workers 2 --delay 1s")[0] == 2
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_what_is_interrupted_has_a_summary_of_what_was_done(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(heard: object, done: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulate._Progress, "progress", stop)
+    code, out, err = say("simulate quadratic --workers 2 --delay 1s --run-dir cut --json")
+    assert (code, err) == (130, "interrupted\n")
+    found = json.loads(out)
+    assert (found["updates"], found["ended"]) == (3, "interrupted")
+    assert json.loads(Path("cut/summary.json").read_text()) == found
 
 
 def test_what_was_simulated_is_reported_by_sample_and_made_again_or_refused_by_name(

@@ -6,6 +6,7 @@ compare    several on one task, under the same stragglers and seeds: a table and
 Above 300 lines with the flags of both.
 """
 
+import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -230,6 +231,8 @@ def compare(
         _show(end.summary, json)
         raise
     _show(found, json)
+    if not any(one.outcomes for one in found.contenders):
+        sys.exit(1)
 
 
 def _contest(

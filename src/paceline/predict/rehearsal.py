@@ -19,7 +19,7 @@ import torch
 from ..checkpoints.state import save_model
 from ..config import RunSettings
 from ..core.ledger import Ledger
-from ..errors import ConfigError
+from ..errors import ConfigError, Interrupted
 from ..program import TaskProgram, written
 from ..protocols import protocol_of
 from ..protocols.base import SyncProtocol
@@ -81,6 +81,7 @@ def rehearse(
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a gradient is not finite.
+        Interrupted: the user ended it after at least one update; trace and summary are there.
     """
     start_s = time.perf_counter()
     protocol = protocol_of(settings)
@@ -197,7 +198,14 @@ class _Rehearsal:
         if evaluations > 1:
             self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
         self._epoch_pushes, self._evaluations = epoch_pushes, evaluations
-        counts = run.run(self._settings.updates, partial(self._progress, run))
+        try:
+            counts = run.run(self._settings.updates, partial(self._progress, run))
+        except KeyboardInterrupt:
+            run.stop("interrupted")
+            run.close()
+            if not run.counts.updates:
+                raise
+            raise Interrupted(write_report(self._trace.path.parent)) from None
         if self._work.store.version != self._evaluated_version:
             self._evaluate(run.coordinator.epoch, counts.times_s[-1])  # as a live run does
         run.close()
