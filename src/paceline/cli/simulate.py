@@ -77,7 +77,7 @@ class TrainingFlags:
     epochs
         Stop after so many passes over the data [default: the task's].
     seconds
-        Stop at the end of the epoch in which so many virtual seconds are over.
+        Stop after so many seconds; of virtual ones at the end of the epoch.
     target_accuracy
         Stop at the end of the epoch that reaches this test accuracy (0 to 1).
     dropped
