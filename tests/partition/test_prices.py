@@ -128,8 +128,7 @@ def test_what_is_done_together_takes_longer_behind_computing() -> None:
 
 
 def test_memory_that_is_given_anew_takes_time_where_nothing_is_kept() -> None:
-    few = {"graph_at": lambda _: model_at(1e-9), "alone_s": 0.0}
-    found = by_name(costs(2, fresh_s_per_byte=1.0, **few))
+    found = by_name(costs(2, fresh_s_per_byte=1.0, graph_at=lambda _: model_at(1e-9)))
     assert found["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep it
     assert found["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
     assert found["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
@@ -152,7 +151,9 @@ def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
 
 def test_a_small_model_is_answered_do_not_split() -> None:
     link = LinkCost(latency_s=1e5, s_per_byte=10.0)
-    table = price_splits(costs(2, cores=2, alone_s=3.0 * 8 * LAYERS, link=link, moved_s_per_byte=1))
+    taken = together(**dict.fromkeys(("gather_s", "reduce_s"), lambda size: 1e5 + 10.0 * size))
+    small = {"cores": 2, "alone_s": 3.0 * 8 * LAYERS, "moved_s_per_byte": 1, "unit_bytes": (8000,)}
+    table = price_splits(costs(2, link=link, exchanges=taken, **small))
     assert table.advised.name == "none"
     assert table.reason.startswith("do not split: ")
 

@@ -61,7 +61,7 @@ class ExchangeCosts(NamedTuple):
     sum_s: Curve
 
 
-class Processes(TorchGroup):
+class NeighbourGroup(TorchGroup):
     """All that measure together.
 
     Args:

@@ -1,4 +1,4 @@
-"""Processes beside this one that do what a run's other workers do, while costs are measured.
+"""NeighbourGroup beside this one that do what a run's other workers do, while costs are measured.
 
     this process   rank 0         measures each piece of the model         what all do together
     neighbours     rank 1 .. n-1  compute the whole model all the time     (exchanges.py)
@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 
 from ..splits.clocks import step_once, threads
 from ..tuning.allocator import keep, may_keep
-from .exchanges import ExchangeCosts, Processes, measure
+from .exchanges import ExchangeCosts, NeighbourGroup, measure
 from .split_models import SplitQuestion, find_model
 
 MOST_NEIGHBOURS = 3
@@ -82,7 +82,7 @@ class Neighbours:
         """Measured, while nobody computes the model."""
         self._say("exchange")
         with threads(self._threads):
-            return measure(Processes(self._group))
+            return measure(NeighbourGroup(self._group))
 
     @contextmanager
     def compute(self, batch_size: int) -> Iterator[None]:
@@ -154,7 +154,7 @@ def _serve(port: int, rank: int, size: int) -> None:
         if word == "end":
             return
         if word == "exchange":
-            measure(Processes(group))
+            measure(NeighbourGroup(group))
             continue
         if rank >= computing:
             continue
