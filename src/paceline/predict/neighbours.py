@@ -1,4 +1,4 @@
-"""NeighbourGroup beside this one that do what a run's other workers do, while costs are measured.
+"""Processes beside this one that do what a run's other workers do, while costs are measured.
 
     this process   rank 0         measures each piece of the model         what all do together
     neighbours     rank 1 .. n-1  compute the whole model all the time     (exchanges.py)
