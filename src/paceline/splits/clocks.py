@@ -5,6 +5,7 @@ bytes are counted, and divided by what a large product of matrices reaches here,
 `paceline probe` has left it in the file of ceilings, else measured on the spot. So is a message.
 """
 
+import mmap
 import socket
 import statistics
 import threading
@@ -152,6 +153,23 @@ def moved_s_per_byte() -> float:
     """Of a byte of memory that is read or written, by a copy with all of torch's threads."""
     source, target = torch.ones(_COPIED_BYTES // 4), torch.empty(_COPIED_BYTES // 4)
     return _least_s(lambda: target.copy_(source)) / (2 * _COPIED_BYTES)
+
+
+def fresh_s_per_byte() -> float:
+    """Of a byte of memory that the system gives anew, in large pages where it can, beyond writing
+    it: what a block takes that was given back when it was freed (system/pages.py)."""
+    taken = []
+    for _ in range(3):
+        room = mmap.mmap(-1, _COPIED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            room.madvise(mmap.MADV_HUGEPAGE)
+        bytes_in = torch.frombuffer(room, dtype=torch.uint8)
+        start_s = time.perf_counter()
+        bytes_in.fill_(1)
+        middle_s = time.perf_counter()
+        bytes_in.fill_(2)
+        taken.append(2 * middle_s - start_s - time.perf_counter())
+    return max(0.0, statistics.median(taken)) / _COPIED_BYTES
 
 
 def _least_s(work: Callable[[], object]) -> float:
