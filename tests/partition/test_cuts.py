@@ -6,9 +6,8 @@ import pytest
 
 from paceline.partition.cuts import MicroBatches, best_cut, fastest_cut
 from paceline.partition.graph import WorkEdge, WorkGraph, WorkNode, chain
-from paceline.partition.pipeline import Pipeline, workers
+from paceline.partition.pipeline import ALIKE, Pipeline, micro_batch_shares, workers
 from paceline.partition.placement import pipeline_step, place
-from paceline.partition.schedules import ALIKE, micro_batch_shares
 from paceline.partition.search import find_placement
 
 CORES = float("inf")

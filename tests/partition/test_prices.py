@@ -79,7 +79,7 @@ def test_bytes_and_memory_are_those_of_the_formulas() -> None:
 
 def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None:
     """More of them fill the pipeline better, until their messages take longer than that saves."""
-    ways = {"micro_batches_each": (1, 2, 4), "has_fixed_rows": True}
+    ways = {"micro_batches_each": (1, 2, 4)}
     alone_s = 3.0 * 16 * LAYERS
     alike = by_name(costs(2, has_fixed_rows=True, **ways))["network"]
     assert alike.step_s == pytest.approx(alone_s / 2 * (8 + 1) / 8)

@@ -14,8 +14,8 @@ FEW, MANY = 5, 20_001
 
 def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter], UnitRooms]:
     """A weight, and one that gets no gradient."""
-    torch.manual_seed(numel)
-    made = [nn.Parameter(torch.randn(numel)), nn.Parameter(torch.randn(3))]
+    rng = torch.Generator().manual_seed(numel)  # one for each thread
+    made = [nn.Parameter(torch.randn(size, generator=rng)) for size in (numel, 3)]
     rooms = UnitRooms()
     named = list(zip(("weight", "unused"), made, strict=True))
     return ParameterUnit(0, None, named, ranks.everyone, rooms), made, rooms

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 from .graph import INPUT, WorkGraph
-from .pipeline import Pipeline
+from .pipeline import ALIKE, EndSizes, Pipeline, micro_batch_shares
 from .placement import Placement, even_cut, is_allowed, pipeline_step, place
-from .schedules import ALIKE, EndSizes, micro_batch_shares
 from .search import FoundPlacement, find_placement
 
 _ENDS = [EndSizes(first, last) for first in (1.0, 0.5, 0.33) for last in (1.0, 0.67, 0.5)]

@@ -20,7 +20,7 @@ micro-batches, a backward pass as long as a forward one:
         rank 1   .. F0 F1 F0'B0'...
 
 Micro-batches need not be of one size: while the first goes through the stages, and the last comes
-back, others wait, so by 1f1b these may be smaller (`micro_batch_shares`); not so small that a rank
+back, others wait, so by 1f1b these may be smaller (`pipeline.micro_batch_shares`); not so small that a rank
 still waits for the larger one beside them.
 
 A schedule is a pure generator: rank after rank, what each does in its order. What that takes is
@@ -153,32 +153,6 @@ def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: in
         [3, 2, 1]
     """
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
-
-
-class EndSizes(NamedTuple):
-    """How many times as large as the others of their rank the first micro-batch of all is, and the
-    last, where one rank's follow another's."""
-
-    first: float = 1.0
-    last: float = 1.0
-
-
-ALIKE = EndSizes()
-
-
-def micro_batch_shares(
-    ranks: int, each: int, ends: EndSizes = ALIKE
-) -> tuple[tuple[float, ...], ...]:
-    """Of each rank's mini-batch, what share each of its micro-batches is.
-
-    Example:
-        >>> micro_batch_shares(2, 2, EndSizes(0.25, 1.0))
-        ((0.2, 0.8), (0.5, 0.5))
-    """
-    sizes = [[1.0] * each for _ in range(ranks)]
-    sizes[0][0] *= ends.first
-    sizes[-1][-1] *= ends.last
-    return tuple(tuple(one / sum(own) for one in own) for own in sizes)
 
 
 class ComputedSpan(NamedTuple):

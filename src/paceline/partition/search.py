@@ -17,7 +17,7 @@ borders as layers; a model of blocks a few for each block. Where there are more 
 Sources: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators",
 NeurIPS 2020 (a dynamic programme over sets that need nothing outside); D. Narayanan et al.,
 "PipeDream", SOSP 2019 (the same for chains, by the slowest stage). Changed: by the whole step, and
-for workers of several speeds.
+for workers of several speeds. Above 300 lines, since what a border needs is told beside it.
 """
 
 import itertools
@@ -220,8 +220,8 @@ class _Search:
         held = (2 + self._pipeline.state_copies) * parameter_bytes
         held += after.buffer_bytes - before.buffer_bytes
         live = self._pipeline.live(number)
-        held += (self._pipeline.micro_batches - live) * (after.late_bytes - before.late_bytes)
-        return held + live * kept <= most
+        late = after.late_bytes - before.late_bytes
+        return held + live * kept + (self._pipeline.micro_batches - live) * late <= most
 
     def _least_s(self, most_s: float, sum_s: float, at: int, used: tuple[int, ...]) -> float:
         """What a step must take at least that goes on from here."""

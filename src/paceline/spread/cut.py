@@ -23,9 +23,15 @@ from ..exchange.group import MemberGroup
 from ..partition.cuts import FastestCut, MicroBatches, fastest_cut
 from ..partition.graph import WorkGraph
 from ..partition.names import SplitName
-from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
+from ..partition.pipeline import (
+    ALIKE,
+    MICRO_BATCHES_EACH,
+    EndSizes,
+    Pipeline,
+    micro_batch_shares,
+    workers,
+)
 from ..partition.placement import Placement
-from ..partition.schedules import ALIKE, EndSizes, micro_batch_shares
 from ..splits.clocks import TimedClock, measure_loopback
 from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts

@@ -4,7 +4,8 @@
     loss.backward()   -> that node -> meet -> gradients through all parts
     model.parameters()   the same objects; those of other parts are absent (replica/absent.py)
 
-This module must not know the loop.
+This module must not know the loop. Above 300 lines, since what a pass is refused for stands beside
+it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
