@@ -10,8 +10,8 @@ A part's memory, with k copies of optimizer state and m micro-batches alive in i
                                      +  (M - m) x what is kept for gradients that come late
 
 What a micro-batch leaves behind for the backward pass is counted by tensors, so what computing
-needs for a moment and what Python and torch take themselves comes on top. Above 300 lines, since a price
-and who is allowed to have it are read together.
+needs for a moment and what Python and torch take themselves comes on top. Above 300 lines, since a
+price and who is allowed to have it are read together.
 """
 
 from collections.abc import Sequence

@@ -20,8 +20,8 @@ micro-batches, a backward pass as long as a forward one:
         rank 1   .. F0 F1 F0'B0'...
 
 Micro-batches need not be of one size: while the first goes through the stages, and the last comes
-back, others wait, so by 1f1b these may be smaller (`pipeline.micro_batch_shares`); not so small that a rank
-still waits for the larger one beside them.
+back, others wait, so by 1f1b these may be smaller (`pipeline.micro_batch_shares`); not so small
+that a rank still waits for the larger one beside them.
 
 A schedule is a pure generator: rank after rank, what each does in its order. What that takes is
 found by running it: an action begins when its rank is free and what it needs is there (F of the
