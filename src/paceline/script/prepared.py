@@ -29,6 +29,7 @@ from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader, refuse_begun
 from ..data.numbers import Numbers, OfRange, note, note_of_range, numbered
+from ..data.own_iteration import refuse_own_iteration
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -166,8 +167,10 @@ class Prepared:
         order = lease(loader, context.seed, device).order
         if accumulate > 1 and not is_alone:
             _refuse_cut(order.has_own_batches, accumulate)
+        self._notes_of_loader = list[str]()
         if not is_alone:
             refuse_begun(loader)
+            self._notes_of_loader = refuse_own_iteration(loader)
         if self.is_stream and context.steps_together:
             raise ConfigError(
                 "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
@@ -563,6 +566,7 @@ class Prepared:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
         notes += batch_norm_note(self.model, self._batch_size, parts)
+        notes += self._notes_of_loader
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)
         elif len(self.optimizers) > 1:
