@@ -61,6 +61,8 @@ class Evaluation:
             raise ConfigError(
                 f"pace.evaluate(fn, loader) needs a DataLoader, got {type(loader).__name__}"
             )
+        if self._prepared is not None:
+            self._prepared.given.check_all()
         if self._exchange.num_workers == 1:
             return self._plainly(fn, loader)
         if self._prepared is None:

@@ -56,6 +56,7 @@ from ..tuning.candidate import Forward, LossForward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
 from .closures import NOTE_OF_CLOSURES, context_with
+from .given import GivenStates
 from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
@@ -119,6 +120,7 @@ class Prepared:
         self._exchange = exchange
         self._member = exchange.shared
         self._replica: Replica | None = None
+        self.given = GivenStates()
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
@@ -384,7 +386,7 @@ class Prepared:
             begins_anew = self._context.is_newcomer  # with what all others hold
             go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)
-        clone_state(self.model)
+        clone_state(self.model, self.given)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
         self._watch(exchange, replica)
@@ -443,12 +445,18 @@ class Prepared:
 
     def _watch(self, exchange: StoreExchange, replica: Replica) -> None:
         """See to it that gradients, and the optimizers' state, are what a run takes them for."""
-        hooks = exchange.hooks
+        hooks, given = exchange.hooks, self.given
+        hooks.check_objects, hooks.check_given = given.check, given.check_all
         if not self._context.is_difference:
             states = SharedStates(
                 self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
             )
-            hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
+
+            def check_objects() -> None:
+                states.check()
+                given.check()
+
+            hooks.take_loaded, hooks.check_objects = states.take_loaded, check_objects
             is_refused = self._context.averages or self._accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
             if self.spread is not None:
