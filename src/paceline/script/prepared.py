@@ -39,7 +39,14 @@ from ..partition.names import SplitName
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
+from ..replica.layers import (
+    batch_norm_note,
+    gradient_hooks_note,
+    grain,
+    parameter_table,
+    unwatch_forward,
+    watch_forward,
+)
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
@@ -581,6 +588,9 @@ class Prepared:
             notes.append(note_of_several(len(self.optimizers), context))
         if context.num_as_full_sync:
             notes += note_of_first_updates(self.optimizers, context)
+        averages = context.averages or context.steps_together or self._accumulate > 1
+        if averages and self.spread is None:
+            notes += gradient_hooks_note(self.model)
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
