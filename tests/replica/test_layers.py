@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from paceline.replica.layers import parameter_table
+from paceline.replica.layers import gradient_hooks_note, parameter_table
 from tiny import Tied
 
 
@@ -28,3 +28,16 @@ def test_layers_without_parameters_are_listed_where_they_are_no_layers_of_torch(
         ("0", "Scaled", ""),
         ("2", "Linear", "1 x 2"),
     ]
+
+
+def test_hooks_on_gradients_are_named_and_those_that_are_gone_are_not() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    assert gradient_hooks_note(model) == ()
+    handle = model[1].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    [note] = gradient_hooks_note(model)
+    assert note.startswith("hooks on the gradient of '1.weight' act on each worker's part")
+    handle.remove()
+    assert gradient_hooks_note(model) == ()
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert "'0.weight' and 3 more act" in gradient_hooks_note(model)[0]

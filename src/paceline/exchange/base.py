@@ -170,6 +170,7 @@ class ScriptHooks:
         order_digest: of the epoch's order that was drawn last; all members' are compared.
         take_loaded: the optimizer's state that the script has loaded since ``prepare``.
         check_objects: look at what of the script's objects must stay as it was, beside weights.
+        check_given: before an epoch, look at all copies of weights that the script was given.
         write_into: take the folder of checkpoints, and the identity of the one that it is in.
         write_own: write what this member remembers, for the checkpoint of this number; the epoch
             at whose end that stands, or -1.
@@ -188,6 +189,7 @@ class ScriptHooks:
     order_digest: Callable[[], str] = lambda: ""
     take_loaded: Callable[[], State | None] = lambda: None
     check_objects: Callable[[], None] = lambda: None
+    check_given: Callable[[], None] = lambda: None
     write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
     write_own: Callable[[int, int], None] = lambda number, behind: None
     write_layout: Callable[[int], None] = lambda number: None

@@ -223,6 +223,7 @@ class StoreExchange(Exchange):
         Before the first epoch the main worker's weights and state are written to the store: all
         stand still, and whatever another member holds is pulled over.
         """
+        self.hooks.check_given()
         if self.has_opened:
             if self._is_published:
                 self.unedited.take_published()

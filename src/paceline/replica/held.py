@@ -11,8 +11,9 @@ So is whether the bytes in it are what they were: all of few, of many a sample t
             |.#..|.#..|.#..|.#..|   step 2     so that each is looked at in its turn
 
 An edit of a whole tensor is seen at once, one of a few bytes after a round of the sample at the
-latest, if it is made again and again; who must know for certain compares everything. This module
-must not know who else uses the memory.
+latest, if it is made again and again; who must know for certain compares everything. A bit above
+300 lines, since what is held and how its bytes are looked at are read together. This module must
+not know who else uses the memory.
 """
 
 import ctypes
@@ -127,6 +128,18 @@ class HeldMemory:
                     f"parameter {name!r} was put into the model or taken out of it after "
                     "prepare(): build the whole model before, model.head = ...; "
                     "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+                )
+
+    def check_made_anew(self) -> None:
+        """Refuse parameters in the place of those that were prepared; others may come and go."""
+        known = {place.name: one for one, place in self._pairs()}
+        for name, one in self._model.named_parameters():
+            if known.get(name, one) is not one:
+                raise ConfigError(
+                    f"parameter {name!r} was made anew after prepare(), as by self.name = "
+                    "nn.Parameter(...) in forward(), and each worker would have one of its own: "
+                    "what forward() computes belongs into a buffer, which updates average, "
+                    f"self.register_buffer({name.rpartition('.')[2]!r}, tensor)"
                 )
 
     def _pairs(self) -> "zip[tuple[nn.Parameter, TensorPlace]]":

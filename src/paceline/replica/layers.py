@@ -117,3 +117,20 @@ def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str,
         f"batch norm normalises each mini-batch of {-(-batch_size // parts)} samples by itself, "
         f"not the {batch_size} of an update; its running statistics are averaged",
     )
+
+
+def gradient_hooks_note(model: nn.Module) -> tuple[str, ...]:
+    """For the plan: parameters with hooks on their gradients, which run before the average."""
+    hooked = [
+        name
+        for name, one in model.named_parameters()
+        if one._backward_hooks or one._post_accumulate_grad_hooks
+    ]
+    if not hooked:
+        return ()
+    more = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
+    return (
+        f"hooks on the gradient of {hooked[0]!r}{more} act on each worker's part, before it is "
+        "averaged: a factor or a mask comes out the same, a clip does not "
+        "(pace.clip_grad_norm_, pace.clip_grad_value_)",
+    )

@@ -29,6 +29,7 @@ from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader, refuse_begun
 from ..data.numbers import Numbers, OfRange, note, note_of_range, numbered
+from ..data.own_iteration import refuse_own_iteration
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -38,7 +39,14 @@ from ..partition.names import SplitName
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
+from ..replica.layers import (
+    batch_norm_note,
+    gradient_hooks_note,
+    grain,
+    parameter_table,
+    unwatch_forward,
+    watch_forward,
+)
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
@@ -55,6 +63,7 @@ from ..tuning.candidate import Forward, LossForward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
 from .closures import NOTE_OF_CLOSURES, context_with
+from .given import GivenStates
 from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
@@ -118,6 +127,7 @@ class Prepared:
         self._exchange = exchange
         self._member = exchange.shared
         self._replica: Replica | None = None
+        self.given = GivenStates()
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
@@ -166,8 +176,10 @@ class Prepared:
         order = lease(loader, context.seed, device).order
         if accumulate > 1 and not is_alone:
             _refuse_cut(order.has_own_batches, accumulate)
+        self._notes_of_loader = list[str]()
         if not is_alone:
             refuse_begun(loader)
+            self._notes_of_loader = refuse_own_iteration(loader)
         if self.is_stream and context.steps_together:
             raise ConfigError(
                 "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
@@ -381,7 +393,7 @@ class Prepared:
             begins_anew = self._context.is_newcomer  # with what all others hold
             go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)
-        clone_state(self.model)
+        clone_state(self.model, self.given)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
         self._watch(exchange, replica)
@@ -440,12 +452,18 @@ class Prepared:
 
     def _watch(self, exchange: StoreExchange, replica: Replica) -> None:
         """See to it that gradients, and the optimizers' state, are what a run takes them for."""
-        hooks = exchange.hooks
+        hooks, given = exchange.hooks, self.given
+        hooks.check_objects, hooks.check_given = given.check, given.check_all
         if not self._context.is_difference:
             states = SharedStates(
                 self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
             )
-            hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
+
+            def check_objects() -> None:
+                states.check()
+                given.check()
+
+            hooks.take_loaded, hooks.check_objects = states.take_loaded, check_objects
             is_refused = self._context.averages or self._accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
             if self.spread is not None:
@@ -563,12 +581,16 @@ class Prepared:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
         notes += batch_norm_note(self.model, self._batch_size, parts)
+        notes += self._notes_of_loader
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)
         elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
         if context.num_as_full_sync:
             notes += note_of_first_updates(self.optimizers, context)
+        averages = context.averages or context.steps_together or self._accumulate > 1
+        if averages and self.spread is None:
+            notes += gradient_hooks_note(self.model)
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
