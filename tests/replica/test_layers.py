@@ -1,8 +1,9 @@
-"""What the plan says of a model's layers."""
+"""What the plan says of a model's layers, and what a step that is left puts back of them."""
 
+import torch
 from torch import nn
 
-from paceline.replica.layers import parameter_table
+from paceline.replica.layers import Modes, parameter_table
 from tiny import Tied
 
 
@@ -28,3 +29,14 @@ def test_layers_without_parameters_are_listed_where_they_are_no_layers_of_torch(
         ("0", "Scaled", ""),
         ("2", "Linear", "1 x 2"),
     ]
+
+
+def test_modes_are_put_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
+    modes = Modes(model)
+    modes.note()
+    model.eval()
+    torch.set_grad_enabled(False)
+    modes.put_back()
+    assert torch.is_grad_enabled()
+    assert [one.training for one in model.modules()] == [True, True, False]

@@ -206,6 +206,8 @@ class Exchange(abc.ABC):
     """Local steps a push (local-sgd's H)."""
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
+    has_pushed: bool = False
+    """Whether what a step block was for is handed in: the rest of it is no work to be left."""
     is_cut_short: bool = False
     """Whether the script is in a pass over its loader that the end of the run left empty."""
     last_norm: float = float("nan")

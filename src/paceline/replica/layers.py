@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -79,6 +80,28 @@ def _check_layer(module: nn.Module, _: Any) -> None:
         check()
     elif not _checks and _installed:  # the models are gone
         _installed.pop().remove()
+
+
+class Modes:
+    """Whether each layer trains, and gradients are made, where a step began.
+
+    One that is left in the middle, as in ``model.eval() ... model.train()``, puts it back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self.note()
+
+    def note(self) -> None:
+        """A step begins."""
+        self._found = [one.training for one in self._modules]
+        self._makes_gradients = torch.is_grad_enabled()
+
+    def put_back(self) -> None:
+        """It was left."""
+        for one, trains in zip(self._modules, self._found, strict=True):
+            one.training = trains
+        torch.set_grad_enabled(self._makes_gradients)
 
 
 def parameter_table(model: nn.Module) -> list[LayerParameters]:

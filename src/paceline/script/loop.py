@@ -25,6 +25,7 @@ from ..data.numbers import Numbers, OfRange
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Stopped, Superseded, Work
+from ..replica.layers import Modes
 from ..speed import Speed
 from .accumulation import Accumulation, samples_in
 from .gradients import LocalGradients
@@ -66,6 +67,7 @@ class TrainingLoop:
         entered, ended: do what is to be done when a loop has begun, and when it has no more.
         accumulation: of an update that several steps of the loop make; None: each makes one.
         beside: further loaders, each with a batch for each mini-batch.
+        modes: of the model's layers, where a step may be left between them; None: none is.
         is_released: whether its trial is over: its loaders are the user's own again.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
@@ -96,6 +98,7 @@ class TrainingLoop:
         self.ended: Callable[[int], None] = lambda epoch: None
         self.accumulation: Accumulation | None = None
         self.beside: list[Beside] = []
+        self.modes: Modes | None = None
         self.batch: Any = None
         self.given_back: list[Any] = []
         self._has_left = self.is_released = False
@@ -138,6 +141,7 @@ class TrainingLoop:
             if depth := self.lookahead:
                 self._reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
+                member.has_pushed = False
                 for one in self.beside:
                     assert holding.current is not None
                     one.took(holding.current)
@@ -218,6 +222,17 @@ class TrainingLoop:
 
     # -- what is done with them -----------------------------------------------------------------
 
+    def enter(self) -> None:
+        """A step block begins."""
+        exchange = self.exchange
+        exchange.is_in_step, exchange.has_pushed = True, False
+        if self.modes is not None:
+            self.modes.note()
+
+    def exit(self) -> None:
+        """It ends, or is left."""
+        self.exchange.is_in_step = False
+
     def differentiated(self) -> None:
         """A backward pass begins; what was accumulated may be gone: there is nothing now."""
         holding, was_there = self.holding, self._has_accumulated
@@ -297,6 +312,7 @@ class TrainingLoop:
                 raise
             self.superseded()
             return False
+        self._member.has_pushed = True
         self.holding.pushed(work)
         self._follow(self._member.grant())
         return True

@@ -38,7 +38,14 @@ from ..partition.names import SplitName
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
+from ..replica.layers import (
+    Modes,
+    batch_norm_note,
+    grain,
+    parameter_table,
+    unwatch_forward,
+    watch_forward,
+)
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
@@ -371,6 +378,7 @@ class Prepared:
         self._compress(exchange, replica)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
+            self.loop.modes = Modes(self.model)
         self.loop.leased.seeds_between = exchange.num_workers > 1
         self._answer(exchange, replica)
         exchange.attach(replica, rule, self.shape, self._describe(replica))

@@ -72,7 +72,7 @@ class Step:
         self._loop.skip()
 
     def __enter__(self) -> "Step":
-        self._loop.exchange.is_in_step = True
+        self._loop.enter()
         return self
 
     def __exit__(
@@ -83,7 +83,7 @@ class Step:
                 self._loop.push_steps()
             except Superseded as late:
                 kind, error = type(late), late
-        self._loop.exchange.is_in_step = False
+        self._loop.exit()
         if kind is None:
             self._loop.close()
             return False
@@ -93,6 +93,8 @@ class Step:
                 self._explain(error)
             return False
         self.was_superseded = True
+        if (modes := self._loop.modes) is not None:
+            modes.put_back()
         self._loop.superseded()
         return True
 
