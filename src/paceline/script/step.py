@@ -150,7 +150,8 @@ class OptimizerStep:
 
     def begin(self) -> None:
         """A step block begins."""
-        self._loop.holding.has_worked = True
+        holding = self._loop.holding
+        holding.has_worked = holding.has_stepped = True
         self._loop.is_failing = self._loop.was_called_off = False
         self._schedules.place.deferred.clear()  # of a block that was left
         accumulation = self._gradients.accumulation
@@ -178,6 +179,7 @@ class OptimizerStep:
 
     def _make_step(self, part: int, closure: Closure | None) -> Any:
         current = self._loop.holding.current
+        self._loop.holding.has_stepped = True
         if self._member is not None and current is None:
             raise self._outside()
         if current is not None and current.is_called_off:

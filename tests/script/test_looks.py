@@ -1,0 +1,124 @@
+"""Passes over the prepared loader that train nothing, or are made by other than who trains."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from runs import Run, run_script
+
+SCRIPT = """
+import queue, threading, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+
+def train(batches):
+    for inputs, targets in batches:
+        with pace.step():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+"""
+WAYS = [
+    {"protocol": "full-sync", "path": "peers"},
+    {"protocol": "full-sync", "engine": "inline"},
+    {"protocol": "async", "path": "store"},
+    {"protocol": "local-sgd:2", "path": "peers"},
+]
+EACH = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+def run_of(rest: str, folder: Path, **settings: object) -> Run:
+    (folder / "train.py").write_text(SCRIPT + rest)
+    return run_script(folder / "train.py", folder, workers=2, **settings)
+
+
+COUNTING = """
+counts = torch.zeros(2)
+for _, targets in BATCHES:
+    counts += torch.bincount(targets, minlength=2)
+for _ in pace.epochs(2):
+    train(loader)
+assert counts.sum() == 32
+"""
+
+
+@EACH
+def test_a_pass_that_only_reads_is_refused(tmp_path: Path, way: dict[str, object]) -> None:
+    says = r"a whole pass over the prepared loader has made no step.* loader.plain"
+    with pytest.raises(ConfigError, match=says):
+        run_of(COUNTING.replace("BATCHES", "loader"), tmp_path, **way)
+
+
+@EACH
+def test_the_plain_loader_has_all_samples(tmp_path: Path, way: dict[str, object]) -> None:
+    run = run_of(COUNTING.replace("BATCHES", "loader.plain"), tmp_path, **way)
+    assert run.num_epochs_ended() == 2
+
+
+def test_one_worker_has_all_samples_of_such_a_pass(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT + COUNTING.replace("BATCHES", "loader"))
+    run_script(tmp_path / "train.py", tmp_path, workers=1, protocol="full-sync")
+
+
+FISHER = """
+train(loader)
+fisher = torch.zeros_like(model.weight)
+for inputs, targets in loader:
+    model.zero_grad()
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    fisher += model.weight.grad ** 2
+train(loader)
+"""
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
+def test_a_pass_of_gradients_that_no_step_uses_is_refused(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match="a whole pass over the prepared loader has made no step"):
+        run_of(FISHER, tmp_path, **way)
+
+
+OVER_EPOCHS = """
+step = 0
+for _ in range(5):
+    for inputs, targets in loader:
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        step += 1
+        if step % 12 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("way", [WAYS[1], WAYS[2]], ids=str)
+def test_gradients_that_add_up_over_passes_are_none(tmp_path: Path, way: dict[str, object]) -> None:
+    """Without a block, and with passes in which no worker comes to a step."""
+    assert run_of(OVER_EPOCHS, tmp_path, **way).summary.updates > 0
+
+
+ONE_READS = """
+train(loader)
+if pace.is_main:
+    for inputs, targets in loader:
+        pass
+else:
+    train(loader)
+train(loader)
+"""
+
+
+@pytest.mark.parametrize("way", [WAYS[1], WAYS[2]], ids=str)
+def test_a_pass_that_one_worker_only_reads_is_said(tmp_path: Path, way: dict[str, object]) -> None:
+    run = run_of(ONE_READS, tmp_path, **way)
+    assert any(one.startswith("worker 0 went through its part of a pass") for one in run.notes)
