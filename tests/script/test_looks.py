@@ -122,3 +122,51 @@ train(loader)
 def test_a_pass_that_one_worker_only_reads_is_said(tmp_path: Path, way: dict[str, object]) -> None:
     run = run_of(ONE_READS, tmp_path, **way)
     assert any(one.startswith("worker 0 went through its part of a pass") for one in run.notes)
+
+
+LOOKS = """
+for epoch in EPOCHS:
+    train(loader)
+    if pace.is_main and epoch == 1:
+        next(iter(loader))
+"""
+
+
+@pytest.mark.parametrize("epochs", ["range(5)", "pace.epochs(5)"])
+@pytest.mark.parametrize("way", [*WAYS[:3]], ids=str)
+def test_a_later_look_by_one_worker_is_refused(
+    tmp_path: Path, way: dict[str, object], epochs: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"worker 0 took a batch of .*next\(iter\(loader.plain"):
+        run_of(LOOKS.replace("EPOCHS", epochs), tmp_path, **way)
+
+
+@pytest.mark.parametrize("way", [*WAYS[:3]], ids=str)
+def test_a_later_look_by_all_is_none(tmp_path: Path, way: dict[str, object]) -> None:
+    run = run_of(
+        LOOKS.replace("EPOCHS", "range(3)").replace("pace.is_main and", ""), tmp_path, **way
+    )
+    assert run.num_epochs_ended() == 4
+
+
+LEAVES_FIRST = """
+steps = 0
+while steps < 6:
+    for inputs, targets in loader:
+        if steps >= 6:
+            break
+        with pace.step():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        steps += 1
+for inputs, targets in loader:
+    break
+"""
+
+
+@pytest.mark.parametrize("way", [*WAYS[:3]], ids=str)
+def test_a_loop_that_is_left_by_who_is_done_is_no_look(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    run_of(LEAVES_FIRST, tmp_path, **way)

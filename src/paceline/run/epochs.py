@@ -264,6 +264,8 @@ class EpochBorders:
         """Between peers where the whole epoch can be made by all, else through the store."""
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
+        if not run.coordinator.has_used_nothing:
+            run.trained_in = run.coordinator.epoch
         run.is_open = True
         run.watch.opened(run.now_s(), epoch, self._until(batch_ends, position))
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
