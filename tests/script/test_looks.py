@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.trace.records import Rerouted
 from runs import Run, run_script
 
 SCRIPT = """
@@ -170,3 +171,45 @@ def test_a_loop_that_is_left_by_who_is_done_is_no_look(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
     run_of(LEAVES_FIRST, tmp_path, **way)
+
+
+def paths_of(run: Run) -> list[str]:
+    return [one.path for one in run.records if isinstance(one, Rerouted)]
+
+
+LOOKED_AT = """
+next(iter(loader))
+for _ in range(2):
+    train(loader)
+"""
+LEFT_OUT = """
+for epoch in range(4):
+    for number, (inputs, targets) in enumerate(loader):
+        if epoch == 0 and number == 2:
+            continue
+        train([(inputs, targets)])
+"""
+ACCUMULATED = """
+for epoch in range(3):
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "paths"),
+    [
+        (LOOKED_AT, ["peers", "store", "peers"]),
+        (LEFT_OUT, ["peers", "store", "peers"]),
+        (ACCUMULATED, ["peers", "store"]),
+    ],
+    ids=["looked at", "left out", "accumulated"],
+)
+def test_peers_come_back_when_nothing_needs_the_store(
+    tmp_path: Path, rest: str, paths: list[str]
+) -> None:
+    assert paths_of(run_of(rest, tmp_path, protocol="full-sync", path="peers")) == paths

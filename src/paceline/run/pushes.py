@@ -48,9 +48,16 @@ class Pushes:
             self._refuse_a_look_of_one()
         if self._looks and told.weight:
             self._refuse_an_earlier_look(member)
+        if told.kept or told.unused or not told.weight:
+            self._needs_store()
         if not any(type(order) in (Discard, Late) for order in orders):
             self._compare(member, hyper, told, orders)
         run.carry_out(orders, fact, Payload(told.fault, clip, told.stepped, run.is_mid_batch))
+
+    def _needs_store(self) -> None:
+        """This was what peers cannot by themselves; where a stream ends is no matter of theirs."""
+        run = self._run
+        run.needs_store |= not run.streams.has_ended
 
     def _compare(self, member: int, hyper: int, told: Told, orders: Sequence[Order]) -> None:
         """All pushes of one update come with the same settings, and from the same step on a batch.
@@ -99,6 +106,7 @@ class Pushes:
 
     def extend(self, member: int, message: Extend) -> None:
         run = self._run
+        self._needs_store()
         ticket = run.roster[member].ticket
         lease = None
         if ticket is not None and ticket.serial == message.serial:
@@ -127,6 +135,7 @@ class Pushes:
             self._looks[member] = run.coordinator.epoch
         if not run.is_open:
             return  # its end is on the way to this member
+        self._needs_store()
         if message.is_look and not run.coordinator.epoch:
             self._looked = member
             self._refuse_a_look_of_one()
@@ -167,6 +176,7 @@ class Pushes:
 
     def give_back(self, member: int, message: GiveBack) -> None:
         run = self._run
+        self._needs_store()
         ticket = Ticket(member, message.serial, run.coordinator.version)
         run.carry_out(run.coordinator.give_back(ticket, run.now_s()), None, None)
 

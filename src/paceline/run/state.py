@@ -107,7 +107,7 @@ class RunState:
         """Faults that were ordered and have come."""
         self.by_peers = False
         self.needs_store = False
-        """Whether the script does what peers cannot by themselves, as accumulating gradients."""
+        """Whether the script did what peers cannot, as accumulating, since an epoch opened last."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
         """The epoch that the script is in, its code after the loop included."""
         self._place = START if resumption is None else resumption.place
