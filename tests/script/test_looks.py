@@ -213,3 +213,51 @@ def test_peers_come_back_when_nothing_needs_the_store(
     tmp_path: Path, rest: str, paths: list[str]
 ) -> None:
     assert paths_of(run_of(rest, tmp_path, protocol="full-sync", path="peers")) == paths
+
+
+PREFETCHED = """
+def fetched(batches):
+    ready = queue.Queue(1)
+
+    def fetch():
+        for batch in batches:
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=fetch, daemon=True).start()
+    return iter(ready.get, None)
+
+for _ in range(3):
+    train(fetched(loader))
+"""
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
+def test_a_loader_that_another_thread_iterates_is_refused(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match="is iterated by another thread than makes the steps"):
+        run_of(PREFETCHED, tmp_path, **way)
+
+
+ELSEWHERE = """
+def work():
+    for _ in range(2):
+        train(loader)
+
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as pool:
+    for batch in loader:
+        pool.submit(train, [batch]).result()
+"""
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
+def test_a_loop_may_be_in_another_thread_or_its_steps(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    assert run_of(ELSEWHERE, tmp_path, **way).num_epochs_ended() == 3

@@ -11,6 +11,7 @@ story.
 """
 
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -103,6 +104,8 @@ class TrainingLoop:
         self.given_back: list[Any] = []
         self._has_left = self.is_released = False
         self._error: ConfigError | WorkerError | None = None
+        self._asking = self._stepping = 0
+        """The thread that waits for a mini-batch now, and the one that is in a step block."""
         self._has_accumulated = False
         """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
 
@@ -128,7 +131,21 @@ class TrainingLoop:
         """The next mini-batch of this worker; None: the epoch is over.
 
         Asked for inside a step block, it is one more of that block.
+
+        Raises:
+            ConfigError: by another thread than is in the block, or see ``Exchange``.
         """
+        thread = threading.get_ident()
+        if self._stepping not in (0, thread):
+            self._error = _of_another_thread()  # whoever is in the block raises it, too
+            raise self._error
+        self._asking = thread
+        try:
+            return self._take_next()
+        finally:
+            self._asking = 0
+
+    def _take_next(self) -> Lease | None:
         member, holding = self._member, self.holding
         assert member is not None
         self._refuse_side_by_side()
@@ -223,7 +240,15 @@ class TrainingLoop:
     # -- what is done with them -----------------------------------------------------------------
 
     def enter(self) -> None:
-        """A step block begins."""
+        """A step block begins.
+
+        Raises:
+            ConfigError: another thread takes a mini-batch meanwhile.
+        """
+        thread = threading.get_ident()
+        if self._asking not in (0, thread):
+            raise _of_another_thread()
+        self._stepping = thread
         exchange = self.exchange
         exchange.is_in_step, exchange.has_pushed = True, False
         if self.modes is not None:
@@ -231,6 +256,7 @@ class TrainingLoop:
 
     def exit(self) -> None:
         """It ends, or is left."""
+        self._stepping = 0
         self.exchange.is_in_step = False
 
     def differentiated(self) -> None:
@@ -392,6 +418,14 @@ class TrainingLoop:
             member.leave_epoch(rest.kept, is_look=not holding.has_worked)
             holding.pushed(rest)
         holding.follow(None)
+
+
+def _of_another_thread() -> ConfigError:
+    return ConfigError(
+        "the prepared loader is iterated by another thread than makes the steps (a prefetcher, a "
+        "queue), so mini-batches are taken while steps on those before are under way; loop over "
+        "the loader itself, and leave fetching ahead to it: DataLoader(..., num_workers=1)"
+    )
 
 
 def _nothing() -> None:

@@ -178,6 +178,7 @@ class OptimizerStep:
             raise
 
     def _make_step(self, part: int, closure: Closure | None) -> Any:
+        self._loop.check_leaving()
         current = self._loop.holding.current
         self._loop.holding.has_stepped = True
         if self._member is not None and current is None:
