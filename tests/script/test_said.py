@@ -93,6 +93,23 @@ def test_a_loop_that_counts_more_batches_than_it_gets_is_told_why(tmp_path: Path
         run_script(script, tmp_path, workers=2, protocol="k-batch-async:2")
 
 
+def test_a_generator_that_takes_more_batches_than_it_gets_is_told_why(tmp_path: Path) -> None:
+    text = OWN_COUNT.format(steps=40, begins_anew=False)
+    text = text.replace(
+        "batches, steps = iter(loader)",
+        """
+def each(batches):
+    while True:
+        yield next(batches)
+
+batches, steps = each(iter(loader))""",
+    )
+    script = tmp_path / "counts.py"
+    script.write_text(text)
+    with pytest.raises(WorkerError, match=r"RuntimeError:(.|\n)*for batch in loader"):
+        run_script(script, tmp_path, workers=2, protocol="k-batch-async:2")
+
+
 def test_a_worker_whose_script_is_over_while_others_train_on_is_said(tmp_path: Path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(OWN_COUNT.format(steps=24, begins_anew=True))
