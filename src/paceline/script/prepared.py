@@ -422,6 +422,7 @@ class Prepared:
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         hooks.between = self.schedules.between
+        self._watch_rates(exchange)
         if self._context.is_difference:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):
@@ -433,6 +434,24 @@ class Prepared:
         hooks.write_layout = partial(self._write_layout, replica.layout)
         if self._context.checkpoints:
             self.loop.entered, self.loop.ended = self._keeper.release, self._keeper.hold
+
+    def _watch_rates(self, exchange: StoreExchange) -> None:
+        """Where workers do not step together, a count of a worker's own is none of updates."""
+        schedules, place, context = self.schedules, self.schedules.place, self._context
+        is_together = place.is_lockstep or place.is_local or exchange.num_workers == 1
+        if is_together or self.numbers is not None or any(True for _ in schedules):
+            return
+
+        def say() -> None:
+            if not exchange.has_told_version:
+                exchange.say(
+                    "a setting of the optimizer (lr, ...) is changed by hand inside the loop, and "
+                    f"under {context.protocol} each worker counts its own steps: where a count "
+                    "of the script's decides, it is not that of updates, which all workers make; "
+                    "go by pace.version, or give prepare() a scheduler (LambdaLR)"
+                )
+
+        exchange.hooks.hear_settings, schedules.changed_in_the_loop = schedules.hear, say
 
     def _write_layout(self, layout: Layout, number: int) -> None:
         """What lies where in the pinned block; of a split model nothing is pinned."""
