@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from paceline.replica.layers import Modes, parameter_table
+from paceline.replica.layers import Modes, WrittenBuffers, parameter_table
 from tiny import Tied
 
 
@@ -40,3 +40,33 @@ def test_modes_are_put_back() -> None:
     modes.put_back()
     assert torch.is_grad_enabled()
     assert [one.training for one in model.modules()] == [True, True, False]
+
+
+class Memory(nn.Module):
+    """Keeps its newest inputs, or a cache, or counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(4, 2))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
+def test_buffers_that_a_forward_pass_writes_are_named() -> None:
+    model = nn.Sequential(Memory(), nn.BatchNorm1d(2))
+    written = WrittenBuffers(model)
+    assert written
+    assert written.written() is None  # no pass has begun
+    written.note()
+    model[0].count += 1
+    model[0].cache += 1
+    model[1](torch.randn(4, 2))
+    assert written.written() is None
+    written.note()
+    model[0].bank[2] = 1.0
+    assert written.written() == "0.bank"
+    assert written.written() is None
+    written.note()
+    model[0].bank = model[0].bank.clone()
+    assert written.written() == "0.bank"
+    assert not WrittenBuffers(model[1])

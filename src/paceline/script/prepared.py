@@ -40,8 +40,10 @@ from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import (
     Modes,
+    WrittenBuffers,
     batch_norm_note,
     grain,
+    own_buffer_note,
     parameter_table,
     unwatch_forward,
     watch_forward,
@@ -125,6 +127,7 @@ class Prepared:
         self._exchange = exchange
         self._member = exchange.shared
         self._replica: Replica | None = None
+        self._written: WrittenBuffers | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
@@ -394,6 +397,7 @@ class Prepared:
         note_losses(self.note_loss)
         self._watch(exchange, replica)
         if exchange.num_workers > 1:
+            self._watch_buffers()
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
 
@@ -482,6 +486,17 @@ class Prepared:
             self.gradients.watch_here(replica, self.step.own.clip)
         if self.loop.accumulation is not None:
             self.gradients.accumulate(self.loop.accumulation)
+
+    def _watch_buffers(self) -> None:
+        """In the first step of each pass look for a buffer that is no statistic, until one is."""
+        if (written := WrittenBuffers(self.whole)) and self.spread is None:
+            self._written, entered = written, self.loop.entered
+
+            def enter() -> None:
+                entered()
+                written.note()
+
+            self.loop.entered = enter
 
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
@@ -636,6 +651,10 @@ class Prepared:
         if loss.numel() == 1:
             self.gradients.loss = loss.detach()
         self._strays.look(loss)
+        if self._written is not None and (name := self._written.written()) is not None:
+            assert self._member is not None
+            self._member.say(own_buffer_note(name))
+            self._written = None
         self.loop.differentiated()
 
     def note_batch(self, dataset: object) -> None:
