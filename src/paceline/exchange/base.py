@@ -165,6 +165,7 @@ class ScriptHooks:
         advance_schedule: bring schedulers to this version; whether members' rates may differ then.
         marks: what of prepared schedulers must be the same in members that push into one update.
         between: a word of the settings as an epoch begins; 0: members' may differ.
+        hear_settings: the word of those that a push goes with.
         num_own_steps: of an optimizer that steps here, in the whole run.
         adopt: take over the settings of a worker that is there already.
         order_digest: of the epoch's order that was drawn last; all members' are compared.
@@ -184,6 +185,7 @@ class ScriptHooks:
     advance_schedule: Callable[[int], bool] = lambda version: False
     marks: Callable[[], object] = lambda: None
     between: Callable[[], int] = lambda: 0
+    hear_settings: Callable[[int], None] = lambda word: None
     num_own_steps: Callable[[], int] = lambda: 0
     adopt: Callable[[str], None] = lambda text: None
     order_digest: Callable[[], str] = lambda: ""
@@ -208,6 +210,10 @@ class Exchange(abc.ABC):
     """Local steps a push (local-sgd's H)."""
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
+    has_pushed: bool = False
+    """Whether what a step block was for is handed in: the rest of it is no work to be left."""
+    has_told_version: bool = False
+    """Whether the script has asked how far training is."""
     is_cut_short: bool = False
     """Whether the script is in a pass over its loader that the end of the run left empty."""
     last_norm: float = float("nan")

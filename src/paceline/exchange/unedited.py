@@ -86,6 +86,17 @@ class Unedited:
             if now != then and (self._is_shared or not self._is_of(version)):
                 raise edited(self._parameters.places[number].name)
 
+    def glance(self) -> None:
+        """Before others are waited for: whether one of them has put other weights there meanwhile.
+
+        What it puts back before all have come is not seen any more when they have.
+
+        Raises:
+            ConfigError: it has; the parameter is named.
+        """
+        if (offset := self._marks.glance()) is not None:
+            raise self._edited_at(offset)
+
     def _is_of(self, version: int) -> bool:
         """Whether the weights are those of this version in every byte; False: nobody can say."""
         block = self._store.standing(version)

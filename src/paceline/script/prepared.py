@@ -40,9 +40,12 @@ from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import (
+    Modes,
+    WrittenBuffers,
     batch_norm_note,
     gradient_hooks_note,
     grain,
+    own_buffer_note,
     parameter_table,
     unwatch_forward,
     watch_forward,
@@ -128,6 +131,7 @@ class Prepared:
         self._member = exchange.shared
         self._replica: Replica | None = None
         self.given = GivenStates()
+        self._written: WrittenBuffers | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
@@ -383,6 +387,7 @@ class Prepared:
         self._compress(exchange, replica)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
+            self.loop.modes = Modes(self.model)
         self.loop.leased.seeds_between = exchange.num_workers > 1
         self._answer(exchange, replica)
         exchange.attach(replica, rule, self.shape, self._describe(replica))
@@ -398,6 +403,7 @@ class Prepared:
         note_losses(self.note_loss)
         self._watch(exchange, replica)
         if exchange.num_workers > 1:
+            self._watch_buffers()
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
 
@@ -426,6 +432,7 @@ class Prepared:
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         hooks.between = self.schedules.between
+        self._watch_rates(exchange)
         if self._context.is_difference:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):
@@ -437,6 +444,24 @@ class Prepared:
         hooks.write_layout = partial(self._write_layout, replica.layout)
         if self._context.checkpoints:
             self.loop.entered, self.loop.ended = self._keeper.release, self._keeper.hold
+
+    def _watch_rates(self, exchange: StoreExchange) -> None:
+        """Where workers do not step together, a count of a worker's own is none of updates."""
+        schedules, place, context = self.schedules, self.schedules.place, self._context
+        is_together = place.is_lockstep or place.is_local or exchange.num_workers == 1
+        if is_together or self.numbers is not None or any(True for _ in schedules):
+            return
+
+        def say() -> None:
+            if not exchange.has_told_version:
+                exchange.say(
+                    "a setting of the optimizer (lr, ...) is changed by hand inside the loop, and "
+                    f"under {context.protocol} each worker counts its own steps: where a count "
+                    "of the script's decides, it is not that of updates, which all workers make; "
+                    "go by pace.version, or give prepare() a scheduler (LambdaLR)"
+                )
+
+        exchange.hooks.hear_settings, schedules.changed_in_the_loop = schedules.hear, say
 
     def _write_layout(self, layout: Layout, number: int) -> None:
         """What lies where in the pinned block; of a split model nothing is pinned."""
@@ -473,6 +498,17 @@ class Prepared:
             self.gradients.watch_here(replica, self.step.own.clip)
         if self.loop.accumulation is not None:
             self.gradients.accumulate(self.loop.accumulation)
+
+    def _watch_buffers(self) -> None:
+        """In the first step of each pass look for a buffer that is no statistic, until one is."""
+        if (written := WrittenBuffers(self.whole)) and self.spread is None:
+            self._written, entered = written, self.loop.entered
+
+            def enter() -> None:
+                entered()
+                written.note()
+
+            self.loop.entered = enter
 
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
@@ -631,6 +667,10 @@ class Prepared:
         if loss.numel() == 1:
             self.gradients.loss = loss.detach()
         self._strays.look(loss)
+        if self._written is not None and (name := self._written.written()) is not None:
+            assert self._member is not None
+            self._member.say(own_buffer_note(name))
+            self._written = None
         self.loop.differentiated()
 
     def note_batch(self, dataset: object) -> None:
