@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.replica.replica import Replica
 from paceline.verification import cases, in_worker, layers, of_script, of_task, plain
-from paceline.verification.verdict import ALLOWED, render_verified
+from paceline.verification.verdict import ALLOWED, VerifyRow, render_verified
 from paceline.verification.verify import verify
 from paceline.workloads import load_task
 from paceline.workloads.base import Task
@@ -78,6 +78,18 @@ def test_a_tensor_that_is_no_number_in_one_of_the_two_differs_wherever_it_stands
     for name in one:
         differing = one | {name: torch.tensor([0.0, other])}
         assert plain.largest_difference(one, differing) == (name, math.inf)
+
+
+def test_what_is_no_number_is_not_put_down_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be as large as what rounding makes, and so be allowed."""
+    first = cases.FirstUpdate(losses=(1.0,), samples=(2,), weights=(1.0,))
+    left = {"state": {"spread": torch.tensor([math.nan])}, "own": False}
+    monkeypatch.setattr(of_script.ScriptSubject, "_run", lambda *given: (left, first, (2,)))
+    subject = object.__new__(of_script.ScriptSubject)
+    case = cases.VerifyCase(workers=2, dtype="float32", is_even=True)
+    found = subject.compare(case)
+    assert (found.difference, found.rounding) == (math.inf, 0.0)
+    assert not VerifyRow(case=case, found=found).is_equal
 
 
 # -- planted errors --------------------------------------------------------------------------------
