@@ -11,12 +11,12 @@ So is whether the bytes in it are what they were: all of few, of many a sample t
             |.#..|.#..|.#..|.#..|   step 2     so that each is looked at in its turn
 
 An edit of a whole tensor is seen at once, one of a few bytes after a round of the sample at the
-latest, if it is made again and again; who must know for certain compares everything. This module
-must not know who else uses the memory.
+latest, if it is made again and again; who must know for certain compares everything. Above 300
+lines with what it refuses. This module must not know who else uses the memory.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,15 +119,7 @@ class HeldMemory:
 
     def check_names(self) -> None:
         """Refuse parameters that came after ``prepare``, or are gone."""
-        now = {id(one): name for name, one in self._model.named_parameters()}
-        known = {id(one): place.name for one, place in self._pairs()}
-        for one, name in (*now.items(), *known.items()):
-            if one not in known or one not in now:
-                raise ConfigError(
-                    f"parameter {name!r} was put into the model or taken out of it after "
-                    "prepare(): build the whole model before, model.head = ...; "
-                    "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
-                )
+        check_names(self._model, {id(one): place.name for one, place in self._pairs()})
 
     def _pairs(self) -> "zip[tuple[nn.Parameter, TensorPlace]]":
         return zip(self._parameters, self._layout.parameters.places, strict=True)
@@ -195,6 +187,18 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Bit for bit, as far as numbers go: nan equals itself."""
     same: Any = (one == other) | ((one != one) & (other != other))
     return bool(torch.all(same))
+
+
+def check_names(model: nn.Module, known: Mapping[int, str]) -> None:
+    """Raise ConfigError where the model's parameters are others than these, by identity."""
+    now = {id(one): name for name, one in model.named_parameters()}
+    for one, name in (*now.items(), *known.items()):
+        if one not in known or one not in now:
+            raise ConfigError(
+                f"parameter {name!r} was put into the model or taken out of it after "
+                "prepare(): build the whole model before, model.head = ...; "
+                "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+            )
 
 
 class Marks:
