@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.splits.tracing import trace
 from paceline.spread.cut import followed
+from paceline.spread.own_code import difference
 
 X = torch.linspace(-1.0, 1.0, 24).view(4, 6)
 FACTOR = [1.0]
+LAYERS = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
 
 
 class Annealed(nn.Module):
@@ -191,6 +193,14 @@ def test_a_branch_on_a_buffer_is_followed_for_what_it_is() -> None:
     model.is_on.zero_()
     with pytest.raises(ConfigError, match="Branching computes otherwise than when it was divided"):
         code.check()
+
+
+def test_another_layer_is_a_difference() -> None:
+    one, again = (trace(nn.Sequential(*LAYERS), (X,)).graph_module for _ in range(2))
+    other = trace(nn.Sequential(nn.Linear(6, 6), *LAYERS[1:]), (X,)).graph_module
+    assert difference(one, again) == ""
+    assert difference(one, other) == "0 is another one"
+    assert "is now" in difference(one, trace(nn.Sequential(*LAYERS[:2]), (X,)).graph_module)
 
 
 def test_constants_are_no_reading_of_the_mode() -> None:

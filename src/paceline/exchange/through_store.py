@@ -162,8 +162,7 @@ class StoreExchange(Exchange):
             return False
         own.is_between = False
         self._turns.come_to(2 * epoch + 2)
-        self.come_to_end(End.EPOCH)
-        self._look_at_cut()
+        self._end_epoch()
         kept, is_first, self.has_opened = self._settle_edits(), not self.has_opened, True
         own.begin_epoch(epoch, ends)
         each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
@@ -202,8 +201,9 @@ class StoreExchange(Exchange):
         if (spread := self._own.hooks.spread) is not None:
             spread.come_to_end(why)
 
-    def _look_at_cut(self) -> None:
-        """An epoch is over, in all, or the first begins."""
+    def _end_epoch(self) -> None:
+        """An epoch is over, or the first begins: all come to that before any goes on."""
+        self.come_to_end(End.EPOCH)
         spread = self._own.hooks.spread if self.has_opened else None
         if spread is not None and (found := spread.passed()) is not None:
             self._cut_anew(*found)

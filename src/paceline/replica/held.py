@@ -11,8 +11,8 @@ So is whether the bytes in it are what they were: all of few, of many a sample t
             |.#..|.#..|.#..|.#..|   step 2     so that each is looked at in its turn
 
 An edit of a whole tensor is seen at once, one of a few bytes after a round of the sample at the
-latest, if it is made again and again; who must know for certain compares everything. Above 300
-lines with what it refuses. This module must not know who else uses the memory.
+latest, if it is made again and again; who must know for certain compares everything. Above
+300 lines with what it refuses. This module must not know who else uses the memory.
 """
 
 import ctypes

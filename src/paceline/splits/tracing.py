@@ -218,7 +218,7 @@ class _Tracer(fx.Tracer):
             m, module_qualified_name
         )
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         if threading.get_ident() != self._thread:
             return attr_val
         found = super().getattr(attr, attr_val, parameter_proxy_cache)
