@@ -10,7 +10,8 @@ gloo      torch.distributed.all_reduce in place
 Open MPI  MPI_Allreduce in place by mpi4py, where both are installed
 copying   both processes copy private memory at the same time: what this machine moves
 
-In turn, several of each; median of the slower process. Then where one schedule takes over from
+In turn, as many of each as take some hundredths of a second, so that what lies in a cache does;
+median of the slower process. Then where one schedule takes over from
 another between processes, measured and predicted (`paceline bench collectives`), and every schedule
 of `collectives/` on paper (on_paper.py). Writes results/collectives.md; ends with 1 if a proof
 fails.
@@ -145,7 +146,7 @@ def between_two(rounds: int) -> list[list[str]]:
 
 def rows_of(pair: Pair, size: int, rounds: int) -> list[list[str]]:
     ways = ("shared", "gloo", "copied", "copying", "shared again")
-    count = max(3, 40 * MB // size)
+    count = max(3, 400 * MB // size)
     took: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(rounds + WARM_UP):
         for way in ways if number % 2 else tuple(reversed(ways)):

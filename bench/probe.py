@@ -4,14 +4,17 @@
 
 Both sides take turns, round by round, and the best of each is compared, which is what a ceiling is;
 wanted is a difference of at most 15 %. STREAM's copy and triad (McCalpin) stand below as C with
-OpenMP, written anew after its rules, and are compiled by gcc. fio is the system's (apt).
+OpenMP, written anew after its rules, and are compiled by gcc; their arrays lie in large pages, as
+the probe's do: with small ones a triad is bound by looking pages up. fio is the system's (apt).
 lmbench, a checkout of its sources (github.com/intel/lmbench), is compiled into a folder that is
-gone afterwards: lat_mem_rd, of which the first megabyte is run, and lat_tcp. A tool that is not
-here is a row that says so. Writes results/probe.md.
+gone afterwards: lat_mem_rd, of which the first megabyte is run, and lat_tcp, whose two processes
+taskset holds to the cores that the probe uses. A tool that is not here is a row that says so.
+Writes results/probe.md.
 """
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -36,9 +39,15 @@ STREAM = r"""
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+double *array(long n) {
+  double *made = aligned_alloc(1 << 21, (n * 8 + (1 << 21) - 1) >> 21 << 21);
+  madvise(made, n * 8, MADV_HUGEPAGE);
+  return made;
+}
 int main(int argc, char **argv) {
   long n = atol(argv[1]);
-  double *a = malloc(n * 8), *b = malloc(n * 8), *c = malloc(n * 8), best[2] = {1e9, 1e9};
+  double *a = array(n), *b = array(n), *c = array(n), best[2] = {1e9, 1e9};
 #pragma omp parallel for
   for (long i = 0; i < n; i++) a[i] = 1, b[i] = 2, c[i] = 0;
   for (int round = 0; round < 14; round++) {
@@ -135,12 +144,14 @@ class References:
     def tcp_us(self) -> float | None:
         """One way of a word over loopback: half of what lat_tcp says."""
         program = self._compiled("lat_tcp")
-        if program is None:
+        if program is None or shutil.which("taskset") is None:
             return None
         nowhere = subprocess.DEVNULL  # the server stays, and would hold a pipe open
-        subprocess.run([program, "-s"], stdout=nowhere, stderr=nowhere, check=True)
+        here, there = (["taskset", "-c", str(core)] for core in sorted(os.sched_getaffinity(0))[:2])
+        subprocess.run([*there, program, "-s"], stdout=nowhere, stderr=nowhere, check=True)
         time.sleep(0.5)
-        done = subprocess.run([program, "-N", "3", "localhost"], capture_output=True, text=True)
+        asked = [*here, program, "-N", "3", "localhost"]
+        done = subprocess.run(asked, capture_output=True, text=True)
         _run([program, "-S", "localhost"])
         said = re.search(r"localhost: ([\d.]+) microseconds", done.stderr + done.stdout)
         return float(said[1]) / 2 if said else None

@@ -216,6 +216,17 @@ def test_a_run_that_was_stopped_is_made_again_up_to_there(tmp_path: Path) -> Non
     assert (found.version, found.is_model_equal, found.difference) == (7, True, "")
 
 
+def test_a_trace_that_was_cut_off_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
+    """After each of its last lines, so also between a push and what follows from it."""
+    live = run(tmp_path, workers=2, updates=3)
+    lines = (live.folder / FILE_NAME).read_text().splitlines(keepends=True)
+    pushed = max(i for i, line in enumerate(lines) if re.search('"kind": ?"pushed"', line))
+    for number in range(pushed - 1, len(lines)):
+        (live.folder / FILE_NAME).write_text("".join(lines[:number]))
+        found = replay(live.folder)
+        assert (found.difference, found.is_model_equal, found.is_equal) == ("", None, True)
+
+
 def test_one_can_stand_at_any_version(tmp_path: Path) -> None:
     live = run(tmp_path, protocol="k-async:2")
     seen = [replay(live.folder, until=version, save=tmp_path / f"{version}.safetensors")
@@ -317,6 +328,12 @@ def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
     save_file(state, live.folder / "model.safetensors")
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal, found.is_equal) == ("", False, False)
+
+
+def test_the_same_numbers_that_are_none_are_equal(tmp_path: Path) -> None:
+    live = run(tmp_path, "tiny:UNKNOWN", updates=3)
+    assert live.state["spread"].isnan().all()
+    assert replay(live.folder).is_model_equal is True
 
 
 @pytest.mark.parametrize(

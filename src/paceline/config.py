@@ -295,9 +295,22 @@ def resolve(
     Raises:
         ConfigError: an unknown name, a wrong type or range, with its origin.
     """
+    return _joined(_from_file(file), _from_env(env), _from_flags(flags, is_call))
+
+
+def of_flags(flags: Mapping[str, object], *, is_call: bool = False) -> RunSettings:
+    """Settings of flags alone: what is predicted or compared knows no file and no environment.
+
+    Args, Raises: as of `resolve`.
+    """
+    return _joined(_from_flags(flags, is_call)).settings
+
+
+def _joined(*layers: "_Layer") -> Resolved:
+    """The later ones win."""
     values: dict[str, Value] = {}
     origins = dict.fromkeys(NAMES, "default")
-    for layer in (_from_file(file), _from_env(env), _from_flags(flags, is_call)):
+    for layer in layers:
         given = {name: (value, origin) for name, value, origin in layer}
         if "batch_size" in given and "mini_batch_size" in given:
             raise _both_batches(f" ({given['mini_batch_size'][1]})")

@@ -11,11 +11,13 @@ had; what was computed otherwise, or the trace cannot tell, is refused by name b
 computed. This module must not know terminals.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .checkpoints.state import load_tensors, save_model
 from .core.coordinator import Coordinator
@@ -26,7 +28,7 @@ from .protocols import parse
 from .simulation.peers import PeersWork
 from .simulation.replay import Difference, RecordedRun, pulled_versions
 from .trace import FILE_NAME, contradiction, read_header, read_trace
-from .trace.records import Header, Ordered, Record, Resumed, Scalar
+from .trace.records import Ended, Header, Ordered, Record, Resumed, Scalar
 from .workloads import load_task
 
 _MODEL = "model.safetensors"
@@ -46,7 +48,7 @@ class Replayed:
         version: the updates that were made again.
         difference: the first one, in words; empty where all is equal.
         is_model_equal: every bit of the parameters is that of the run's model; None where the
-            replay ended before the run did, or the run left no model.
+            replay or the trace ended before the run did, or the run left no model.
         metrics: means over the test data at ``version``; empty where there is none.
     """
 
@@ -68,7 +70,10 @@ class Replayed:
             "is_equal": self.is_equal,
             "difference": self.difference or None,
             "is_model_equal": self.is_model_equal,
-            "metrics": dict(self.metrics),
+            "metrics": {
+                name: value if math.isfinite(value) else None
+                for name, value in self.metrics.items()
+            },
         }
 
 
@@ -105,7 +110,7 @@ def replay(
     work.load_newest()
     if save is not None:
         save_model(work.model, save)
-    is_whole = not difference and (until is None or _ended_at(run_dir) == version)
+    is_whole = not difference and _ended_at(run_dir) == version
     return Replayed(
         version=version,
         pushes=run.pushes,
@@ -175,10 +180,13 @@ def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
             )
 
 
-def _ended_at(run_dir: Path) -> int:
-    """The version at which the run ended."""
-    records = read_trace(run_dir / FILE_NAME)
-    return sum(isinstance(one, Ordered) and isinstance(one.order, Apply) for one in records)
+def _ended_at(run_dir: Path) -> int | None:
+    """The version at which the run ended; None: its trace was cut off before."""
+    version, is_ended = 0, False
+    for one in read_trace(run_dir / FILE_NAME):
+        version += isinstance(one, Ordered) and isinstance(one.order, Apply)
+        is_ended = isinstance(one, Ended)
+    return version if is_ended else None
 
 
 def _is_equal(work: PeersWork, path: Path) -> bool | None:
@@ -187,8 +195,16 @@ def _is_equal(work: PeersWork, path: Path) -> bool | None:
         return None
     saved, now = load_tensors(path), work.model.state_dict()
     return saved.keys() == now.keys() and all(
-        torch.equal(saved[name], value) for name, value in now.items()
+        _are_same_bits(saved[name], value) for name, value in now.items()
     )
+
+
+def _are_same_bits(one: Tensor, other: Tensor) -> bool:
+    """NaN, too: where a run has one, its replay has the same."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (one, other))
+    return first.equal(second)
 
 
 def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int | None) -> None:
@@ -214,6 +230,8 @@ def _reason(header: Header) -> str:
     program, device = header.text("program"), header.text("device")
     kind, _, name = program.partition(" ")
     if "program" not in header.fields:
+        if header.text("engine", "") == "simulated":
+            return "it simulated only time, without a task: no update was computed"
         return "its trace does not name what ran; it is of an older version of Paceline"
     if kind == "script":
         return f"it ran the script {name}, whose loop the trace does not hold; run it again"

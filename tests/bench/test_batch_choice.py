@@ -5,15 +5,20 @@ import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import pytest
+
+from paceline.bench import batch_choice
 from paceline.bench.batch_choice import (
     BatchChoice,
     Choices,
     Wish,
     choices_json,
+    compare_batch_sizes,
     draw_choices,
     render_choices,
 )
 from paceline.bench.training import Noise, Reached
+from paceline.errors import ConfigError
 
 NOISE = Noise(
     squared={16: 6.0, 32: 3.5}, signal=1.0, trace=80.0,
@@ -53,6 +58,15 @@ def test_without_trainings_the_noise_alone_is_shown() -> None:
     text = "\n".join(render_choices(replace(choices(), noise=NOISE)))
     assert "80 samples (95 %: 60 to infinitely many" in text
     assert "samples/s" not in text
+
+
+def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = replace(NOISE, signal=math.nan)
+    monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: found)
+    with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; give"):
+        compare_batch_sizes(Wish(spec="quadratic", device="cpu"), lambda text: None)
 
 
 def test_what_is_infinite_is_null_and_all_sizes_are_drawn() -> None:

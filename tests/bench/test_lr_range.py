@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from paceline.bench import lr_range
 from paceline.bench.lr_range import (
     LrRange,
     LrWish,
@@ -20,6 +21,7 @@ from paceline.bench.lr_range import (
 from paceline.bench.lr_script import script_program
 from paceline.bench.lr_worker import Diverging, LrRamp
 from paceline.errors import ConfigError
+from paceline.trace.records import Header
 
 Say = Callable[[str], tuple[int, str, str]]
 RAMP = LrRamp(spec="quadratic", lowest=1e-4, highest=10.0, updates=101)
@@ -45,6 +47,17 @@ def test_rates_grow_by_the_same_factor_from_the_lowest_to_the_highest() -> None:
     assert rates[-1] == pytest.approx(10.0)
     assert rates[50] == pytest.approx(math.sqrt(1e-4 * 10.0))
     assert {round(b / a, 9) for a, b in pairwise(rates)} == {round(10**0.05, 9)}
+
+
+def test_a_loss_stands_at_the_rate_of_its_own_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind one that is no number."""
+    heard = [1.0, math.nan, *(1.0 - 0.01 * number for number in range(60))]
+    monkeypatch.setattr(lr_range, "launch_run", lambda *given: None)
+    monkeypatch.setattr(lr_range, "read_header", lambda path: Header(fields={"batch_size": 64}))
+    monkeypatch.setattr(lr_range, "_losses", lambda run: iter(heard))
+    found = measure_range(LrWish(ramp=RAMP, workers=2))
+    assert found.rates[:3] == (RAMP.rate(0), RAMP.rate(2), RAMP.rate(3))
+    assert len(found.rates) == len(found.losses) == 61
 
 
 def test_the_rate_that_is_advised_is_where_the_loss_falls_fastest() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -76,6 +77,10 @@ def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatc
         "8", "1,222", "1.60", "0.800", "0.800", "to", "0.800", "13.1", "ms", "13.1", "ms", "76.4"
     ]  # fmt: skip
     assert "4 workers and more share 2 cores: their efficiency says" in " ".join(lines)
+    assert "runs of more workers with --mini-batch-size 8" in lines[-1]
+    assert lines[:-1] == [
+        line.replace("inline", "local") for line in render_scaling(replace(found, engine="inline"))
+    ]
     assert len(said) == 10
     assert said[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
     assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it begins with another one

@@ -57,6 +57,18 @@ def test_an_epoch_can_be_evaluated_several_times(say: Say) -> None:
         assert finer["training_loss"] == coarse["training_loss"]  # looking changes nothing
 
 
+def test_a_settings_file_is_of_train_and_launch(say: Say, tmp_path: Path) -> None:
+    """Half of it would count: the flags beside it have defaults of their own."""
+    (tmp_path / "paceline.toml").write_text("epochs = 1\nlr = 1e-6\nworkers = 8\n")
+    line = "--workers 3 --delay exp:10ms --updates 9 --json"
+    _, out, _ = say(f"compare quadratic --protocols async --simulated --run-dir one {line}")
+    (run,) = json.loads(out)["protocols"][0]["runs"]
+    assert say(f"simulate quadratic --protocol async --run-dir two {line}")[0] == 0
+    for folder in (run["run_dir"], "two"):
+        header = json.loads((tmp_path / folder / "trace.jsonl").read_text().splitlines()[0])
+        assert (header["epochs"], header["workers"], header["learning_rates"]) == (10, 3, [0.1])
+
+
 def test_it_runs_live_and_takes_the_same_mini_batch_everywhere(say: Say) -> None:
     code, out, _ = say(
         "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --device cpu --json"
@@ -104,6 +116,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert code == 0
     assert "async failed: the gradient is not finite\n" in out
     assert "\nfull-sync " in out
+    assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # nothing came of any
 
 
 @pytest.mark.parametrize(
@@ -115,6 +128,10 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
         ("--protocols , --workers 3", "nothing to compare"),
         ("--protocols async --workers 3 --repeats 0", "repeats must be >= 1"),
         ("--protocols async --workers 3 --evaluations 3", "add --simulated"),
+        (
+            "--protocols full-sync,k-batch-sync:9 --workers 3 --batch-size 8",
+            "an update of k-batch-sync:9 has 9 pushes, more than --batch-size 8 has samples",
+        ),
         ("--protocols async --workers 3 --simulated", "the workers have no time for a step"),
         (
             "--protocols async --workers 3 --simulated --delay 1ms --device cuda",

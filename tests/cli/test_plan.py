@@ -10,7 +10,7 @@ import pytest
 from paceline.cli import app as command
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
-from paceline.predict import advice
+from paceline.predict import advice, splitting
 from paceline.predict.profiles import read_profile
 from paceline.run_dir import make_folder
 
@@ -123,6 +123,7 @@ def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
         ("plan quadratic --workers 4 --target-accuracy 5", "at most 1, got 5"),
         ("plan quadratic --workers 4 --lr -1", "lr must be"),
         ("plan quadratic --workers 4 --seconds nan", "seconds must be"),
+        ("plan quadratic --workers 4 --seed -1", "seed must be >= 0, got -1 (--seed)"),
         ("plan quadratic --workers 4 --mini-batch-size 0", "mini-batch-size must be"),
         ("plan quadratic --workers 4 --protocols async,async", "async is there twice"),
         ("plan quadratic --workers 4 --slow 1=3x@1s/1s", "no slow phases"),
@@ -147,6 +148,15 @@ def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
     assert code == 2
     assert said in err
     assert "Traceback" not in err
+
+
+def test_what_the_plan_of_a_large_model_ignores_is_refused(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "wants_splits", lambda question: True)
+    code, out, err = say("plan quadratic --workers 4 --protocols async --lr 0.1")
+    assert (code, out) == (2, "")
+    assert "--protocols, --lr: not of a model as large as quadratic" in err
 
 
 def test_a_profile_of_too_few_steps_is_refused(say: Say) -> None:
@@ -181,6 +191,22 @@ def test_a_profile_sleeps_as_those_who_are_asked_about_but_never_too_long(
     say("plan quadratic --workers 4 --delay exp:40ms --delay 1=exp:3s --delay 3=5ms")
     say("plan quadratic --workers 4")
     assert asked == [("0=exp:40ms", "1=0.2s"), ()]
+
+
+def test_a_profile_has_the_threads_that_workers_on_so_many_cores_have(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def measured(program: object, settings: RunSettings, observer: object) -> None:
+        asked.append(settings.threads)
+        raise ConfigError("measured")
+
+    monkeypatch.setattr(advice, "launch_run", measured)
+    monkeypatch.setattr(advice, "num_cores", lambda: 16)
+    for cores in ("", " --cores 4", " --cores 12", " --cores 64"):
+        say(f"plan quadratic --workers 4{cores}")
+    assert asked == [None, 1, 3, 4]
 
 
 def test_a_profile_without_sleeps_for_workers_that_sleep_is_named(say: Say) -> None:

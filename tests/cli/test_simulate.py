@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import simulate
 from paceline.report.summary import summarize
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -132,6 +133,46 @@ def test_a_task_is_trained_in_virtual_time(say: Say, tmp_path: Path) -> None:
     assert found["final_loss"] is not None
     for name in ("trace.jsonl", "summary.json", "curve.svg", "model.safetensors"):
         assert (tmp_path / "learned" / name).is_file()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["nonsense", "quadratic --protocol k-sync:9", "quadratic --batch-size 1"]
+)
+def test_what_is_refused_leaves_no_folder(say: Say, tmp_path: Path, wrong: str) -> None:
+    assert say(f"simulate {wrong} --workers 2 --delay 1s")[0] == 2
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_what_is_interrupted_has_a_summary_of_what_was_done(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(heard: object, done: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulate._Progress, "progress", stop)
+    code, out, err = say("simulate quadratic --workers 2 --delay 1s --run-dir cut --json")
+    assert (code, err) == (130, "interrupted\n")
+    found = json.loads(out)
+    assert (found["updates"], found["ended"]) == (3, "interrupted")
+    assert json.loads(Path("cut/summary.json").read_text()) == found
+
+
+def test_what_was_simulated_is_reported_by_sample_and_made_again_or_refused_by_name(
+    say: Say,
+) -> None:
+    line = "simulate quadratic --workers 2 --delay exp:10ms --updates 4"
+    assert say(f"{line} --run-dir plain")[0] == 0
+    assert say("replay plain")[0] == 0
+    code, out, err = say("report plain --sample 3")
+    assert (code, err) == (0, "")
+    assert "sample 3" in out
+    assert say(f"{line} --batched --run-dir batched")[0] == 0
+    code, _, err = say("replay batched")
+    assert (code, "it ran with --batched, which rounds otherwise" in err) == (2, True)
+    assert say(f"{line.replace(' quadratic', '')} --run-dir timed")[0] == 0
+    code, _, err = say("replay timed")
+    assert (code, "it simulated only time, without a task" in err) == (2, True)
 
 
 def test_time_alone_needs_no_torch() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.collectives.base import LinkCost
-from paceline.partition.costs import SplitCosts
+from paceline.partition.costs import Exchanges, SplitCosts
 from paceline.partition.graph import ChannelPair, WorkGraph, chain
 from paceline.partition.pipeline import Pipeline, workers
 from paceline.partition.prices import SplitPrice, price_splits
@@ -27,9 +27,13 @@ def costs(num: int, **changes: object) -> SplitCosts:
     )
     given = {
         "graph_at": model_at, "alone_s": 3.0 * 16 * LAYERS, "batch_size": 16, "pipeline": pipeline,
-        "all_reduce_s": lambda size, num: 2 * (num - 1) / num * size * link.s_per_byte,
+        "exchanges": together(sum_s=lambda size, num: 2 * (num - 1) / num * size * link.s_per_byte),
     }  # fmt: skip
     return SplitCosts(**{**given, **changes})
+
+
+def together(**changes: object) -> Exchanges:
+    return Exchanges(**{"sum_s": lambda size, num: 0.0, **changes})
 
 
 def by_name(asked: SplitCosts) -> dict[str, SplitPrice]:
@@ -77,7 +81,10 @@ def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None
     """More of them fill the pipeline better, until their messages take longer than that saves."""
     ways = {"micro_batches_each": (1, 2, 4)}
     alone_s = 3.0 * 16 * LAYERS
-    assert by_name(costs(2, **ways))["network"].step_s == pytest.approx(alone_s / 2 * (8 + 1) / 8)
+    alike = by_name(costs(2, has_fixed_rows=True, **ways))["network"]
+    assert alike.step_s == pytest.approx(alone_s / 2 * (8 + 1) / 8)
+    sized = by_name(costs(2, **ways))["network"]
+    assert alone_s / 2 < (sized.step_s or 0.0) < alone_s / 2 * (8 + 1) / 8
     slow = LinkCost(latency_s=100.0, s_per_byte=0.0)
     few = by_name(costs(2, link=slow, **ways))["network"]
     assert few.placement is not None
@@ -97,27 +104,59 @@ def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> N
     assert moved["data"].step_s == pytest.approx(2 * copied * PARAMETERS)
 
 
-def test_shards_exchange_each_layer_by_itself() -> None:
-    """Parameters put together forward and backward, gradients once; and six meetings."""
-    found = by_name(costs(2, graph_at=lambda _: model_at(1e-9), exchange_s=lambda size, num: 1.0))
-    assert found["shard-3"].step_s == pytest.approx(3 * LAYERS + 6)
-    assert found["shard-2"].step_s == pytest.approx(2 * LAYERS + 6)
+def test_shards_put_each_unit_together_by_itself() -> None:
+    """Parameters forward and, of shard-3, backward, gradients once; and five meetings."""
+    taken = together(gather_s=lambda size: size, reduce_s=lambda size: 10 * size, meeting_s=0.5)
+    units = {"exchanges": taken, "unit_bytes": (100, 300), "graph_at": lambda _: model_at(1e-9)}
+    found = by_name(costs(2, **units))
+    assert found["shard-1"].step_s == pytest.approx(11 * 400 + 2.5)
+    assert found["shard-2"].step_s == found["shard-1"].step_s
+    assert found["shard-3"].step_s == pytest.approx(12 * 400 + 2.5)
+    with_norms = by_name(costs(2, buffer_kinds=2, **units))
+    assert with_norms["shard-1"].step_s == pytest.approx(11 * 400 + 3.5)
+
+
+def test_what_is_done_together_takes_longer_behind_computing() -> None:
+    """The model's passes do, the first reduce, each unit's by shard-2, its parameters by shard-3,
+    and each sum over channels."""
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+    few = {"unit_bytes": (100, 300), "pairs": pairs, "graph_at": lambda _: model_at(1e-9)}
+    one, other = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
+    turns = {name: other[name].step_s - one[name].step_s for name in one if other[name].step_s}
+    passes = 2
+    assert turns == pytest.approx({
+        "none": 0, "data": 0, "network": passes, "layer": passes + 2,
+        "shard-1": passes + 1, "shard-2": passes + 2, "shard-3": passes + 4,
+    })  # fmt: skip
+
+
+def test_memory_that_is_given_anew_takes_time_where_nothing_is_kept() -> None:
+    found = by_name(costs(2, fresh_s_per_byte=1.0, graph_at=lambda _: model_at(1e-9)))
+    assert found["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep it
+    assert found["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
+    assert found["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
 
 
 def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
     link = LinkCost(latency_s=0.0, s_per_byte=0.001)
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
-    found = by_name(costs(2, pairs=pairs, link=link))["layer"]
+    taken = together(sum_s=lambda size, num: size * 0.001, gather_s=lambda size: size * 0.1)
+    found = by_name(costs(2, pairs=pairs, link=link, exchanges=taken))["layer"]
     layer_s = 3.0 * 16
     ends = 2 * 4 * 16  # inputs, and outputs' gradients, of which each has half
-    assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + (96 + ends / 2) * 0.001)
+    assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + 96 * 0.001 + ends * 0.1)
     assert found.sent_bytes == 96 + ends / 2
     assert by_name(costs(2))["layer"].step_s is None
+    moved = by_name(costs(2, pairs=pairs, exchanges=taken, moved_s_per_byte=1.0))["layer"]
+    held = 5000 + 3000 / 2  # whose gradients are moved and looked at; a bias is added to 32 bytes
+    assert moved.step_s - found.step_s == pytest.approx(3 * held + 2 * 32 + 2 * ends)
 
 
 def test_a_small_model_is_answered_do_not_split() -> None:
     link = LinkCost(latency_s=1e5, s_per_byte=10.0)
-    table = price_splits(costs(2, cores=2, alone_s=3.0 * 8 * LAYERS, link=link, moved_s_per_byte=1))
+    taken = together(**dict.fromkeys(("gather_s", "reduce_s"), lambda size: 1e5 + 10.0 * size))
+    small = {"cores": 2, "alone_s": 3.0 * 8 * LAYERS, "moved_s_per_byte": 1, "unit_bytes": (8000,)}
+    table = price_splits(costs(2, link=link, exchanges=taken, **small))
     assert table.advised.name == "none"
     assert table.reason.startswith("do not split: ")
 

@@ -7,6 +7,7 @@ from paceline.partition.schedules import (
     BACKWARD,
     FORWARD,
     SCHEDULES,
+    WEIGHTS,
     PipelineAction,
     StageTimes,
     gpipe,
@@ -14,6 +15,7 @@ from paceline.partition.schedules import (
     live_micro_batches,
     one_f_one_b,
     run_schedule,
+    with_weights,
 )
 
 SIZES = [(1, 1), (2, 3), (2, 8), (3, 2), (4, 4), (4, 16), (8, 8)]
@@ -109,3 +111,13 @@ def test_gpipe_goes_through_all_stages_of_a_rank_one_after_the_other() -> None:
     own = [one for one, *_ in found.spans if one.rank == 1]
     assert [one.stage for one in own] == [1] * 3 + [3] * 6 + [1] * 3
     assert found.peak_live == (3, 3, 3, 3)
+
+
+def test_what_comes_late_is_computed_at_the_end_by_each_rank() -> None:
+    """The last one has all gradients back first, while the first still waits for them."""
+    stages = [StageTimes(1.0, 2.0, 4.0), StageTimes(1.0, 2.0, 4.0)]
+    found = run_schedule(with_weights(one_f_one_b(2, 4)), stages)
+    assert found.seconds == pytest.approx(1.0 + 4 * 3.0 + 2.0 + 4.0)
+    ends = [one for one in found.spans if one.action.kind == WEIGHTS]
+    assert [one.action.rank for one in ends] == [1, 0]
+    assert found.peak_live == (2, 1)

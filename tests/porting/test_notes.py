@@ -67,6 +67,48 @@ def test_what_another_function_calls_by_its_own_name_is_told_and_not_written() -
     assert found(text) == [("these", False)]
 
 
+DIVIDED = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+right = 0
+for inputs, targets in loader:
+    optimizer.zero_grad()
+    outputs = model(inputs)
+    nn.functional.cross_entropy(outputs, targets).backward()
+    optimizer.step()
+    right += int((outputs.argmax(1) == targets).sum())
+print("accuracy", 100.0 * right / len(loader.dataset))
+"""
+
+
+def means_of(text: str) -> list[str]:
+    return [one for one in notes_of_loop(text, "train.py") if "divides right" in one]
+
+
+def test_a_count_of_a_part_that_is_divided_by_all_samples_is_said() -> None:
+    [said] = means_of(DIVIDED)
+    assert said.startswith("train.py:15 divides right, which each worker adds up over its part")
+    assert "pace.sum(right)" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("len(loader.dataset)", "len(test.dataset)"),
+        ("right / len", "others / len"),
+        ("right += ", "right = "),
+        ("len(loader.dataset)", "seen"),
+    ],
+)
+def test_other_divisions_are_not(old: str, new: str) -> None:
+    assert means_of(DIVIDED.replace(old, new)) == []
+
+
 def test_each_is_a_sentence_with_its_line() -> None:
     text = SCRIPT.replace("for it in range(9)", "while True").replace("END", "kept.clear()")
     said = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))

@@ -8,12 +8,12 @@ from paceline.predict.neighbours import neighbours
 from paceline.predict.split_models import SplitQuestion
 
 
-def test_others_compute_meanwhile_and_messages_have_a_price() -> None:
+def test_others_compute_meanwhile_and_do_together_what_is_measured() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is not None
-        costs = beside.messages()
+        costs = beside.exchanges()
+        assert costs.size == 2
         assert 0.0 < costs.link.latency_s < 0.1
-        assert costs.link.s_per_byte > 0.0
         assert costs.meeting_s > 0.0
         (process,) = beside.processes
         other = psutil.Process(process.pid)
@@ -21,7 +21,7 @@ def test_others_compute_meanwhile_and_messages_have_a_price() -> None:
             before_s = other.cpu_times().user
             while other.cpu_times().user - before_s < 0.05:
                 time.sleep(0.01)
-        assert beside.messages().meeting_s > 0.0  # it has come back from computing
+        assert beside.exchanges().meeting_s > 0.0  # it has come back from computing
     assert process.returncode == 0
 
 
@@ -29,7 +29,7 @@ def test_one_that_would_have_to_wait_for_a_core_does_not_compute() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
         assert beside is not None
         (process,) = beside.processes
-        beside.messages()
+        beside.exchanges()
         with beside.compute(4):
             other = psutil.Process(process.pid)
             before_s = sum(other.cpu_times()[:2])

@@ -1,6 +1,7 @@
 """What is predicted, asked of the modules themselves: forecasts, contests, races, advice."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from paceline.errors import ConfigError
 from paceline.predict import race as race_module
 from paceline.predict.advice import Question, advise, family
 from paceline.predict.comparison import Contest
-from paceline.predict.pursuit import Goal, pursue
-from paceline.predict.race import Training, count_wins, race, ranked
-from paceline.predict.rehearsal import rehearse
+from paceline.predict.pursuit import Goal, Pursuer, pursue
+from paceline.predict.race import Racer, Training, count_wins, race, ranked
+from paceline.predict.rehearsal import Unwatched, rehearse
 from paceline.predict.simulation import World, forecast
 from paceline.report.ranking import Standing
 from tiny import TASK
@@ -45,6 +46,29 @@ def test_a_rehearsal_leaves_the_files_of_a_run(tmp_path: Path) -> None:
     }
 
 
+class Evaluations(Unwatched):
+    """Of which epochs they were."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "epochs"), [(1, [0, 1, 2]), (2, [0, 0, 0, 1, 1, 2, 2])], ids=["one", "two"]
+)
+def test_an_epoch_whose_last_batch_is_small_is_evaluated_as_often_as_was_asked(
+    tmp_path: Path, evaluations: int, epochs: list[int]
+) -> None:
+    """Of two there is one at the start, where nothing is learned."""
+    asked = {"workers": 1, "protocol": "full-sync", "epochs": 3, "batch_size": 16}
+    heard = Evaluations()
+    rehearse(TASK, resolve(asked, env={}).settings, EACH_S, tmp_path / "run", heard, evaluations)
+    assert heard.epochs == epochs
+
+
 def test_a_contest_is_checked_before_it_begins() -> None:
     settings = resolve({"workers": 2}, env={}).settings
     contest = Contest(
@@ -68,6 +92,35 @@ def test_who_is_first_at_a_target_stands_first() -> None:
     assert times_s == sorted(times_s)
     assert times_s[0] < math.inf
     assert [one.rank for one in ranking] == [1, 2]
+
+
+@pytest.mark.parametrize(("num", "rounds"), [(2, 1), (3, 1), (5, 2)])
+def test_a_race_has_as_many_rounds_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, num: int, rounds: int
+) -> None:
+    monkeypatch.setattr(race_module, "_first_lap_s", lambda field, share_s: 3.0)
+    monkeypatch.setattr(race_module, "_race_again", lambda *given: None)
+    names, said = ["full-sync", "async", "k-sync:1", "k-sync:2", "k-async:2"], list[str]()
+    race(names[:num], TRAINING, CONDITIONS, 0.2, said.append)
+    assert [one.partition(":")[0] for one in said] == [
+        f"round {number} of {rounds}" for number in range(1, rounds + 1)
+    ]
+
+
+def test_each_look_is_at_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose updates take long is looked at less often: four times at one version smooth nothing."""
+    seen: list[int] = []
+
+    def look(contender: Racer) -> float:
+        seen.append(contender.standing.updates)
+        return 0.5
+
+    monkeypatch.setattr(Racer, "accuracy", look)
+    pursuer = Pursuer("full-sync", TRAINING, CONDITIONS, Goal(accuracy=0.4))
+    for until_s in range(1, 4000):
+        pursuer.advance(float(until_s))
+    assert seen == [1, 2, 3, 4]
+    assert pursuer.reached_s < math.inf
 
 
 def test_wins_are_counted_seed_by_seed() -> None:

@@ -106,6 +106,46 @@ def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_
     assert run.mean_update_s() == pytest.approx(0.020, rel=0.01)
 
 
+def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> Profile:
+    """Of a run on 2 cores, 10 ms a step, all workers at the same time."""
+    trace = Trace(folder / FILE_NAME)
+    trace.header(
+        task="made up", protocol="async", workers=workers, engine="local", path="store", seed=0,
+        mini_batch_size=4, num_parameters=5, cores=2, threads=threads, device=device,
+    )  # fmt: skip
+    for worker in range(workers):
+        trace.joined(0.0, worker, worker, 1)
+    for number in range(20):
+        for worker in range(workers):
+            trace.order(Grant(Ticket(worker, number, number), (Lease(0, 0, 0, 4),)), 0.01 * number)
+        for worker in range(workers):
+            pushed = Pushed(Ticket(worker, number, number), 4, 1.0, True, 0.01 * (number + 1))
+            trace.pushed(pushed, 0.01, 0.0, 0.0)
+    trace.close()
+    return read_profile(folder)
+
+
+@pytest.mark.parametrize(
+    ("threads", "device", "update_s"), [(1, "cpu", 0.01), (2, "cpu", 0.02), (2, "cuda", 0.01)]
+)
+def test_a_step_of_several_threads_takes_as_many_cores(
+    tmp_path: Path, threads: int, device: str, update_s: float
+) -> None:
+    assert threaded(tmp_path, 1, threads, device).mean_step_s == pytest.approx(0.01)
+    run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
+    assert run.mean_update_s() == pytest.approx(update_s, rel=0.01)
+
+
+def test_workers_of_more_threads_than_cores_are_told_as_on_cores_of_their_own(
+    tmp_path: Path,
+) -> None:
+    assert threaded(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
+    run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
+    assert run.mean_update_s() == pytest.approx(0.01, rel=0.01)
+    with pytest.raises(ConfigError, match="2 threads each, more than --cores 1; name a run"):
+        World(like=tmp_path, cores=1).conditions(2)
+
+
 def test_a_mean_is_taken_from_so_many_steps(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(task="made up", protocol="async", workers=1, engine="local", path="store")
@@ -137,6 +177,15 @@ def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path:
     assert other.machine is not None
     assert other.machine.cores == 4
     assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)
+
+
+def test_fewer_workers_than_a_run_had_are_put_through_what_it_ordered_for_them(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path)  # worker 1 is slow
+    assert World(like=tmp_path).conditions(1).slow == {}
+    with pytest.raises(ConfigError, match="there is no worker 1"):
+        World(like=tmp_path, slow=("1=2x",)).conditions(1)
 
 
 def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_computes(

@@ -1,7 +1,9 @@
 """From a model to its cut and its table: measured here, small."""
 
 import json
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,7 +83,8 @@ def test_the_text_names_parts_borders_and_the_cuts_beside_it() -> None:
     for name in ("best", "even", "of all cuts", "none"):
         assert f"\n{name} " in text
     picture = draw_partition(report)
-    assert picture.count("<rect") == 1 + 6 + 2 * 2 * 4  # ground, pieces, F and B of 4 in 2 parts
+    # ground, pieces, F and B of 4 in 2 parts, and what each computes at the end
+    assert picture.count("<rect") == 1 + 6 + 2 * 2 * 4 + 2
 
 
 def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
@@ -132,6 +135,17 @@ def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_
     tight = plan_splits(question("huge", 4, inputs=wide, memory_bytes=4 << 30))
     assert any(one.startswith("one copy does not fit") for one in tight.notes)
     assert tight.table.advised.fits
+
+
+def test_what_a_module_makes_at_import_keeps_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import torch\nSCALE = torch.ones(2)\ndef net():\n    return torch.nn.Linear(2, 2)\n"
+    (tmp_path / "scaled_net.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shape = (InputShape((2,), torch.float32),)
+    assert not wants_splits(SplitQuestion(spec="scaled_net:net", num_workers=2, inputs=shape))
+    assert sys.modules["scaled_net"].SCALE.tolist() == [1.0, 1.0]
 
 
 def test_what_is_wrong_is_said_in_one_sentence() -> None:

@@ -1,8 +1,14 @@
-"""What the plan says of a model's layers."""
+"""What the plan says of a model's layers, and what a step that is left puts back of them."""
 
+import torch
 from torch import nn
 
-from paceline.replica.layers import parameter_table
+from paceline.replica.layers import (
+    Modes,
+    WrittenBuffers,
+    gradient_hooks_note,
+    parameter_table,
+)
 from tiny import Tied
 
 
@@ -28,3 +34,57 @@ def test_layers_without_parameters_are_listed_where_they_are_no_layers_of_torch(
         ("0", "Scaled", ""),
         ("2", "Linear", "1 x 2"),
     ]
+
+
+def test_hooks_on_gradients_are_named_and_those_that_are_gone_are_not() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    assert gradient_hooks_note(model) == ()
+    handle = model[1].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    [note] = gradient_hooks_note(model)
+    assert note.startswith("hooks on the gradient of '1.weight' act on each worker's part")
+    handle.remove()
+    assert gradient_hooks_note(model) == ()
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert "'0.weight' and 3 more act" in gradient_hooks_note(model)[0]
+
+
+def test_modes_are_put_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
+    modes = Modes(model)
+    modes.note()
+    model.eval()
+    torch.set_grad_enabled(False)
+    modes.put_back()
+    assert torch.is_grad_enabled()
+    assert [one.training for one in model.modules()] == [True, True, False]
+
+
+class Memory(nn.Module):
+    """Keeps its newest inputs, or a cache, or counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(4, 2))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
+def test_buffers_that_a_forward_pass_writes_are_named() -> None:
+    model = nn.Sequential(Memory(), nn.BatchNorm1d(2))
+    written = WrittenBuffers(model)
+    assert written
+    assert written.written() is None  # no pass has begun
+    written.note()
+    model[0].count += 1
+    model[0].cache += 1
+    model[1](torch.randn(4, 2))
+    assert written.written() is None
+    written.note()
+    model[0].bank[2] = 1.0
+    assert written.written() == "0.bank"
+    assert written.written() is None
+    written.note()
+    model[0].bank = model[0].bank.clone()
+    assert written.written() == "0.bank"
+    assert not WrittenBuffers(model[1])

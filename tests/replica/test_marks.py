@@ -53,6 +53,30 @@ def test_an_edit_of_a_whole_layer_is_seen_at_once() -> None:
         memory[start : start + 30_000] = 0
 
 
+@pytest.mark.parametrize("size", [64, 6400, LARGE, LARGE + 64 * 3])
+def test_a_glance_sees_what_was_written_over_as_a_whole(size: int) -> None:
+    memory = torch.zeros(size + 64, dtype=torch.uint8)
+    marks = Marks(memory, [(64, 64 + size)])
+    for _ in range(3):
+        marks.set()
+        assert marks.glance() is None
+        memory[:64] = 1
+        assert marks.glance() is None
+        memory[64:] = 1
+        offset = marks.glance()
+        assert offset is not None
+        assert 64 <= offset < 64 + size
+        memory.zero_()
+
+
+def test_a_glance_sees_the_end_where_the_beginning_stays() -> None:
+    memory = torch.zeros(6400, dtype=torch.uint8)
+    marks = Marks(memory, [(0, 640), (3200, 6400)])
+    marks.set()
+    memory[6399] = 1
+    assert marks.glance() == 6400 - 256
+
+
 def test_what_is_marked_may_lie_elsewhere() -> None:
     memory, other = torch.zeros(2, LARGE, dtype=torch.uint8).unbind()
     other[:] = 1

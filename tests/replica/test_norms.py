@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from paceline.replica.layers import batch_norm_note
+from runs import run_script
 
 SCRIPT = """
 import torch, paceline
@@ -39,3 +40,48 @@ def test_without_batch_norm_or_with_a_frozen_one_nothing_is_said() -> None:
     assert batch_norm_note(nn.Linear(2, 2), 16, 2) == ()
     assert batch_norm_note(nn.Sequential(nn.BatchNorm1d(2)).eval(), 16, 2) == ()
     assert batch_norm_note(nn.Sequential(nn.InstanceNorm1d(2)), 16, 2) == ()
+
+
+MEMORY = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("bank", torch.zeros(16, 4))
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        with torch.no_grad():
+            LINE
+        return outputs
+
+pace = paceline.connect()
+model = nn.Sequential(Remembering(), nn.BatchNorm1d(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(torch.randn(32, 4), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(2):
+    for inputs in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(inputs).mean().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async", "local-sgd:2"])
+@pytest.mark.parametrize(
+    ("line", "is_said"), [("self.bank[: len(outputs)] = outputs", True), ("pass", False)]
+)
+def test_a_buffer_that_remembers_samples_is_said_by_name(
+    tmp_path: Path, protocol: str, line: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(MEMORY.replace("LINE", line))
+    run = run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, engine="inline")
+    found = [one for one in run.notes if one.startswith("buffer ")]
+    assert len(found) == is_said
+    assert all(one.startswith("buffer '0.bank' is written in the forward") for one in found)

@@ -13,6 +13,11 @@ from paceline.report.text import format_duration, four_figures, or_dash, size, t
         (0.020054, "20.1 ms", "20.1 ms", "20.05 ms"),
         (12.8341, "12.8 s", "12.8 s", "12.83 s"),
         (1234.0, "20 min 34 s", "1,234 s", "1234 s"),
+        (9.996e-4, "1 ms", "1 ms", "999.6 us"),
+        (0.9996, "1.0 s", "1 s", "999.6 ms"),
+        (59.97, "1 min 00 s", "60 s", "59.97 s"),
+        (999.7, "16 min 40 s", "1,000 s", "999.7 s"),
+        (12345.0, "3 h 25 min", "12,345 s", "12,345 s"),
     ],
 )
 def test_a_time_reads_as_its_reader_needs_it(

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from paceline.cli import app as command
 from paceline.errors import ConfigError
 from paceline.plan import Plan
 from paceline.report.live import Progress, QuietObserver
-from paceline.report.watch import watch
+from paceline.report.watch import WatchedRun, watch
 from paceline.run_dir import is_at_work
+from paceline.trace import read_trace
+from paceline.trace.records import Evaluated
 
 
 class Seen(QuietObserver):
@@ -27,12 +30,15 @@ class Seen(QuietObserver):
         self.shown_plan: Plan | None = None
         self.told: list[Progress] = []
         self.tests: list[float] = []
+        self.versions: list[int | None] = []
+        """Of tests that were not at an epoch's end."""
 
     def progress(self, progress: Progress) -> None:
         self.told.append(progress)
 
     def evaluated(self, epoch: int, metrics: object, version: int | None = None) -> None:
         self.tests.append(dict(metrics)["acc"])  # type: ignore[call-overload]
+        self.versions.append(version)
 
 
 @pytest.fixture
@@ -65,6 +71,16 @@ def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) ->
     assert [one.pushes for one in last.workers] == [3, 2]
     assert last.workers[1].mean_staleness == 0.5  # one of its two pushes came a version late
     assert seen.tests == [0.6, 0.8]
+
+
+def test_an_evaluation_inside_an_epoch_is_told_with_its_update(run_dir: Path) -> None:
+    run, seen = WatchedRun(), Seen()
+    for record in read_trace(run_dir / "trace.jsonl"):
+        run.add(record)
+        if isinstance(record, Evaluated):
+            run.tell(record, seen)
+            run.tell(replace(record, version=record.version - 1), seen)
+    assert seen.versions == [None, 1, None, 2]
 
 
 def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) -> None:

@@ -93,6 +93,65 @@ def test_a_loop_that_counts_more_batches_than_it_gets_is_told_why(tmp_path: Path
         run_script(script, tmp_path, workers=2, protocol="k-batch-async:2")
 
 
+def test_a_generator_that_takes_more_batches_than_it_gets_is_told_why(tmp_path: Path) -> None:
+    text = OWN_COUNT.format(steps=40, begins_anew=False)
+    text = text.replace(
+        "batches, steps = iter(loader)",
+        """
+def each(batches):
+    while True:
+        yield next(batches)
+
+batches, steps = each(iter(loader))""",
+    )
+    script = tmp_path / "counts.py"
+    script.write_text(text)
+    with pytest.raises(WorkerError, match=r"RuntimeError:(.|\n)*for batch in loader"):
+        run_script(script, tmp_path, workers=2, protocol="k-batch-async:2")
+
+
+BY_HAND = """
+import torch, paceline
+from torch.utils.data import DataLoader
+
+pace = paceline.connect()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(36, 1), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+number = 0
+for epoch in pace.epochs(3):
+    for x in loader:
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + COUNT)
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        number += 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("protocol", "count", "is_said"),
+    [
+        ("async", "number", True),
+        ("k-sync:1", "number", True),
+        ("async", "pace.version", False),
+        ("async", "epoch", False),
+        ("async", "0", False),
+        ("full-sync", "number", False),
+        ("local-sgd:2", "number", False),
+    ],
+)
+def test_a_rate_by_a_count_of_each_workers_own_is_said(
+    tmp_path: Path, protocol: str, count: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(BY_HAND.replace("COUNT", count))
+    run = run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, engine="inline")
+    found = [one for one in run.notes if "changed by hand inside the loop" in one]
+    assert len(found) == is_said
+
+
 def test_a_worker_whose_script_is_over_while_others_train_on_is_said(tmp_path: Path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(OWN_COUNT.format(steps=24, begins_anew=True))

@@ -41,7 +41,9 @@ evaluation and schedules exact, a loss that falls.
 {counts}
 
 `=` is right, `refused` with the sentence below, `DIFFERS` is a fault. The texts are in
-[tests/scripts](../tests/scripts).
+[tests/scripts](../tests/scripts). Of averaged models and of rates that are set by hand in each step
+`=` says less where workers do not step together: the model is right, and each worker counts its own
+steps, which [loops.md](loops.md) has more of.
 
 """
 

@@ -217,6 +217,62 @@ def never_zeroed(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def kept_over_zero_grad(record: Record) -> None:
+    """Gradients of a first loss are kept over zero_grad(), and added to those of a second."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                kept = [one.grad for one in model.parameters()]
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                with pace.edit_gradients():
+                    for parameter, first in zip(model.parameters(), kept, strict=True):
+                        parameter.grad = 0.1 * parameter.grad + first
+                optimizer.step()
+    record.state(model, optimizer)
+
+
+def kept_from_step_to_step(record: Record) -> None:
+    """The gradient of the step before is kept, flat, and compared with this one's."""
+    before: list[torch.Tensor] = []
+    alike = []
+
+    def change(_: Any, model: nn.Module) -> None:
+        now = [one.grad.view(-1) for one in model.parameters()]
+        alike.append(any(map(torch.equal, before, now)))
+        before[:] = now
+
+    with_each_gradient(record, change)
+    record.fact(alike=any(alike))
+
+
+def differentiated_again(record: Record) -> None:
+    """backward(create_graph=True), and a product with the Hessian of what lies in .grad."""
+
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    mine = list(model.parameters())
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward(create_graph=True)
+                grads = [one.grad for one in mine]
+                ones = [torch.ones_like(one) for one in mine]
+                products = torch.autograd.grad(grads, mine, grad_outputs=ones)
+                record.part(curvature=sum(float(one.sum()) for one in products))
+                optimizer.step()
+    record.state(model, optimizer)
+
+
 OWN_CLIP = r"pace\.clip_grad_norm_"
 EDITED = r"\.grad|gradient"
 
@@ -234,6 +290,9 @@ SCRIPTS = (
     Script(gradient_set_to_none, refused=several(EDITED, is_sure=False)),
     Script(norm_looked_at),
     Script(linear_hook),
+    Script(kept_over_zero_grad, falls=False),
+    Script(kept_from_step_to_step),
+    Script(differentiated_again),
     Script(zeros_kept),
     Script(model_zero_grad),
     Script(zero_grad_after),

@@ -298,6 +298,29 @@ def single_number(record: Record) -> None:
     record.state(model, optimizer)
 
 
+class Codebook(nn.Module):
+    """Two layers, and a mean of what comes between them that forward() makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = network()[0], network()[-1]
+        self.mean = nn.Parameter(torch.zeros(12, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs).tanh()
+        if self.training:
+            now = hidden.detach().mean(dim=0)
+            self.mean = nn.Parameter(0.9 * self.mean + 0.1 * now, requires_grad=False)
+        made: Tensor = self.last(hidden - self.mean)
+        return made
+
+
+def parameter_made_anew(record: Record) -> None:
+    """A parameter that forward() makes anew (the codebook of a VQ-VAE with averages)."""
+    model = Codebook()
+    trained(record, model, SGD(model.parameters(), lr=0.2))
+
+
 UNFROZEN = "requires_grad|frozen|unfr"
 
 SCRIPTS = (
@@ -320,4 +343,5 @@ SCRIPTS = (
     Script(weight_norm),
     Script(pruned),
     Script(single_number),
+    Script(parameter_made_anew, refused=several("'mean' was made anew")),
 )

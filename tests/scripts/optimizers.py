@@ -543,6 +543,33 @@ def sparse_buffer(record: Record) -> None:
     record.state(model, optimizer)
 
 
+class ByCurvature(SGD):
+    """Divides by a guess at the Hessian's diagonal, which it takes of the graph of ``.grad``."""
+
+    def step(self, closure: Any = None) -> None:
+        held = self.param_groups[0]["params"]
+        signs = [torch.ones_like(one) for one in held]
+        found = torch.autograd.grad([one.grad for one in held], held, grad_outputs=signs)
+        with torch.no_grad():
+            for parameter, curved in zip(held, found, strict=True):
+                parameter -= 0.1 * parameter.grad / (1.0 + curved.abs())
+
+
+def needs_a_graph(record: Record) -> None:
+    """An optimizer of its own that needs backward(create_graph=True), as AdaHessian."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = ByCurvature(model.parameters(), lr=0.1)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward(create_graph=True)
+                optimizer.step()
+    record.state(model, optimizer)
+
+
 SCRIPTS = (
     Script(sgd),
     Script(nesterov),
@@ -571,6 +598,7 @@ SCRIPTS = (
     Script(step_hook, refused=loose("step hooks", is_early=True)),
     Script(lbfgs, refused=loose("LBFGS", is_early=True)),
     Script(closure_of_sgd),
+    Script(needs_a_graph, refused=pushed("cannot be made on a copy", is_early=True)),
     Script(sam_closure, refused=loose("closures=True", is_early=True)),
     Script(two_optimizers),
     Script(

@@ -364,6 +364,32 @@ def cached(record: Record) -> None:
     trained_on(record, DataLoader(Cached(), batch_size=8))
 
 
+class Scaled(DataLoader[Any]):
+    """Halves what it gives."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as scripts write it
+        for inputs, targets, numbers in super().__iter__():
+            yield 0.5 * inputs, targets, numbers
+
+
+def changed_by_its_loader(record: Record) -> None:
+    """A class of loader whose __iter__ changes each batch."""
+    trained_on(record, Scaled(Numbered(), batch_size=8))
+
+
+class Passing(DataLoader[Any]):
+    """Gives what it is given, as one that fetches ahead."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as scripts write it
+        for inputs, targets, numbers in super().__iter__():
+            yield inputs.to("cpu"), targets.to("cpu"), numbers
+
+
+def passed_on_by_its_loader(record: Record) -> None:
+    """A class of loader whose __iter__ puts each batch on a device."""
+    trained_on(record, Passing(Numbered(), batch_size=8))
+
+
 UNEQUAL = "another order|order|differ|the same samples"
 
 SCRIPTS = (
@@ -401,4 +427,6 @@ SCRIPTS = (
     Script(shards_by_worker, refused=several(UNEQUAL, is_early=True)),
     Script(set_epoch_by_hand),
     Script(cached),
+    Script(changed_by_its_loader, refused=several("makes other batches", is_early=True)),
+    Script(passed_on_by_its_loader),
 )

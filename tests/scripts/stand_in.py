@@ -94,6 +94,9 @@ class Plain:
     def sum(self, value: Any) -> float:
         return float(value)
 
+    def edit_gradients(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 

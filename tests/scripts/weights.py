@@ -267,6 +267,46 @@ def weights_read(record: Record) -> None:
     record.step(norms=norms)
 
 
+def written_into_a_state_dict(record: Record) -> None:
+    """Pretrained weights are copied into model.state_dict(), tensor by tensor, after prepare."""
+    pace = paceline.connect()
+    model, pretrained = network(), network(seed=9).state_dict()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    own = model.state_dict()
+    for name, value in pretrained.items():
+        own[name].copy_(value)
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
+def written_and_loaded(record: Record) -> None:
+    """The same, and model.load_state_dict of it."""
+    pace = paceline.connect()
+    model, pretrained = network(), network(seed=9).state_dict()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    own = model.state_dict()
+    for name, value in pretrained.items():
+        own[name].copy_(value)
+    model.load_state_dict(own)
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+        own = model.state_dict()
+    record.state(model, optimizer)
+
+
+def clamped_in_a_state_dict(record: Record) -> None:
+    """Weights are clamped after each step through model.state_dict()."""
+
+    def change(model: nn.Module) -> None:
+        for value in model.state_dict().values():
+            value.clamp_(-0.3, 0.3)
+
+    after_each_step(record, change)
+
+
 EDITED = "weights|parameters|edited|changed"
 
 SCRIPTS = (
@@ -279,6 +319,11 @@ SCRIPTS = (
     Script(max_norm, refused=several(EDITED)),
     Script(reset_layer, refused=several(EDITED)),
     Script(initialised_after_prepare),
+    Script(
+        written_into_a_state_dict, refused=several(r"state_dict\(\)\['0.weight'\]", is_early=True)
+    ),
+    Script(written_and_loaded),
+    Script(clamped_in_a_state_dict, refused=several(r"state_dict\(\)\["), falls=False),
     Script(data_replaced, refused=several(EDITED + "|memory")),
     Script(cast_after_prepare, refused=several(EDITED + "|memory|prepare", is_early=True)),
     Script(swa),

@@ -12,8 +12,9 @@ from paceline.conditions.machine import Machine
 from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Absence, Conditions, Link
 from paceline.core.ledger import Ledger
+from paceline.core.stats import Counts
 from paceline.errors import ConfigError
-from paceline.events import Decision, Fact
+from paceline.events import Decision, Fact, Ticket
 from paceline.protocols import PROTOCOLS, parse, with_number
 from paceline.protocols.base import SyncProtocol
 from paceline.simulation.engine import SimulatedRun, endless_ledger
@@ -128,10 +129,22 @@ def test_a_step_that_takes_no_time_is_refused() -> None:
 def test_between_two_epochs_nobody_works_for_as_long_as_was_measured() -> None:
     delay = parse_delay("10ms")
     given = Machine(text="", work=(delay,) * 2, exchange=(parse_delay("0ms"),) * 2)
-    times = []
+    times, means_s = [], []
     for machine in (given, dataclasses.replace(given, pause_s=0.25)):
         conditions = Conditions(delays=(parse_delay("0ms"),) * 2, seed=0, machine=machine)
         run = SimulatedRun(parse("full-sync", 2), Ledger(12, 4, 2), conditions)
         times.append(run.run(7).times_s)
+        means_s.append(run.counts.mean_update_s())
     late = [b - a for a, b in zip(*times, strict=True)]
     assert late == pytest.approx([0.0] * 3 + [0.25] * 3 + [0.5])
+    assert means_s[1] == pytest.approx(means_s[0])  # of training
+
+
+def test_pauses_scatter_no_update() -> None:
+    counts = Counts()
+    for number in range(80):
+        counts.applied((Ticket(0, number, number),), number, 1.0 + number + 9.0 * (number // 30))
+        if number % 30 == 29:
+            counts.paused(9.0)
+    assert (counts.mean_update_s(), counts.error_update_s()) == (1.0, 0.0)
+    assert counts.trained_s(30) == 30.0

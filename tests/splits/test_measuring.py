@@ -20,7 +20,7 @@ def mlp(width: int = 16) -> nn.Sequential:
 def test_all_pieces_together_take_what_the_whole_takes() -> None:
     found = measure(trace(mlp(), (torch.randn(8, 16),)), (torch.randn(8, 16),))
     assert sum(node.forward_s for node in found.graph.nodes) == pytest.approx(found.forward_s)
-    backward_s = sum(node.backward_s + node.first_s for node in found.graph.nodes)
+    backward_s = sum(node.backward_s + node.late_s + node.first_s for node in found.graph.nodes)
     assert backward_s == pytest.approx(found.backward_s)
     assert not found.is_counted
 

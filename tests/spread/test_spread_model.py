@@ -647,8 +647,10 @@ class Weighed:
 
 
 def test_micro_batches_of_all_take_turns() -> None:
-    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3)
+    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
     assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
+    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
+    assert [(one.owner, one.rows) for one in found] == [(0, 2), (0, 1), (2, 3), (2, 2)]
     assert sum(chunk_rows(7, (0.2, 0.4, 0.4))) == 7
     assert chunk_rows(4, (0.01, 0.01, 0.98)) == [1, 1, 2]
     assert chunk_rows(2, (0.1, 0.1, 0.8)) == [1, 1]

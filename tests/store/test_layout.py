@@ -149,6 +149,19 @@ def test_who_needs_a_closure_is_refused() -> None:
         state_rows(Asking(one.parameters(), lr=0.1), list(one.parameters()))
 
 
+def test_who_needs_more_than_gradients_is_refused() -> None:
+    class Curved(torch.optim.SGD):
+        def step(self):  # type: ignore[no-untyped-def, override]
+            held = self.param_groups[0]["params"]
+            torch.autograd.grad([one.grad for one in held], held)
+
+    one = model()
+    with pytest.raises(
+        ConfigError, match=r"Curved\.step cannot be made on a copy.*--protocol local"
+    ):
+        state_rows(Curved(one.parameters(), lr=0.1), list(one.parameters()))
+
+
 def test_a_clip_scales_as_torch_does() -> None:
     gradient = nn.Parameter(torch.zeros(3))
     gradient.grad = torch.tensor([3.0, 0.0, 4.0])

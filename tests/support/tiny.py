@@ -103,6 +103,13 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), nn.Linear(33, CLASSES))
 
 
+def unknown() -> nn.Module:
+    """The same with a buffer of no numbers, as the spread of one sample is."""
+    model = layers()
+    model.register_buffer("spread", torch.full((2,), torch.nan))
+    return model
+
+
 class Decaying(Optimizer):
     """Weight decay as many write it: into the gradient, which is another one after the step."""
 
@@ -129,6 +136,7 @@ def in_float32() -> Splits:
 
 LAYERS = replace(TASK, model=layers, data=in_float32, optimizer=plain_sgd, batch_size=11)
 """In float32, whose sums depend on how they are done, with batches that are no whole lines."""
+UNKNOWN = replace(LAYERS, model=unknown)
 
 
 def with_optimizer(make: Make, learning_rate: float) -> Task:

@@ -17,6 +17,8 @@ def random_graph(draw: random.Random, num_nodes: int) -> WorkGraph:
             first_s=draw.choice([0.0, draw.uniform(0.0, 3.0)]),
             parameter_bytes=draw.randrange(0, 1000),
             activation_bytes=draw.randrange(0, 500),
+            late_s=draw.choice([0.0, 0.0, draw.uniform(0.0, 3.0)]),
+            late_bytes=draw.choice([0, 0, draw.randrange(400)]),
             buffer_bytes=draw.choice([0, 0, 64]),
             num_layers=draw.choice([0, 1, 1, 2]),
         )

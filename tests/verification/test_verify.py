@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_what_is_proved_can_be_false() -> None:
     task = replace(PLAIN_SGD, data=lambda: samples(12), epochs=1)
     gap = plain.differ(plain.plain_loop(task), plain.plain_loop(task, lr=0.29))
     assert gap > 100 * ALLOWED["float32"]
+
+
+@pytest.mark.parametrize("other", [math.nan, math.inf])
+def test_a_tensor_that_is_no_number_in_one_of_the_two_differs_wherever_it_stands(
+    other: float,
+) -> None:
+    one = {"first": torch.zeros(2), "second": torch.zeros(2), "third": torch.zeros(2)}
+    for name in one:
+        differing = one | {name: torch.tensor([0.0, other])}
+        assert plain.largest_difference(one, differing) == (name, math.inf)
 
 
 # -- planted errors --------------------------------------------------------------------------------

@@ -95,13 +95,18 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
     """Measure the noise, then train.
 
     Raises:
-        ConfigError: the task is unknown, or has no accuracy to reach.
+        ConfigError: the task is unknown, or has no accuracy to reach, or diverges.
     """
     task = load_task(wish.spec)
     splits = task.splits()
     num_samples = len(splits.train)  # type: ignore[arg-type]  # a map-style data set has a length
     say(f"{task.name}: gradient noise after {wish.after:,} updates")
     noise = noise_of(task, splits, wish.device, after=wish.after, draws=_DRAWS)
+    if not (math.isfinite(noise.signal) and math.isfinite(noise.trace)):
+        raise ConfigError(
+            f"{task.name} diverges: after {wish.after:,} updates its gradients are not finite; "
+            f"give fewer with --after, or the task a lower learning rate"
+        )
     rows = []
     own = task.batch_size
     sizes = wish.batch_sizes or tuple(max(1, own * times // 4) for times in (1, 2, 4, 8, 16))

@@ -188,18 +188,18 @@ def measure_range(wish: LrWish) -> LrRange:
         )  # fmt: skip
         launch_run(program, settings, QuietObserver(io.StringIO()))
         header = read_header(run / FILE_NAME)
-        losses = [loss for loss in _losses(run) if math.isfinite(loss)]
-    if len(losses) <= 2 * _HALF:
+        found = [(i, loss) for i, loss in enumerate(_losses(run)) if math.isfinite(loss)]
+    if len(found) <= 2 * _HALF:
         raise ConfigError(
-            f"the loss was no number after {len(losses)} updates at rates from "
+            f"the loss was no number after {len(found)} updates at rates from "
             f"{ramp.lowest:g}: begin lower, --lowest {ramp.lowest / 100:g}"
         )
     return LrRange(
         wish=wish,
         samples=header.number("batch_size"),
         source=source,
-        rates=tuple(ramp.rate(version) for version in range(len(losses))),
-        losses=tuple(losses),
+        rates=tuple(ramp.rate(version) for version, _ in found),
+        losses=tuple(loss for _, loss in found),
     )
 
 

@@ -337,11 +337,12 @@ def render_scaling(found: MeasuredScaling) -> list[str]:
         "",
         *_shared(found),
     ]
-    lines.append(
-        f"one worker's first run lies in {found.one_worker_run}: runs of more workers with "
-        f"--mini-batch-size {found.rows[0].mini_batch_size} --threads {found.threads} say their "
-        "efficiency by it"
-    )
+    if found.engine != "inline":  # no run goes by one whose workers were in one process
+        lines.append(
+            f"one worker's first run lies in {found.one_worker_run}: runs of more workers with "
+            f"--mini-batch-size {found.rows[0].mini_batch_size} --threads {found.threads} say "
+            "their efficiency by it"
+        )
     if found.interrupted_in:
         lines.append(f"interrupted in {found.interrupted_in}")
     return lines

@@ -88,7 +88,7 @@ def run(tokens: list[str]) -> int:
     except KeyboardInterrupt as end:
         _say("interrupted")
         if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
-            _print_error("Interrupted", "interrupted before the first step")
+            _print_error("Interrupted", "interrupted before there was a result")
         return EXIT_SIGNAL + getattr(end, "signal", 2)
     except BrokenPipeError:  # who read our output has gone (`| head`): nothing is left to say
         lead_nowhere(sys.stdout)

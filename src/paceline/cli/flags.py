@@ -243,7 +243,7 @@ def show(
 
 
 def writable(path: Path | None) -> None:
-    """Notice before the work that a picture cannot be written there afterwards.
+    """Notice before the work that a file cannot be written there afterwards.
 
     Raises:
         ConfigError: there is no such folder, or the path is one.

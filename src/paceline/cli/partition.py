@@ -74,14 +74,24 @@ def partition(
     show(json, found.to_json, lambda: render_partition(found))
 
 
-def planned_splits(task: str, asked: CutFlags, json: bool) -> bool:
-    """Print the table of splits, if memory is asked about or the model is large; whether it was."""
+def planned_splits(task: str, asked: CutFlags, json: bool, idle: str = "") -> bool:
+    """Print the table of splits, if memory is asked about or the model is large; whether it was.
+
+    Raises:
+        ConfigError: it is to be printed, and ``idle`` are flags that were given and it ignores.
+    """
+    from ..errors import ConfigError
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
 
     question = replace(_question(task, asked), schedule="")
     if asked.memory is None and not wants_splits(question):
         return False
+    if idle:
+        raise ConfigError(
+            f"{idle}: not of a model as large as {task}, of which it is planned how to split it; "
+            "leave them out"
+        )
     say("measuring")
     report = plan_splits(question)
     show(json, report.to_json, lambda: render_splits(report))

@@ -6,6 +6,7 @@ compare    several on one task, under the same stragglers and seeds: a table and
 Above 300 lines with the flags of both.
 """
 
+import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..config import resolve
+from ..config import of_flags
 from ..errors import ConfigError, Interrupted
 from ..protocols import split_names
 from .flags import Json, num_columns, say, show
@@ -111,15 +112,17 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     from ..report.ranking import render_advice
     from .partition import CutFlags, planned_splits
 
-    _refuse_idle(asked)
+    idle = _given(asked, {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS)
+    if asked.memory is not None and idle:
+        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
     cut = CutFlags(
         workers=asked.workers, memory=asked.memory, micro_batches=asked.micro_batches,
         batch_size=asked.batch_size, input=asked.input,
     )  # fmt: skip
-    if planned_splits(task, cut, json):
+    if planned_splits(task, cut, json, idle):
         return
-    if idle := _given(asked, _OF_SPLITS):
-        raise ConfigError(f"{idle}: of the table of splits; add --memory")
+    if given := _given(asked, _OF_SPLITS):
+        raise ConfigError(f"{given}: of the table of splits; add --memory")
     start_s = time.perf_counter()
 
     def say_when(text: str) -> None:
@@ -131,13 +134,6 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
 
 _OF_BOTH = {"workers"}
 _OF_SPLITS = {"memory", "batch_size", "micro_batches", "input"}
-
-
-def _refuse_idle(asked: PlanFlags) -> None:
-    """The table of splits knows no protocols. ConfigError: something is given that it ignores."""
-    others = {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS
-    if asked.memory is not None and (idle := _given(asked, others)):
-        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
 
 
 def _given(asked: PlanFlags, names: Collection[str]) -> str:
@@ -235,6 +231,8 @@ def compare(
         _show(end.summary, json)
         raise
     _show(found, json)
+    if not any(one.outcomes for one in found.contenders):
+        sys.exit(1)
 
 
 def _contest(
@@ -254,7 +252,7 @@ def _contest(
     return Contest(
         task=task,
         protocols=split_names(protocols),
-        settings=resolve({**chosen, **places}, env={}, is_call=False).settings,
+        settings=of_flags({**chosen, **places}),
         world=world_of(world),
         repeats=contest.repeats,
         evaluations=contest.evaluations,

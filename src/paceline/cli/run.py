@@ -35,6 +35,7 @@ from .flags import (
     say,
     settings_of,
     show,
+    writable,
 )
 
 if TYPE_CHECKING:
@@ -291,6 +292,8 @@ def replay(
     """
     from ..replay import replay as make_again
 
+    if save is not None and save.parent.is_dir():  # else it is made
+        writable(save)
     start_s = time.perf_counter()
     found = make_again(run, until=until, save=save, on_progress=_Progress().progress)
     seconds = time.perf_counter() - start_s

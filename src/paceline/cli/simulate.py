@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..config import RunSettings, flag_of, resolve
-from ..errors import ConfigError
+from ..config import RunSettings, flag_of, of_flags
+from ..errors import ConfigError, Interrupted
 from ..protocols.streaming import Streaming
 from .flags import Json, say, show
 
@@ -77,7 +77,7 @@ class TrainingFlags:
     epochs
         Stop after so many passes over the data [default: the task's].
     seconds
-        Stop at the end of the epoch in which so many virtual seconds are over.
+        Stop after so many seconds; of virtual ones at the end of the epoch.
     target_accuracy
         Stop at the end of the epoch that reaches this test accuracy (0 to 1).
     dropped
@@ -172,7 +172,7 @@ def simulate(
             "workers": workers, "protocol": protocol, "staleness": staleness, "outer": outer,
             "fragments": fragments, "overlap": overlap, "updates": updates, "seed": world.seed,
         }  # fmt: skip
-        settings = resolve({**chosen, **places}, env={}, is_call=False).settings
+        settings = of_flags({**chosen, **places})
         _simulate_training(task, settings, given, run_dir, json, batched)
 
 
@@ -199,13 +199,27 @@ def _simulate_training(
     is_batched: bool,
 ) -> None:  # fmt: skip
     from ..predict.rehearsal import rehearse
+    from ..protocols import protocol_of
     from ..report.forecast import render_forecast
     from ..report.terminal import render_summary
+    from ..workloads import find_task
 
+    find_task(task)
+    protocol_of(settings)
     world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
     folder = run_dir or _new_folder(settings, f"simulated-{task}")
     heard = _Progress(settings.updates, wants_json)
-    found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
+    try:
+        found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
+    except Interrupted as end:
+        summary = end.summary
+        show(wants_json, summary.to_json, lambda: render_summary(summary))
+        raise
+    except ConfigError:
+        if run_dir is None:
+            with suppress(OSError):  # it began, and files are there
+                folder.rmdir()
+        raise
     show(
         wants_json,
         lambda: {**found.summary.to_json(), "forecast": found.forecast.to_json()},

@@ -76,7 +76,8 @@ class Machine:
         add_s: seconds that adding a push to the sum of its update takes.
         apply_s: seconds from there until the update's new version can be pulled.
         pause_s: seconds from the end of an epoch to the first work of the next: evaluation.
-        cores: that the workers share; None: one each.
+        cores: that the workers share; None: each has its own.
+        threads: of each worker: while it computes it holds so many of the cores.
         drift: how much its speed changed while it was measured.
     """
 
@@ -87,6 +88,7 @@ class Machine:
     apply_s: float = 0.0
     pause_s: float = 0.0
     cores: int | None = None
+    threads: int = 1
     drift: Drift = STEADY
 
     def stretched(self, factor: float) -> "Machine":
@@ -97,6 +99,11 @@ class Machine:
             add_s=factor * self.add_s, apply_s=factor * self.apply_s,
             pause_s=factor * self.pause_s,
         )  # fmt: skip
+
+
+def places(cores: int, threads: int) -> int:
+    """How many workers of so many threads compute at a time."""
+    return max(1, cores // threads)
 
 
 def drift_of(steps: Sequence[tuple[int, float, float]]) -> Drift:
@@ -211,7 +218,7 @@ class Cores:
     """The cores, whose turn it is, and who waits.
 
     Args:
-        num_cores: how many there are.
+        num_cores: how many there are; of workers of several threads, how many `places`.
         slice_s: how long a turn lasts where others wait.
     """
 

@@ -26,7 +26,7 @@ from itertools import pairwise
 
 from ..errors import ConfigError
 from .delays import Delay, parse_seconds, parse_worker
-from .machine import Cores, Machine, ServerQueue
+from .machine import Cores, Machine, ServerQueue, places
 from .slowness import PhasePace, Phases
 
 _UNITS_BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "kbit": 125.0, "Mbit": 125e3,
@@ -217,8 +217,11 @@ class Conditions:
 
     def cores(self) -> Cores | None:
         """The cores that workers share; None: each has its own."""
-        num_cores = None if self.machine is None else self.machine.cores
-        return None if num_cores is None or num_cores >= self.num_workers else Cores(num_cores)
+        machine = self.machine
+        if machine is None or machine.cores is None:
+            return None
+        num_places = places(machine.cores, machine.threads)
+        return None if num_places >= self.num_workers else Cores(num_places)
 
     def _drawer(self, worker: int) -> Callable[[], float]:
         return self.delays[worker].drawer(random.Random(f"{self.seed}/{worker}"))

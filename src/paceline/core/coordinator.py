@@ -446,6 +446,11 @@ class Coordinator:
         is_closed = self.is_between_epochs or bool(self._outside)
         return is_closed and self._ledger.is_unused
 
+    @property
+    def has_riding(self) -> bool:
+        """Whether samples of this epoch wait for a push to come."""
+        return self._ledger.has_riding
+
     def frontier(self) -> int | None:
         """While nobody works: the position before which all samples are used, and after it none."""
         return frontier(self._ledger.state(), self._ledger.every_epoch)

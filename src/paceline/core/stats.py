@@ -2,7 +2,8 @@
 
 The trace tells everything; these are for whoever cannot wait for it, or runs in virtual time
 without one. They must cost next to nothing: one addition an event. Which of a script's own metrics
-is the accuracy is found by its name. This module must not know how a run is driven.
+is the accuracy is found by its name. Above 300 lines with what is counted of live workers. This
+module must not know how a run is driven.
 """
 
 import math
@@ -255,12 +256,13 @@ class Counts:
     """Sums over one run."""
 
     __slots__ = (
-        "cancelled", "discarded", "lost", "pushes", "staleness", "there_s", "times_s", "used_s",
-        "wasted_s",
+        "cancelled", "discarded", "lost", "pauses", "pushes", "staleness", "there_s", "times_s",
+        "used_s", "wasted_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.times_s = array("d")  # of each update
+        self.pauses: list[tuple[int, float]] = []  # behind which update nobody trained, how long
         self.pushes = 0  # that made updates
         self.staleness: dict[int, int] = {}  # lag in versions -> pushes
         self.cancelled = 0  # work called off
@@ -283,15 +285,25 @@ class Counts:
         self.pushes += len(tickets)
         self.times_s.append(at_s)
 
+    def paused(self, pause_s: float) -> None:
+        """From here on nobody trains for so long."""
+        self.pauses.append((self.updates, pause_s))
+
+    def trained_s(self, num_updates: int) -> float:
+        """Seconds of training until so many updates were made: without the pauses."""
+        paused_s = sum(pause_s for behind, pause_s in self.pauses if behind < num_updates)
+        return self.times_s[num_updates - 1] - paused_s
+
     def mean_update_s(self) -> float:
-        """Seconds an update, from the start."""
-        return self.times_s[-1] / len(self.times_s) if self.times_s else math.nan
+        """Seconds of training an update, from the start."""
+        return self.trained_s(self.updates) / self.updates if self.times_s else math.nan
 
     def error_update_s(self) -> float:
         """Standard error of the mean from 20 batch means; nan for fewer than 40 updates."""
         size = len(self.times_s) // _NUM_BATCHES
         if size < 2:
             return math.nan
-        borders = [0.0, *self.times_s[size - 1 : size * _NUM_BATCHES : size]]
+        ends = range(size, size * _NUM_BATCHES + 1, size)
+        borders = [0.0, *map(self.trained_s, ends)]
         means = [(after - before) / size for before, after in pairwise(borders)]
         return statistics.stdev(means) / math.sqrt(_NUM_BATCHES)

@@ -13,6 +13,7 @@
     frames      a mini-batch of it as bytes, in a file without a name
     feed        loader workers that fetch ahead, fed by leases or alone; copies to an accelerator
     likeness    whether workers hold the same data
+    own_iteration  a loader class whose way of iterating changes batches
 
 It must not know which network is trained on them, nor with how many workers.
 """

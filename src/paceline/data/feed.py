@@ -196,7 +196,7 @@ class FedWorkers:
 
     def _make_workers(self) -> DataLoader[Any]:
         """The user's loader with their workers and settings, over leases."""
-        return _remade(
+        return remade(
             self._loader,
             self._num_workers,
             dataset=SeededData(self._loader.dataset),
@@ -303,7 +303,7 @@ def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
     """The same loader with another number of workers; -1: its own."""
     if num_workers in (-1, loader.num_workers):
         return loader
-    return _remade(
+    return remade(
         loader,
         num_workers,
         dataset=loader.dataset,
@@ -313,7 +313,7 @@ def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
     )
 
 
-def _remade(
+def remade(
     user: DataLoader[Any], num_workers: int, *, init: Callable[[int], None] | None, **others: Any
 ) -> DataLoader[Any]:
     """A loader with these workers and otherwise the user's settings, but for ``others``."""

@@ -176,11 +176,13 @@ class ScriptHooks:
         advance_schedule: bring schedulers to this version; whether members' rates may differ then.
         marks: what of prepared schedulers must be the same in members that push into one update.
         between: a word of the settings as an epoch begins; 0: members' may differ.
+        hear_settings: the word of those that a push goes with.
         num_own_steps: of an optimizer that steps here, in the whole run.
         adopt: take over the settings of a worker that is there already.
         order_digest: of the epoch's order that was drawn last; all members' are compared.
         take_loaded: the optimizer's state that the script has loaded since ``prepare``.
         check_objects: look at what of the script's objects must stay as it was, beside weights.
+        check_given: before an epoch, look at all copies of weights that the script was given.
         write_into: take the folder of checkpoints, and the identity of the one that it is in.
         write_own: write what this member remembers, for the checkpoint of this number; the epoch
             at whose end that stands, or -1.
@@ -194,11 +196,13 @@ class ScriptHooks:
     advance_schedule: Callable[[int], bool] = lambda version: False
     marks: Callable[[], object] = lambda: None
     between: Callable[[], int] = lambda: 0
+    hear_settings: Callable[[int], None] = lambda word: None
     num_own_steps: Callable[[], int] = lambda: 0
     adopt: Callable[[str], None] = lambda text: None
     order_digest: Callable[[], str] = lambda: ""
     take_loaded: Callable[[], State | None] = lambda: None
     check_objects: Callable[[], None] = lambda: None
+    check_given: Callable[[], None] = lambda: None
     write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
     write_own: Callable[[int, int], None] = lambda number, behind: None
     write_layout: Callable[[int], None] = lambda number: None
@@ -217,6 +221,10 @@ class Exchange(abc.ABC):
     """Local steps a push (local-sgd's H)."""
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
+    has_pushed: bool = False
+    """Whether what a step block was for is handed in: the rest of it is no work to be left."""
+    has_told_version: bool = False
+    """Whether the script has asked how far training is."""
     is_cut_short: bool = False
     """Whether the script is in a pass over its loader that the end of the run left empty."""
     last_norm: float = float("nan")

@@ -58,7 +58,11 @@ class MemberGroup(abc.ABC):
 
     @abc.abstractmethod
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
-        """``out`` becomes what all have, by rank: ``(size * n,)`` of ``(n,)``."""
+        """``out`` becomes what all have, by rank: ``(size * n,)`` of ``(n,)``.
+
+        Args:
+            mine: may lie where it comes to lie in ``out``.
+        """
 
     @abc.abstractmethod
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
@@ -127,7 +131,8 @@ class TorchGroup(MemberGroup):
     def _each_to_each(self, parts: Sequence[Tensor], out: Tensor) -> Pending:
         """Part j to member j, all at once."""
         rows = out.view(self.size, -1).unbind()
-        rows[self.rank].copy_(parts[self.rank])
+        if rows[self.rank].data_ptr() != parts[self.rank].data_ptr():
+            rows[self.rank].copy_(parts[self.rank])
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         sent = [Parcel(peer, parts[peer]) for peer in others]
         received = [Parcel(peer, rows[peer]) for peer in others]

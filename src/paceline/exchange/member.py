@@ -281,7 +281,9 @@ class MemberSide:
         """See ``settings_word``; 0: they may differ, since members are at different versions."""
         if self.hooks.advance_schedule(self.version):
             return 0
-        return self.copy.settings(self.hooks.marks(), self.hooks.num_own_steps())
+        word = self.copy.settings(self.hooks.marks(), self.hooks.num_own_steps())
+        self.hooks.hear_settings(word)
+        return word
 
     # -- hearing --------------------------------------------------------------------------------
 

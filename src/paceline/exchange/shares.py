@@ -269,6 +269,7 @@ class SharedAveraging(Averaging):
             self._copy.unedited.check()
             self._copy.fill(work, self._copy.version)
             return
+        self._copy.unedited.glance()
         if work.inv_scale != 1.0:
             self._replica.scale_gradients(work.inv_scale)
         self._replica.collect(self._store.present(self._seat))

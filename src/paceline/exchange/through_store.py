@@ -223,6 +223,7 @@ class StoreExchange(Exchange):
         Before the first epoch the main worker's weights and state are written to the store: all
         stand still, and whatever another member holds is pulled over.
         """
+        self.hooks.check_given()
         if self.has_opened:
             if self._is_published:
                 self.unedited.take_published()
@@ -347,7 +348,8 @@ class StoreExchange(Exchange):
         self._beat()
         if self._own.hooks.spread is not None:
             return  # who left a step alone would leave the others in theirs
-        is_late = self.is_in_step and self._control[self._cancelled] > self._own.serial
+        is_at_work = self.is_in_step and not self.has_pushed
+        is_late = is_at_work and self._control[self._cancelled] > self._own.serial
         if is_late and self._own.grant is not None:  # else the epoch is over: no work will come
             raise Superseded
 

@@ -21,6 +21,9 @@ from ..store.layout import Section
 from ..store.parameter_store import SharedStore
 from .base import ScriptHooks
 
+_NUM_LOOKS = 2
+"""Pushes of a run that look for parameters made anew: a model that does so does it in each pass."""
+
 
 class Unedited:
     """Of one member.
@@ -33,6 +36,7 @@ class Unedited:
         self._replica, self._store, self._hooks = replica, store, hooks
         self._parameters = replica.layout.parameters
         self._last_buffers: Tensor | None = None
+        self._num_looks = _NUM_LOOKS
         self._digests: list[int] = []
         """Of the weights at an epoch's end, where they lie in the store's own block."""
 
@@ -66,6 +70,9 @@ class Unedited:
         Raises:
             ConfigError: they are not, or they lie elsewhere; the parameter is named.
         """
+        if self._num_looks:
+            self._num_looks -= 1
+            self._replica.held.check_made_anew()
         self._hooks.check_objects()
         self._replica.held.check_parameters()
         if (offset := self._marks.changed()) is not None:
@@ -78,6 +85,17 @@ class Unedited:
             # others compute on meanwhile must not be written at all.
             if now != then and (self._is_shared or not self._is_of(version)):
                 raise edited(self._parameters.places[number].name)
+
+    def glance(self) -> None:
+        """Before others are waited for: whether one of them has put other weights there meanwhile.
+
+        What it puts back before all have come is not seen any more when they have.
+
+        Raises:
+            ConfigError: it has; the parameter is named.
+        """
+        if (offset := self._marks.glance()) is not None:
+            raise self._edited_at(offset)
 
     def _is_of(self, version: int) -> bool:
         """Whether the weights are those of this version in every byte; False: nobody can say."""
@@ -121,7 +139,12 @@ class Unedited:
     # -- between epochs -------------------------------------------------------------------------
 
     def end_epoch(self, home: Tensor) -> None:
-        """The newest version was pulled: what the script does now is between epochs."""
+        """The newest version was pulled: what the script does now is between epochs.
+
+        Raises:
+            ConfigError: a parameter was made anew in the loop.
+        """
+        self._replica.held.check_made_anew()
         self._last_buffers = self._replica.layout.buffers.of(home).clone()
         block = self._store.blocks[self._store.current]
         is_only = self._memory.data_ptr() == block.data_ptr()

@@ -24,7 +24,7 @@ from ..checkpoints.state import load_tensors
 from ..errors import ConfigError, PacelineError, unknown
 from ..system.reasons import reason
 from ..trace import FILE_NAME, read_header
-from ..workloads import TASKS, load_task
+from ..workloads import TASKS, import_module, load_task
 from ..workloads.base import Task
 
 CHAPTER = "chapter-mlp"
@@ -89,6 +89,21 @@ def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
         return find_subject(_task_of_run(folder), checkpoint or folder)
     task = load_task(spec)
     return _loaded(task.name, task.model(), _inputs_of(task), checkpoint, task)
+
+
+def import_subject(spec: str) -> None:
+    """Import what a subject is made by, and make nothing.
+
+    Raises:
+        ConfigError: there is no such thing, or importing it fails.
+    """
+    folder = Path(spec)
+    if spec not in TASKS and folder.is_dir():
+        spec = _task_of_run(folder)
+    if spec in TASKS:
+        TASKS[spec].factory()
+    elif ":" in spec:
+        import_module(spec.partition(":")[0], spec)
 
 
 def own_subject(

@@ -14,8 +14,28 @@ LARGE_MODEL = 500_000_000
 """Parameters from which on one copy for each worker is questioned."""
 
 
-def _nothing_s(num_bytes: float, num_workers: int) -> float:
+def _nothing_s(num_bytes: float) -> float:
     return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """What all workers take for what they do together, at the same time.
+
+    Args:
+        sum_s: to sum so many bytes, which each has, over so many of them.
+        gather_s: to put together so many bytes of parameters, of which each has its piece.
+        reduce_s: to sum so many bytes of gradients, of which each gets its piece.
+        meeting_s: to show a line each to all.
+        turn_s: how much longer any of these takes behind computing: nobody is ready at the same
+            time, and where workers share cores, who is may have to wait for one.
+    """
+
+    sum_s: Callable[[float, int], float]
+    gather_s: Callable[[float], float] = _nothing_s
+    reduce_s: Callable[[float], float] = _nothing_s
+    meeting_s: float = 0.0
+    turn_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +46,18 @@ class SplitCosts:
         graph_at: the model's costs at a batch size, with ``threads``.
         alone_s: forward and backward of the whole batch, by one process on all cores.
         pipeline: the workers, what is between them, the micro-batches.
-        all_reduce_s: of so many bytes between so many of them.
-        exchange_s: of so many bytes from each of so many of them to each other one, all at once.
+        exchanges: what they do together.
         moved_s_per_byte: of memory that is read or written, by one process on all cores.
+        fresh_s_per_byte: of memory that a worker is given anew, in each update, where it keeps
+            nothing that is freed (system/pages.py); 0: it does.
+        buffer_kinds: types of numbers that the model's buffers have.
         micro_batches_each: that a worker's mini-batch can be, of which a run takes the fastest;
             empty: an update has those of ``pipeline``.
         has_fixed_rows: all micro-batches are of one size.
         cores, threads: that all share; of each worker.
         pairs: layers that can be split over channels.
-        largest_bytes: of the parameters that `shard-3` gathers at a time.
+        unit_bytes: of the parameters that shards gather at a time, of each such unit.
+        largest_bytes: of a layer's parameters, the most.
         process_bytes: what a worker holds besides the model.
         num_parameters: of the whole; from `LARGE_MODEL` on none holds all of them.
     """
@@ -43,14 +66,16 @@ class SplitCosts:
     alone_s: float
     batch_size: int
     pipeline: Pipeline
-    all_reduce_s: Callable[[int, int], float]
-    exchange_s: Callable[[float, int], float] = _nothing_s
+    exchanges: Exchanges
     moved_s_per_byte: float = 0.0
+    fresh_s_per_byte: float = 0.0
+    buffer_kinds: int = 0
     micro_batches_each: tuple[int, ...] = ()
     has_fixed_rows: bool = False
     cores: float = float("inf")
     threads: int = 1
     pairs: tuple[ChannelPair, ...] = ()
+    unit_bytes: tuple[int, ...] = ()
     largest_bytes: int = 0
     process_bytes: int = 0
     num_parameters: int = 0

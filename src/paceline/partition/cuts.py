@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 from .graph import INPUT, WorkGraph
-from .pipeline import Pipeline
+from .pipeline import ALIKE, EndSizes, Pipeline, micro_batch_shares
 from .placement import Placement, even_cut, is_allowed, pipeline_step, place
-from .schedules import micro_batch_shares
 from .search import FoundPlacement, find_placement
 
-_ENDS = (0.5, 0.35, 0.25)
-"""How many times as large as others the first and last micro-batches may be."""
+_ENDS = [EndSizes(first, last) for first in (1.0, 0.5, 0.33) for last in (1.0, 0.67, 0.5)]
+"""What the first and last micro-batches may be beside others."""
 _WORTH = 0.98
 """Of the step of equal ones, theirs at most: costs are not known better."""
 
@@ -73,14 +72,14 @@ class FastestCut(NamedTuple):
     """Of several numbers of micro-batches the one with the shortest step.
 
     Attributes:
-        ends: how many times as large as others the first and last ones are.
+        ends: where not all are of one size.
     """
 
     seconds: float
     micro_batches: int
     placement: Placement
     graph: WorkGraph
-    ends: float = 1.0
+    ends: EndSizes = ALIKE
 
 
 def fastest_cut(choices: Iterable[MicroBatches], pipeline: Pipeline, cores: float) -> FastestCut:
@@ -97,7 +96,7 @@ def fastest_cut(choices: Iterable[MicroBatches], pipeline: Pipeline, cores: floa
         sent_s = others * _ends_s(one.graph, setting)
         even_s = pipeline_step(cut, setting, cores).seconds
         found.append(FastestCut(even_s + sent_s, one.num, cut, one.graph))
-        for ends in _ENDS:
+        for ends in _ENDS[1:]:
             seconds, placement = _with_ends(ends, one, cut, setting, cores)
             if seconds < _WORTH * even_s and is_allowed(placement, setting):
                 found.append(FastestCut(seconds + sent_s, one.num, placement, one.graph, ends))
@@ -105,14 +104,14 @@ def fastest_cut(choices: Iterable[MicroBatches], pipeline: Pipeline, cores: floa
 
 
 def _with_ends(
-    ends: float, choice: MicroBatches, cut: Placement, setting: Pipeline, cores: float
+    ends: EndSizes, choice: MicroBatches, cut: Placement, setting: Pipeline, cores: float
 ) -> tuple[float, Placement]:
     """A cut whose first and last micro-batches are of another size: its seconds and its price."""
     each, rest = divmod(choice.num, setting.num_workers)
-    if choice.graph_at is None or rest:
+    if choice.graph_at is None or rest or setting.schedule == "gpipe":
         return float("inf"), cut
     shares = micro_batch_shares(setting.num_workers, each, ends)
-    sizes = [each * shares[at % len(shares)][at // len(shares)] for at in range(choice.num)]
+    sizes = [each * one for own in shares for one in own]
     part_of, order = cut.part_of(), [one.worker for one in cut.parts]
     nodes = [part_of[node] for node in range(len(choice.graph))]
     priced = {one: place(choice.graph_at(one), setting, nodes, order) for one in set(sizes)}

@@ -26,9 +26,12 @@ class WorkNode:
     Args:
         forward_s, backward_s: of one micro-batch, on a worker of speed 1, whose gradients are added
             to those of others.
-        first_s: that the first of an update takes longer: room is made for its gradients.
+        late_s: and of that micro-batch's part of what is computed at the end of an update, since
+            nobody waits for it (splits/late_weights.py).
+        first_s: an update's, whatever its micro-batches: room is made for its gradients.
         parameter_bytes: its own; tied ones are said once, in `TiedParameter`.
-        activation_bytes: what it keeps of a micro-batch until its backward pass.
+        activation_bytes: what it keeps of a micro-batch until its backward pass; late_bytes: and
+            from then on, until the end of the update.
         buffer_bytes: what it holds besides.
         num_layers: in it that have parameters; the even cut counts them.
     """
@@ -36,9 +39,11 @@ class WorkNode:
     name: str
     forward_s: float = 0.0
     backward_s: float = 0.0
+    late_s: float = 0.0
     first_s: float = 0.0
     parameter_bytes: int = 0
     activation_bytes: int = 0
+    late_bytes: int = 0
     buffer_bytes: int = 0
     num_layers: int = 1
 
@@ -50,8 +55,8 @@ class WorkNode:
 
     @property
     def work_s(self) -> float:
-        """Forward and backward."""
-        return self.forward_s + self.backward_s
+        """Forward and backward, late or not."""
+        return self.forward_s + self.backward_s + self.late_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,20 +203,27 @@ class WorkGraph:
         Args:
             own_batch, other_batch: what the costs of this graph and of the other are of.
 
-        A time is never less than nothing, and bytes are never fewer.
+        A time is never less than nothing, and bytes are never fewer. What comes late is computed
+        once for all micro-batches: what it takes for no sample at all is an update's.
         """
-        share = (batch - own_batch) / (other_batch - own_batch)
+        share, none = ((size - own_batch) / (other_batch - own_batch) for size in (batch, 0.0))
 
-        def between(one: float, two: float) -> float:
+        def between(one: float, two: float, share: float = share) -> float:
             return max(0.0, one + share * (two - one))
+
+        def late(one: WorkNode, two: WorkNode, share: float) -> float:
+            return between(one.late_s, two.late_s, share)
 
         nodes = tuple(
             replace(
                 one,
                 forward_s=between(one.forward_s, two.forward_s),
                 backward_s=between(one.backward_s, two.backward_s),
-                first_s=between(one.first_s, two.first_s),
+                late_s=max(0.0, late(one, two, share) - late(one, two, none)),
+                first_s=between(one.first_s, two.first_s)
+                + min(late(one, two, share), late(one, two, none)),
                 activation_bytes=round(between(one.activation_bytes, two.activation_bytes)),
+                late_bytes=round(between(one.late_bytes, two.late_bytes)),
             )
             for one, two in zip(self.nodes, other.nodes, strict=True)
         )
@@ -230,7 +242,7 @@ class WorkGraph:
         nodes = tuple(
             replace(
                 one, forward_s=factor * one.forward_s, backward_s=factor * one.backward_s,
-                first_s=factor * one.first_s,
+                late_s=factor * one.late_s, first_s=factor * one.first_s,
             )
             for one in self.nodes
         )  # fmt: skip

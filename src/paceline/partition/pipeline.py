@@ -5,6 +5,7 @@ This module must not know models.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..collectives.base import LinkCost
 from ..errors import ConfigError, unknown
@@ -12,6 +13,32 @@ from .schedules import SCHEDULES, live_micro_batches
 
 MICRO_BATCHES_EACH = (1, 2, 4)
 """Of a worker's mini-batch: what a run chooses from."""
+
+
+class EndSizes(NamedTuple):
+    """How many times as large as the others of their rank the first micro-batch of all is, and the
+    last, where one rank's follow another's."""
+
+    first: float = 1.0
+    last: float = 1.0
+
+
+ALIKE = EndSizes()
+
+
+def micro_batch_shares(
+    ranks: int, each: int, ends: EndSizes = ALIKE
+) -> tuple[tuple[float, ...], ...]:
+    """Of each rank's mini-batch, what share each of its micro-batches is.
+
+    Example:
+        >>> micro_batch_shares(2, 2, EndSizes(0.25, 1.0))
+        ((0.2, 0.8), (0.5, 0.5))
+    """
+    sizes = [[1.0] * each for _ in range(ranks)]
+    sizes[0][0] *= ends.first
+    sizes[-1][-1] *= ends.last
+    return tuple(tuple(one / sum(own) for one in own) for own in sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@
 A part's memory, with k copies of optimizer state and m micro-batches alive in it:
 
     parameters (1 + gradient 1 + k)  +  buffers  +  m x (activations kept + what crossed its border)
+                                     +  (M - m) x what is kept for gradients that come late
 
 What a micro-batch leaves behind for the backward pass is counted by tensors, so what computing
-needs for a moment and what Python and torch take themselves comes on top.
+needs for a moment and what Python and torch take themselves comes on top. Above 300 lines, since a
+price and who is allowed to have it are read together.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from ..errors import ConfigError
 from ..plan import format_bytes
 from .graph import WorkGraph
 from .pipeline import Pipeline
-from .schedules import SCHEDULES, ScheduleRun, StageTimes, run_schedule
+from .schedules import SCHEDULES, ScheduleRun, StageTimes, run_schedule, with_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class PartPrice:
     Args:
         nodes: their numbers.
         worker: its number.
-        forward_s, backward_s: of a micro-batch, computing alone.
+        forward_s, backward_s: of a micro-batch, computing alone; late_s: what of it is computed at
+            the end of an update.
         border_forward_s, border_backward_s: to receive and to send, over both of its borders.
         cut_ties: tied parameters of which it holds a copy, and another part one, too.
         update_s: an update's: the optimizer's, and to add up the gradients of these copies.
@@ -45,6 +48,7 @@ class PartPrice:
     worker: int
     forward_s: float
     backward_s: float
+    late_s: float
     border_forward_s: float
     border_backward_s: float
     cut_ties: tuple[str, ...]
@@ -60,7 +64,7 @@ class PartPrice:
     @property
     def work_s(self) -> float:
         """Computing, of a micro-batch."""
-        return self.forward_s + self.backward_s
+        return self.forward_s + self.backward_s + self.late_s
 
     @property
     def border_s(self) -> float:
@@ -177,6 +181,7 @@ def part_between(
         worker=worker,
         forward_s=sum(one.forward_s for one in own) / speed,
         backward_s=sum(one.backward_s for one in own) / speed,
+        late_s=sum(one.late_s for one in own) / speed,
         border_forward_s=sum(pipeline.message_s(one.num_bytes) for one in entering + leaving),
         border_backward_s=sum(pipeline.message_s(one.gradient_bytes) for one in entering + leaving),
         cut_ties=tuple(tie.name for tie in cut),
@@ -189,7 +194,8 @@ def part_between(
         gradient_bytes=sum(one.gradient_bytes for one in leaving),
         memory_bytes=(2 + pipeline.state_copies) * parameter_bytes
         + sum(one.buffer_bytes for one in own)
-        + live * kept,
+        + live * kept
+        + (pipeline.micro_batches - live) * sum(one.late_bytes for one in own),
         live=live,
     )
 
@@ -210,13 +216,19 @@ def pipeline_step(
         pipeline.num_workers, pipeline.micro_batches, pipeline.parts_each
     )
     times = [stage_times(one) for one in each]
+    if any(one.late_s for one in placement.parts):
+        actions = with_weights(actions)
     return run_schedule(actions, stage_times(placement), cores, times)
 
 
 def stage_times(placement: Placement) -> list[StageTimes]:
     """What each part is busy with a micro-batch."""
     return [
-        StageTimes(one.forward_s + one.border_forward_s, one.backward_s + one.border_backward_s)
+        StageTimes(
+            one.forward_s + one.border_forward_s,
+            one.backward_s + one.border_backward_s,
+            one.late_s * placement.micro_batches,
+        )
         for one in placement.parts
     ]
 

@@ -27,7 +27,7 @@ Models", SC 2020 (shards 1, 2, 3 and their bytes); M. Shoeybi et al., "Megatron-
 convolutional neural networks", arXiv 1404.5997, 2014 (each split where it is worth it).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -40,13 +40,14 @@ from .placement import Placement
 
 NONE = "none"
 _WHOLE_COPIES = (NONE, "data")
-_MEETINGS = 6
-"""Of ranks, an update: forward, backward, the step's end, who has gradients, their norm, lines."""
+_MEETINGS = 5
+"""Of ranks, an update: forward, backward, the step's end (spread/base.py), lines
+(engines/torchrun/member.py), what the gradients of all parts are (spread/averaging.py)."""
+_TURNS = 2
+"""Of these, behind computing: forward, behind the optimizer and the loader; backward."""
 _PASSES = 3
-"""Of a part's gradients before its optimizer: read and written to where they are averaged, and read
-to see if they are finite (spread/averaging.py)."""
-_WORD_BYTES = 64
-"""Of a worker's line in one, about."""
+"""Of a part's gradients before its optimizer: read and written to where they are averaged
+(replica/replica.py), and read to see if they are finite (spread/averaging.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +205,13 @@ def _moved_s(costs: SplitCosts, num_bytes: float) -> float:
     return num_bytes * costs.moved_s_per_byte * costs.at_once
 
 
-def _meetings_s(costs: SplitCosts, num: int) -> float:
-    return _MEETINGS * costs.exchange_s(_WORD_BYTES, num)
+def _fresh_s(costs: SplitCosts, num_bytes: float) -> float:
+    """Of memory that each worker is given anew, all at once."""
+    return num_bytes * costs.fresh_s_per_byte * costs.sharing
+
+
+def _meetings_s(costs: SplitCosts) -> float:
+    return _MEETINGS * costs.exchanges.meeting_s + _TURNS * costs.exchanges.turn_s
 
 
 def _data(costs: SplitCosts) -> SplitPrice:
@@ -227,26 +233,27 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
         return _too_few(name, costs)
     graph = costs.graph_at(costs.batch_size / num)
     size, copies = graph.parameter_bytes, costs.pipeline.state_copies
-    halves = 3 if stage == 3 else 2
+    gathers = 2 if stage == 3 else 1
     step_s = graph.alone_s / costs.slowest * costs.sharing
-    step_s += (
-        _units_s(costs, graph, halves) + _meetings_s(costs, num) + _update_s(costs, size / num)
-    )
+    step_s += _units_s(costs, stage, gathers) + _moved_s(costs, size / num)
+    step_s += _meetings_s(costs) + costs.buffer_kinds * costs.exchanges.meeting_s
+    step_s += _fresh_s(costs, size * (3 if stage == 3 else 1)) + _update_s(costs, size / num)
     held = shard_bytes(stage, size, copies, num, costs.largest_bytes)
     held += graph.activation_bytes + _buffers(graph)
-    return _priced(costs, name, step_s, halves * (num - 1) / num * size, held)
+    return _priced(costs, name, step_s, (gathers + 1) * (num - 1) / num * size, held)
 
 
-def _units_s(costs: SplitCosts, graph: WorkGraph, halves: int) -> float:
-    """Layer by layer: parameters put together once or twice, gradients sent to whose they are.
+def _units_s(costs: SplitCosts, stage: int, gathers: int) -> float:
+    """Unit by unit (spread/shards.py): parameters put together, by shard-3 for the backward pass
+    once more; gradients sent to whose they are, and added up.
 
-    In memory a piece is copied; gradients are laid out, sent, and added up (spread/units.py).
+    By shard-1 all of the one before the forward pass, and of the other behind the backward pass; by
+    shard-2 gradients of a unit behind its backward pass; by shard-3 parameters, too, behind what
+    computes before.
     """
-    num = costs.num_workers
-    sizes = [one.parameter_bytes for one in graph.nodes] + [tie.num_bytes for tie in graph.ties]
-    sent_s = sum(halves * costs.exchange_s(size / num, num) for size in sizes if size)
-    moved = sum(sizes) * (3 * (halves - 1) / num + 4 + 3 / num)
-    return sent_s + _moved_s(costs, moved)
+    taken, units = costs.exchanges, costs.unit_bytes
+    moved_s = sum(gathers * taken.gather_s(size) + taken.reduce_s(size) for size in units)
+    return moved_s + taken.turn_s * {1: 1, 2: len(units), 3: 2 * len(units)}[stage]
 
 
 def _layer(costs: SplitCosts) -> SplitPrice:
@@ -263,14 +270,25 @@ def _layer(costs: SplitCosts) -> SplitPrice:
     parameter_bytes = held(lambda i: graph.nodes[i].parameter_bytes) + tied
     work_s = held(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
     step_s = work_s / costs.slowest * costs.sharing
-    ends = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
-    ends += sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
-    step_s += sum(costs.all_reduce_s(size, num) for size in sums)
-    step_s += costs.all_reduce_s(ends, num) / 2 + _update_s(costs, parameter_bytes)
-    step_s += _meetings_s(costs, num)
+    inputs = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
+    outputs = sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
+    step_s += _sums_s(costs, sums, (inputs, outputs)) + _meetings_s(costs)
+    biased = sum(pair.out_bytes for pair in costs.pairs)
+    step_s += _moved_s(costs, _PASSES * parameter_bytes + 2 * biased)
+    step_s += _fresh_s(costs, parameter_bytes) + _update_s(costs, parameter_bytes)
     memory = (2 + costs.pipeline.state_copies) * parameter_bytes
     memory += held(lambda i: graph.nodes[i].activation_bytes) + _buffers(graph)
-    return _priced(costs, "layer", step_s, (num - 1) / num * (2 * sum(sums) + ends), memory)
+    sent = (num - 1) / num * (2 * sum(sums) + inputs + outputs)
+    return _priced(costs, "layer", step_s, sent, memory)
+
+
+def _sums_s(costs: SplitCosts, sums: Sequence[int], ends: Sequence[int]) -> float:
+    """What all columns give, and the gradients of what they take, summed, each behind computing
+    (spread/columns.py); inputs, and the gradients of outputs, of all workers to each, where they
+    are joined: read and written (spread/layered.py)."""
+    taken, num = costs.exchanges, costs.num_workers
+    step_s = sum(taken.sum_s(size, num) + taken.turn_s for size in sums)
+    return step_s + sum(taken.gather_s(size) for size in ends) + _moved_s(costs, 2 * sum(ends))
 
 
 def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -> SplitPrice:
@@ -293,12 +311,12 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     step_s = cut.seconds + max(
         one.update_s * costs.at_once + one.first_s * costs.sharing for one in found.parts
     )
-    step_s += _meetings_s(costs, num_parts)
-    step_s += _moved_s(costs, _PASSES * max(one.parameter_bytes for one in found.parts))
+    most = max(one.parameter_bytes for one in found.parts)
+    step_s += _meetings_s(costs) + _moved_s(costs, _PASSES * most) + _fresh_s(costs, most)
     sent = [_sent(found, number) * num for number in range(num_parts)]
     if replicas > 1:
         sizes = [one.parameter_bytes for one in found.parts]
-        step_s += max(costs.all_reduce_s(size, replicas) for size in sizes)
+        step_s += max(costs.exchanges.sum_s(size, replicas) for size in sizes)
         sent = [a + 2 * (replicas - 1) / replicas * b for a, b in zip(sent, sizes, strict=True)]
     return SplitPrice(
         name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,

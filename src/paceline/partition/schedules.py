@@ -20,7 +20,8 @@ micro-batches, a backward pass as long as a forward one:
         rank 1   .. F0 F1 F0'B0'...
 
 Micro-batches need not be of one size: while the first goes through the stages, and the last comes
-back, others wait, so these may be smaller (`micro_batch_shares`).
+back, others wait, so by 1f1b these may be smaller (`pipeline.micro_batch_shares`); not so small
+that a rank still waits for the larger one beside them.
 
 A schedule is a pure generator: rank after rank, what each does in its order. What that takes is
 found by running it: an action begins when its rank is free and what it needs is there (F of the
@@ -39,12 +40,13 @@ from typing import NamedTuple
 
 from ..errors import ConfigError, ProtocolError
 
-FORWARD, BACKWARD = "F", "B"
+FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 _ROUNDING = 1e-12
 
 
 class PipelineAction(NamedTuple):
-    """A rank computes a stage on a micro-batch; ``kind`` is `FORWARD` or `BACKWARD`."""
+    """A rank computes a stage on a micro-batch; ``kind`` is `FORWARD`, `BACKWARD`, or `WEIGHTS`: of
+    all micro-batches what nobody waits for (`with_weights`)."""
 
     rank: int
     kind: str
@@ -119,6 +121,21 @@ def interleaved(
                 yield action(rank, BACKWARD, number - ahead)
 
 
+def with_weights(actions: Iterable[PipelineAction]) -> Iterator[PipelineAction]:
+    """A schedule in which each rank at its end has the gradients of weights of all micro-batches.
+
+    Example:
+        >>> " ".join(one.kind for one in with_weights(gpipe(1, 2)))
+        'F F B B W'
+    """
+    last: dict[tuple[int, int], PipelineAction] = {}
+    for one in actions:
+        yield one
+        last[one.rank, one.stage] = one
+    for one in last.values():
+        yield one._replace(kind=WEIGHTS)
+
+
 PipelineSchedule = Callable[[int, int, int], Iterator[PipelineAction]]
 
 SCHEDULES: dict[str, PipelineSchedule] = {
@@ -136,27 +153,6 @@ def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: in
         [3, 2, 1]
     """
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
-
-
-def micro_batch_shares(ranks: int, each: int, ends: float = 1.0) -> tuple[tuple[float, ...], ...]:
-    """Of each rank's mini-batch, what share each of its micro-batches is.
-
-    Ranks take turns, so the pipeline's first and last P - 1 are of several ranks.
-
-    Args:
-        ends: how many times as large as others these are.
-
-    Example:
-        >>> micro_batch_shares(2, 2, 0.5)
-        ((0.3333333333333333, 0.6666666666666666), (0.6666666666666666, 0.3333333333333333))
-    """
-    total = ranks * each
-    found = []
-    for rank in range(ranks):
-        places = range(rank, total, ranks)
-        sizes = [ends if min(at, total - 1 - at) < ranks - 1 else 1.0 for at in places]
-        found.append(tuple(one / sum(sizes) for one in sizes))
-    return tuple(found)
 
 
 class ComputedSpan(NamedTuple):
@@ -190,11 +186,17 @@ class ScheduleRun:
         return 1.0 - busy_s / (self.seconds * self.num_ranks) if self.seconds else 0.0
 
 
+_PLACES = (FORWARD, BACKWARD, WEIGHTS)
+"""Of what kind each of `StageTimes` is."""
+
+
 class StageTimes(NamedTuple):
-    """What a stage is busy with a micro-batch, forward and backward, its messages included."""
+    """What a stage is busy with a micro-batch, forward and backward, its messages included; and at
+    the end of an update."""
 
     forward_s: float
     backward_s: float
+    weights_s: float = 0.0
 
 
 def run_schedule(
@@ -227,8 +229,7 @@ def run_schedule(
             one = queue[places[rank]]
             if _needed(one, len(stages)) <= ready:
                 times = (each[one.micro_batch] if each else stages)[one.stage]
-                left_s = times.forward_s if one.kind == FORWARD else times.backward_s
-                running[rank] = (left_s, now_s)
+                running[rank] = (times[_PLACES.index(one.kind)], now_s)
         if not running:
             break
         share = min(1.0, cores / len(running))
@@ -253,6 +254,8 @@ def _needed(one: PipelineAction, num_stages: int) -> set[tuple[str, int, int]]:
     """What must have been computed before, wherever."""
     if one.kind == FORWARD:
         return {(FORWARD, one.stage - 1, one.micro_batch)} if one.stage else set()
+    if one.kind == WEIGHTS:  # the rank's own are before it
+        return set()
     found = {(FORWARD, one.stage, one.micro_batch)}
     if one.stage < num_stages - 1:
         found.add((BACKWARD, one.stage + 1, one.micro_batch))
@@ -263,7 +266,7 @@ def _peak_live(spans: Sequence[ComputedSpan], stage: int) -> int:
     """A micro-batch is alive from the begin of its forward pass to the end of its backward one."""
     events = []
     for action, start_s, stop_s in spans:
-        if action.stage == stage:
+        if action.stage == stage and action.kind != WEIGHTS:
             is_forward = action.kind == FORWARD
             events.append((start_s if is_forward else stop_s, is_forward))
     live = most = 0

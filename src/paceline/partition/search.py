@@ -17,7 +17,7 @@ borders as layers; a model of blocks a few for each block. Where there are more 
 Sources: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators",
 NeurIPS 2020 (a dynamic programme over sets that need nothing outside); D. Narayanan et al.,
 "PipeDream", SOSP 2019 (the same for chains, by the slowest stage). Changed: by the whole step, and
-for workers of several speeds.
+for workers of several speeds. Above 300 lines, since what a border needs is told beside it.
 """
 
 import itertools
@@ -219,7 +219,9 @@ class _Search:
         kept = after.kept_bytes - before.kept_bytes + before.crossing_bytes
         held = (2 + self._pipeline.state_copies) * parameter_bytes
         held += after.buffer_bytes - before.buffer_bytes
-        return held + self._pipeline.live(number) * kept <= most
+        live = self._pipeline.live(number)
+        late = after.late_bytes - before.late_bytes
+        return held + live * kept + (self._pipeline.micro_batches - live) * late <= most
 
     def _least_s(self, most_s: float, sum_s: float, at: int, used: tuple[int, ...]) -> float:
         """What a step must take at least that goes on from here."""
@@ -263,6 +265,7 @@ class _Sums(NamedTuple):
     first_s: float
     parameter_bytes: int
     kept_bytes: int
+    late_bytes: int
     buffer_bytes: int
     crossing_s: float
     crossing_bytes: int
@@ -277,6 +280,7 @@ class _Sums(NamedTuple):
             first_s=sum(node.first_s for node in inside),
             parameter_bytes=sum(node.parameter_bytes for node in inside),
             kept_bytes=sum(node.activation_bytes for node in inside),
+            late_bytes=sum(node.late_bytes for node in inside),
             buffer_bytes=sum(node.buffer_bytes for node in inside),
             crossing_s=sum(
                 pipeline.message_s(one.num_bytes) + pipeline.message_s(one.gradient_bytes)

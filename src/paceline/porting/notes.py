@@ -1,7 +1,8 @@
 """What to know of a script beside the diff that ``launch --check`` prints for it.
 
-    a loss that is a sum, a rate by hand, state from turn to turn, a number that is computed with,
-    what a turn collects, a second loader, a break  ->  a sentence each, with its line
+    a loss that is a sum, a mean over all samples, a rate by hand, state from turn to turn, a number
+    that is computed with, what a turn collects, a second loader, a break
+        ->  a sentence each, with its line
 
 Each is true of the script as it is, and none stops it. This module must not know how a diff is
 made.
@@ -37,6 +38,7 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
     flow = Flow(script)
     training = Stepping(flow)
     yield from _notes_of_sums(training, name)
+    yield from _notes_of_means(training, name)
     yield from _notes_of_together(training, name)
     if training.loop.numbers is not None:
         yield (
@@ -88,6 +90,34 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
                 "and several workers weigh their means by samples: where samples have different "
                 "numbers of them write with pace.step() as step: and step.weight = float((y != "
                 "index).sum())"
+            )
+
+
+def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
+    """Where what a worker has added up over its part is divided by the samples of all."""
+    script, loop = training.flow.script, training.loop
+    if loop.loader is None:
+        return
+    everything = f"len({script.code(loop.loader)}.dataset)"
+    sums = {
+        script.code(one.target)
+        for one in script.within(loop.node.body)
+        if isinstance(one, cst.AugAssign) and isinstance(one.operator, cst.AddAssign)
+    }
+    means = [
+        one
+        for one in script.nodes
+        if isinstance(one, cst.BinaryOperation) and isinstance(one.operator, cst.Divide)
+    ]
+    for one in means:
+        if script.scope(one) is not script.scope(loop.node):
+            continue
+        added = sorted(sums & script.inside(one.left))
+        if added and everything in script.inside(one.right):
+            yield (
+                f"{name}:{script.line(one)} divides {added[0]}, which each worker adds up over its "
+                f"part of the samples, by all of them: with K workers it is 1/K; behind the loop "
+                f"write pace.sum({added[0]}), or divide by the samples that were counted"
             )
 
 

@@ -11,6 +11,7 @@
     split_costs        and what it takes here: measured, messages timed
     measuring          of that: pieces, and the model as one, at each batch that a split has
     neighbours         processes that compute beside what is measured
+    exchanges          and what all of them do together, timed
     comparison         several protocols, one after the other
 
 It must not know how anything is printed.

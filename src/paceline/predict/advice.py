@@ -17,7 +17,7 @@ from pathlib import Path
 from ..conditions.delays import NO_DELAY, parse_delays
 from ..conditions.slowness import parse_slow
 from ..conditions.world import Conditions
-from ..config import resolve
+from ..config import check, of_flags
 from ..errors import ConfigError
 from ..launch.launcher import launch_run
 from ..program import TaskProgram
@@ -51,7 +51,7 @@ class Question:
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
-        cores: that the workers share; None: one each.
+        cores: that the workers share; None: each has its own, as many as the profile's workers.
         delay, slow: on top of what the profile measured, as on the command line.
         mini_batch_size: None: the task's batch, shared by all workers.
         protocols: None: the family, with K on a grid.
@@ -131,6 +131,7 @@ def _names(asked: Question) -> tuple[str, ...]:
 
 
 def _check_numbers(asked: Question) -> None:
+    check("seed", asked.seed, "--seed")
     if not 0.0 < asked.race_s < math.inf:
         raise ConfigError(f"seconds must be > 0 and finite, got --seconds {asked.race_s:g}")
     if asked.lr is not None and not 0.0 < asked.lr < math.inf:
@@ -169,18 +170,24 @@ def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
 
 
 def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
-    """A short run of workers on this machine; the folder where it lies."""
+    """A short run of workers on this machine; the folder where it lies.
+
+    They have as many threads as the workers of any run here; no more than workers on ``cores`` get.
+    """
     workers = min(asked.workers, max(2, num_cores()))
+    threads = None
+    if asked.cores is not None:
+        threads = max(1, min(num_cores() // workers, asked.cores // asked.workers))
     say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
     stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     flags = {  # with a folder of its own: runs/latest stays where it was
-        "workers": workers, "protocol": "k-batch-async:2", "path": "store",
+        "workers": workers, "threads": threads, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size, "delay": _pauses(asked, workers),
         "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
         "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = resolve(given, env={}, is_call=True).settings
+    settings = of_flags(given, is_call=True)
     summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
     assert isinstance(summary, Summary)  # it is no dry run
     return Path(summary.run_dir)

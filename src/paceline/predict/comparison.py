@@ -71,10 +71,17 @@ class Contest:
                 raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)}")
         workers, world = self.settings.workers, self.world
         rule = self.settings.staleness
-        names = [str(parse(text, workers, rule)) for text in self.protocols]
+        parsed = [parse(text, workers, rule) for text in self.protocols]
+        names, batch_size = list(map(str, parsed)), self.settings.batch_size
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ConfigError(f"{twice[0]} is given twice: each protocol runs once a seed")
+        for one in parsed:
+            if batch_size is not None and batch_size < one.num_pushes:
+                raise ConfigError(
+                    f"an update of {one} has {one.num_pushes} pushes, more than --batch-size "
+                    f"{batch_size} has samples; give at least {one.num_pushes}"
+                )
         find_task(self.task)
         if self.is_simulated:
             world.conditions(workers, 1.0)
@@ -196,7 +203,10 @@ def _in_words(contest: Contest, settings: RunSettings) -> str:
         *(f"delay {one}" for one in world.delay),
         *(f"away {one}" for one in world.away),
         *([f"link {world.link}"] if world.link else []),
+        *([f"server {world.server}"] if world.server else []),
+        *([f"bytes {world.num_bytes}"] if world.num_bytes else []),
         *([f"times as in {world.like}"] if world.like else []),
+        *([f"{world.cores} cores"] if world.cores else []),
         *([f"staleness {settings.staleness}"] if settings.staleness != "none" else []),
         batch,
     ]

@@ -1,12 +1,11 @@
 """Processes beside this one that do what a run's other workers do, while costs are measured.
 
-    this process   rank 0         measures each piece of the model         a message, there and back
-    neighbours     rank 1 .. n-1  compute the whole model all the time     answer, and meet
+    this process   rank 0         measures each piece of the model         what all do together
+    neighbours     rank 1 .. n-1  compute the whole model all the time     (exchanges.py)
 
 So what several processes take from each other on one machine, memory above all, is in what is
-measured, and a message costs what the library for messages takes. A neighbour makes the model anew
-by its name, and ends with this process: its connection breaks. This module must not know what is
-measured.
+measured. A neighbour makes the model anew by its name, and ends with this process: its connection
+breaks. This module must not know what is measured.
 """
 
 import base64
@@ -17,15 +16,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
-from ..collectives.base import LinkCost
-from ..splits.clocks import step_once
+from ..splits.clocks import step_once, threads
 from ..tuning.allocator import keep, may_keep
+from .exchanges import ExchangeCosts, NeighbourGroup, measure
 from .split_models import SplitQuestion, find_model
 
 MOST_NEIGHBOURS = 3
@@ -33,27 +32,11 @@ MOST_NEIGHBOURS = 3
 _PATIENCE = datetime.timedelta(seconds=90)
 _LONGEST = datetime.timedelta(hours=2)
 """Of what is measured beside; where this process has died, its connection breaks at once."""
-_WORDS = 6
-"""Of a line of a meeting."""
-_SMALL_TIMES, _LARGE_TIMES = 100, 6
-_LARGE_BYTES = 1 << 22
 _LOOK_S = 0.02
 _END_S = 20.0
 """Until one that was told to end is killed; it ends later where many processes compute."""
 _ENOUGH_S = 0.05
 """A neighbour computes for so long before anything is measured beside it."""
-
-
-class MessageCosts(NamedTuple):
-    """What is sent between processes here takes.
-
-    Attributes:
-        link: of one message between two.
-        meeting_s: of a line from each to all.
-    """
-
-    link: LinkCost
-    meeting_s: float
 
 
 class Neighbours:
@@ -64,10 +47,13 @@ class Neighbours:
         computing: of them, that compute at the same time.
     """
 
-    def __init__(self, question: SplitQuestion, size: int, computing: int, threads: int) -> None:
+    def __init__(
+        self, question: SplitQuestion, size: int, computing: int, own_threads: int
+    ) -> None:
         self._size, self._computing, self._turn = size, computing, 0
+        self._threads = own_threads
         self._store: Any = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=_PATIENCE)
-        asked = base64.b64encode(pickle.dumps((question, computing, threads))).decode()
+        asked = base64.b64encode(pickle.dumps((question, computing, own_threads))).decode()
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", __name__, str(self._store.port), str(rank), str(size)],
@@ -92,12 +78,11 @@ class Neighbours:
         self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _PATIENCE)
         return True
 
-    def messages(self) -> MessageCosts:
-        """Measured, while nobody computes."""
-        self._say("answer")
-        costs = _exchange(self._group, 0, self._size)
-        assert costs is not None
-        return costs
+    def exchanges(self) -> ExchangeCosts:
+        """Measured, while nobody computes the model."""
+        self._say("exchange")
+        with threads(self._threads):
+            return measure(NeighbourGroup(self._group))
 
     @contextmanager
     def compute(self, batch_size: int) -> Iterator[None]:
@@ -129,51 +114,25 @@ class Neighbours:
 
 
 @contextmanager
-def neighbours(question: SplitQuestion, places: float, threads: int) -> Iterator[Neighbours | None]:
+def neighbours(
+    question: SplitQuestion, places: float, own_threads: int
+) -> Iterator[Neighbours | None]:
     """Those of a run of so many workers; None: it has one, or the model cannot be made in another
     process (its module is not found there).
 
     Args:
         places: workers that compute at the same time.
-        threads: of each.
+        own_threads: of each.
     """
     size = min(question.num_workers, 1 + MOST_NEIGHBOURS)
     if size < 2:
         yield None
         return
-    found = Neighbours(question, size, min(max(1, int(places)), size), threads)
+    found = Neighbours(question, size, min(max(1, int(places)), size), own_threads)
     try:
         yield found if found.are_there() else None
     finally:
         found.close()
-
-
-def _exchange(group: Any, rank: int, size: int) -> MessageCosts | None:
-    """What rank 0 has measured; the others answer."""
-    taken = []
-    for num_bytes, times in ((_WORDS * 8, _SMALL_TIMES), (_LARGE_BYTES, _LARGE_TIMES)):
-        room = torch.zeros(num_bytes, dtype=torch.uint8)
-        least_s = float("inf")
-        for _ in range(times if rank < 2 else 0):
-            start_s = time.perf_counter()
-            if rank == 0:
-                group.send([room], 1, 0).wait()
-                group.recv([room], 1, 0).wait()
-            else:
-                group.recv([room], 0, 0).wait()
-                group.send([room], 0, 0).wait()
-            least_s = min(least_s, time.perf_counter() - start_s)
-        taken.append(least_s / 2)
-    mine, every = torch.zeros(_WORDS), [torch.zeros(_WORDS) for _ in range(size)]
-    least_s = float("inf")
-    for _ in range(_SMALL_TIMES):
-        start_s = time.perf_counter()
-        group.allgather([every], [mine]).wait()
-        least_s = min(least_s, time.perf_counter() - start_s)
-    if rank:
-        return None
-    slope = max(0.0, taken[1] - taken[0]) / _LARGE_BYTES
-    return MessageCosts(LinkCost(latency_s=taken[0], s_per_byte=slope), least_s)
 
 
 def _serve(port: int, rank: int, size: int) -> None:
@@ -194,8 +153,8 @@ def _serve(port: int, rank: int, size: int) -> None:
         word, _, number = store.get(f"turn {turn}").decode().partition(" ")
         if word == "end":
             return
-        if word == "answer":
-            _exchange(group, rank, size)
+        if word == "exchange":
+            measure(NeighbourGroup(group))
             continue
         if rank >= computing:
             continue

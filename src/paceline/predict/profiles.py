@@ -14,11 +14,15 @@ exchange is what its workers say they spent on it.
 All of it is measured with the cores as busy as they were in that run, so the best profile is of an
 asynchronous run, where nobody is granted at the same time as others (paceline plan takes one of
 k-batch-async). Of more workers than cores it is brought to what a core of one's own would take.
+
+A step is one of as many threads as that run's workers had. Whoever is predicted from it computes
+with as many, and holds as many cores: of 16, workers of 8 threads have places for two, the others
+wait. That is near what a run with fewer threads each takes, where threads are worth what they are.
 This module must not know what is predicted from it.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +40,7 @@ class Profile:
     """The timing of one recorded run: of one task, one model and one mini-batch size.
 
     Attributes:
-        work_s: by worker, the seconds of computing each mini-batch on a core of its own, without
+        work_s: by worker, the seconds of computing each mini-batch on cores of its own, without
             warm-up and what ``delay`` and ``slow`` ordered.
         exchange_s: by worker, the seconds of each exchange beside them.
         add_s: what adding a push to the sum of its update takes; 0.0 where none was.
@@ -45,6 +49,7 @@ class Profile:
             one epoch, to the end of its evaluation; 0.0: nothing was evaluated.
         delay, slow: as that run was given them.
         cores: that its workers shared; None: it was not recorded.
+        threads: of each worker; 1 where they did not compute on cores of one machine.
         drift: how much the machine's speed changed meanwhile (`drift_of`).
     """
 
@@ -60,6 +65,7 @@ class Profile:
     delay: tuple[str, ...]
     slow: tuple[str, ...]
     cores: int | None
+    threads: int
     drift: Drift
 
     @property
@@ -80,12 +86,20 @@ class Profile:
         """What so many workers would meet, ``cores`` of them at the same time (None: all).
 
         With as many workers as the run had each has its own times, otherwise all share all.
+
+        Raises:
+            ConfigError: these cores are other ones, and too few for a worker's threads.
         """
+        if cores is not None and cores != self.cores and cores < self.threads:
+            raise ConfigError(
+                f"the workers of the profile {self.run_dir} had {self.threads} threads each, more "
+                f"than --cores {cores}; name a run of --threads {cores}"
+            )
         return Machine(
             text=f"as in {self.run_dir}", work=_delays(self.work_s, num_workers),
             exchange=_delays(self.exchange_s, num_workers),
             add_s=self.add_s, apply_s=self.apply_s, pause_s=self.pause_s, cores=cores,
-            drift=self.drift,
+            threads=self.threads, drift=self.drift,
         )  # fmt: skip
 
     def check(
@@ -107,6 +121,21 @@ class Profile:
             raise ConfigError(
                 f"the profile {self.run_dir} is of something else ({'; '.join(wrong)}); {remedy}"
             )
+
+
+def of_the_first(ordered: Sequence[str], num_workers: int) -> tuple[str, ...]:
+    """What a run was given as ``delay`` or ``slow``, without that of workers there are not.
+
+    Example:
+        >>> of_the_first(["exp:5ms", "1=exp:20ms", "3=exp:40ms"], 2)
+        ('exp:5ms', '1=exp:20ms')
+    """
+    heads = [text.rpartition("=")[0].strip() for text in ordered]
+    return tuple(
+        text
+        for text, head in zip(ordered, heads, strict=True)
+        if not head.isdecimal() or int(head) < num_workers
+    )
 
 
 def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
@@ -149,5 +178,5 @@ def read_profile(run_dir: Path) -> Profile:
         apply_s=apply_s,
         pause_s=found.pause_s(),
         delay=header.texts("delay"), slow=header.texts("slow"),
-        cores=cores, drift=drift_of(found.steps),
+        cores=cores, threads=found.threads, drift=drift_of(found.steps),
     )  # fmt: skip

@@ -110,7 +110,10 @@ class Pursuer:
         if self.reached_s < math.inf:
             return
         goal, contender = self._goal, self._contender
+        before = self.standing.updates
         contender.advance(until_s)
+        if self.standing.updates == before:
+            return  # each look is at another version
         self._looks.append(goal.look(contender))
         value, best = self.value, self.standing.best
         if math.isfinite(value) and (best is None or goal.missing(value) < goal.missing(best)):

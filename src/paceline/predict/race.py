@@ -177,7 +177,7 @@ def race(
         The best first; who went further in the race stands before who did not.
     """
     field = [Racer(text, training, conditions) for text in protocols]
-    num_rounds = max(1, math.ceil(math.log2(len(field)))) if len(field) > 1 else 1
+    num_rounds = max(1, math.ceil(math.log2(len(field))) - 1)  # until two are left
     share_s = budget_s / (num_rounds + RACE_SEEDS)
     lap_s = _first_lap_s(field, share_s)
     until_s = lap_s

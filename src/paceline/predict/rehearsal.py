@@ -6,6 +6,7 @@ The loss and the accuracy are true; only the seconds are virtual. It imports tor
 simulation of time alone does not need. This module must not know terminals.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -18,7 +19,7 @@ import torch
 from ..checkpoints.state import save_model
 from ..config import RunSettings
 from ..core.ledger import Ledger
-from ..errors import ConfigError
+from ..errors import ConfigError, Interrupted
 from ..program import TaskProgram, written
 from ..protocols import protocol_of
 from ..protocols.base import SyncProtocol
@@ -80,6 +81,7 @@ def rehearse(
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a gradient is not finite.
+        Interrupted: the user ended it after at least one update; trace and summary are there.
     """
     start_s = time.perf_counter()
     protocol = protocol_of(settings)
@@ -95,7 +97,8 @@ def rehearse(
     ledger = Ledger(work.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
     work.follow(ledger.every_epoch)
     with closing(open_trace(run_dir)) as trace:
-        trace.header(**_header(spec, task, settings, work, batch_size, protocol))
+        rounding: list[Scalar] = ["--batched"] if is_batched else []
+        trace.header(**_header(spec, task, settings, work, batch_size, protocol), rounding=rounding)
         rehearsal = _Rehearsal(task, settings, work, trace, watcher or Unwatched())
         run = SimulatedRun(
             protocol, ledger, conditions, work=work, trace=trace, hear_epoch=rehearsal.ended
@@ -152,6 +155,7 @@ def _header(
         "pushes_per_update": protocol.num_pushes,
         "num_samples": work.num_samples,
         "seed": settings.seed,
+        "order": "shuffled",
         "device": "cpu",
         "devices": ["virtual"],
         "learning_rates": [settings.lr or task.learning_rate],
@@ -185,26 +189,36 @@ class _Rehearsal:
         self._work = work
         self._trace = trace
         self._evaluated_version = -1
-        self._num_evaluated = 0
+        self._epoch_pushes, self._evaluations = math.inf, 1
+        self._begun_pushes, self._has_ended = 0, False  # when the epoch began; one just ended
+        self._num_evaluated = 0  # inside the epoch
 
     def play(self, run: SimulatedRun, epoch_pushes: float, evaluations: int) -> None:
         """The run to its end, with so many evaluations an epoch of so many pushes."""
         if evaluations > 1:
             self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
-        every = max(1, int(epoch_pushes / evaluations))
-        counts = run.run(self._settings.updates, partial(self._progress, run, every))
+        self._epoch_pushes, self._evaluations = epoch_pushes, evaluations
+        try:
+            counts = run.run(self._settings.updates, partial(self._progress, run))
+        except KeyboardInterrupt:
+            run.stop("interrupted")
+            run.close()
+            if not run.counts.updates:
+                raise
+            raise Interrupted(write_report(self._trace.path.parent)) from None
         if self._work.store.version != self._evaluated_version:
             self._evaluate(run.coordinator.epoch, counts.times_s[-1])  # as a live run does
         run.close()
 
-    def _progress(self, run: SimulatedRun, every: int, done: int) -> None:
+    def _progress(self, run: SimulatedRun, done: int) -> None:
         self.watcher.progress(done)
-        num_due = run.counts.pushes // every
+        if self._has_ended:
+            self._begun_pushes, self._has_ended, self._num_evaluated = run.counts.pushes, False, 0
+        part = (run.counts.pushes - self._begun_pushes) / self._epoch_pushes
+        num_due = min(self._evaluations - 1, int(self._evaluations * part))  # the last: at its end
         if num_due <= self._num_evaluated:
             return
         self._num_evaluated = num_due
-        if done == self._evaluated_version:
-            return  # the epoch's end
         accuracy = self._evaluate(run.coordinator.epoch, run.now_s).get("acc", 0.0)
         target = self._settings.target_accuracy
         if target is not None and accuracy >= target and not run.ending:
@@ -222,6 +236,7 @@ class _Rehearsal:
 
     def ended(self, epoch: int, at_s: float) -> bool:
         """An epoch ended; whether to go on."""
+        self._has_ended = True
         metrics = self._evaluate(epoch, at_s)
         target, seconds = self._settings.target_accuracy, self._settings.seconds
         if target is not None and metrics.get("acc", 0.0) >= target:

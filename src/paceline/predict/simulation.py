@@ -28,7 +28,7 @@ from ..report.forecast import Forecast, forecast_of
 from ..simulation.engine import SimulatedRun, endless_ledger
 from ..simulation.timing import TimingRun
 from ..trace import FILE_NAME, Trace
-from .profiles import Profile, read_profile
+from .profiles import Profile, of_the_first, read_profile
 
 OnProgress = Callable[[int], None]
 _NINE_OF_TEN = 1.645
@@ -81,7 +81,8 @@ class World:
         profile = None if self.like is None else read_profile(self.like)
         delay, slow_texts = self.delay, self.slow
         if profile is not None:
-            delay, slow_texts = delay or profile.delay, slow_texts or profile.slow
+            delay = delay or of_the_first(profile.delay, num_workers)
+            slow_texts = slow_texts or of_the_first(profile.slow, num_workers)
         slow, phases = parse_slowness(slow_texts, num_workers)
         given = None if self.num_bytes is None else parse_bytes(self.num_bytes)
         return Conditions(
@@ -257,6 +258,8 @@ def in_words(conditions: Conditions) -> str:
     if machine is None:
         return delay
     cores = "" if machine.cores is None else f" on {machine.cores} cores"
+    if machine.threads > 1:
+        cores += f", {machine.threads} threads a worker"
     beside = "" if texts == [NO_DELAY.text] else f" and {delay}"
     return f"{machine.text}{cores}{beside}"
 

@@ -8,7 +8,6 @@ are cores.
 import functools
 import os
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,20 +19,23 @@ from torch import Tensor, nn
 
 from ..collectives.base import LinkCost
 from ..collectives.choose import choose
-from ..collectives.host import at
+from ..collectives.host import HostCost, at
 from ..collectives.transfers import Action
 from ..errors import ConfigError
 from ..exports.subject import Subject
-from ..partition.costs import SplitCosts
+from ..partition.costs import Exchanges, SplitCosts
 from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
-from ..splits.clocks import measure_loopback, moved_s_per_byte
+from ..splits.clocks import fresh_s_per_byte, measure_loopback, moved_s_per_byte, threads
 from ..splits.tracing import TracedModel
+from ..spread.units import unit_bytes
 from ..system.ceilings import read_ceilings
+from ..system.pages import SMALL_BYTES, lean_heap
 from ..system.processors import num_cores
 from ..tuning.allocator import as_in_workers
+from .exchanges import ExchangeCosts
 from .measuring import measuring_of
 from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
@@ -42,6 +44,8 @@ _USUAL_BATCH = 32
 """Of a model that no task trains."""
 USUAL_MICRO_BATCHES = 8
 """Of an update, where a cut is looked at by itself."""
+_LINE_BYTES = 64
+"""That a worker shows in a meeting, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +100,13 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         pipeline=_pipeline(
             question, subject, process_bytes, messages.link, _update(subject, is_counted)
         ),
-        all_reduce_s=messages.all_reduce_s, exchange_s=messages.exchange_s,
-        moved_s_per_byte=moved_s_per_byte(), cores=cores, threads=own_threads,
+        exchanges=messages.exchanges, moved_s_per_byte=moved_s_per_byte(),
+        fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
+        cores=cores, threads=own_threads,
         micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
         has_fixed_rows=traced.how == "torch.export",
-        pairs=find_pairs(traced, graph_at(batch_size)),
+        pairs=find_pairs(traced, graph_at(batch_size)), unit_bytes=unit_bytes(model),
+        buffer_kinds=len({one.dtype for one in model.buffers()}),
         largest_bytes=max(node.parameter_bytes for node in graph_at(batch_size).nodes),
         process_bytes=process_bytes,
         num_parameters=sum(one.numel() for one in model.parameters()),
@@ -109,6 +115,14 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         subject=subject, traced=traced, costs=costs, link_source=messages.source,
         is_counted=is_counted, load=load,
     )  # fmt: skip
+
+
+def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
+    """0 where workers keep what a step frees."""
+    if sum(one.nbytes for one in model.parameters()) <= SMALL_BYTES or not lean_heap(os.environ):
+        return 0.0
+    with threads(own_threads):
+        return fresh_s_per_byte()
 
 
 def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
@@ -174,55 +188,87 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
 
 
 class _Messages(NamedTuple):
-    """What messages between workers take here.
+    """What is sent between workers here takes.
 
     Attributes:
-        link: of one between two.
+        link: of one message between two.
         source: where that is from, in words.
-        all_reduce_s, exchange_s: see `SplitCosts`.
     """
 
     link: LinkCost
     source: str
-    all_reduce_s: Callable[[int, int], float]
-    exchange_s: Callable[[float, int], float]
+    exchanges: Exchanges
 
 
 def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
     """As ``paceline bench collectives`` has measured them between so many processes; else to those
-    beside this one; else to a socket.
+    beside this one; else to a socket. What is done together is measured where there are some.
 
     Args:
         places: workers that compute at the same time; more of them take turns.
     """
-    meeting_s = 0.0
     known = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else UNMEASURED
-    cost = known.cost
-    if cost is not None:
-        (small, small_s), *_, (large, large_s) = cost.rounds["alone", Action.COPY]
+    found = None if beside is None else beside.exchanges()
+    if known.cost is not None:
+        (small, small_s), *_, (large, large_s) = known.cost.rounds["alone", Action.COPY]
         slope = max(0.0, large_s - small_s) / (large - small)
         link = LinkCost(latency_s=max(0.0, small_s - small * slope), s_per_byte=slope)
         source = f"measured between {num_workers} processes here, {known.day}"
-    elif beside is not None:
-        link, meeting_s = beside.messages()
-        source = "measured now, between processes"
+    elif found is not None:
+        link, source = found.link, "measured now, between processes"
     else:
         link = measure_loopback()
         source = "loopback, measured now; paceline bench collectives measures processes"
+    if found is not None:
+        return _Messages(link, source, _measured(found, num_workers, places))
+    return _Messages(link, source, _counted(known.cost, link, num_workers, places))
+
+
+def _measured(found: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
+    """Those between fewer processes, where they are fewer than the workers, are made longer by what
+    each sends, (n - 1) / n of it, and by how many share the cores."""
+
+    def sent(num: int) -> float:
+        return (num - 1) / num
+
+    sharing = max(1.0, num_workers / places) / max(1.0, found.size / places)
+    longer = sharing * sent(num_workers) / sent(found.size)
+    return Exchanges(
+        sum_s=lambda size, num: sharing * sent(num) / sent(found.size) * at(found.sum_s, size),
+        gather_s=lambda size: longer * at(found.gather_s, size),
+        reduce_s=lambda size: longer * at(found.reduce_s, size),
+        meeting_s=sharing * found.meeting_s, turn_s=sharing * found.turn_s,
+    )  # fmt: skip
+
+
+def _counted(cost: HostCost | None, link: LinkCost, num_workers: int, places: float) -> Exchanges:
+    """What is known of messages, and what spread/units.py moves: its own piece, read and written;
+    gradients, read, written and read, and of its piece read and written, a sum, read and written.
+    """
+    byte_s = moved_s_per_byte() * num_workers
 
     @functools.cache
-    def all_reduce_s(num_bytes: int, num: int) -> float:
-        if num == 1 or not num_bytes:
+    def sum_s(size: float, num: int) -> float:
+        if num == 1 or not size:
             return 0.0
         if cost is not None and num == num_workers and cost.native_s:
-            return at(cost.native_s, num_bytes)
-        return choose(num_bytes, num, link, names=["ring"]).seconds * max(1.0, num / places)
+            return at(cost.native_s, size)
+        return choose(round(size), num, link, names=["ring"]).seconds * max(1.0, num / places)
 
-    def exchange_s(num_bytes: float, num: int) -> float:
-        if cost is not None and num == num_workers:
-            return at(cost.rounds["all" if num > 2 else "ring", Action.COPY], num_bytes)
-        if meeting_s:
-            return meeting_s + (num - 1) * num_bytes * link.s_per_byte * max(1.0, num / places)
-        return (num - 1) * link.round_s(1, num_bytes) * max(1.0, num / places)
+    def to_all_s(size: float) -> float:
+        if cost is not None:
+            kind = "all" if num_workers > 2 else "ring"
+            return at(cost.rounds[kind, Action.COPY], size)
+        return (num_workers - 1) * link.round_s(1, size) * max(1.0, num_workers / places)
 
-    return _Messages(link, source, all_reduce_s, exchange_s)
+    def gather_s(size: float) -> float:
+        piece = size / num_workers
+        return to_all_s(piece) + 2 * piece * byte_s
+
+    def reduce_s(size: float) -> float:
+        piece = size / num_workers
+        return to_all_s(piece) + (3 * size + 5 * piece) * byte_s
+
+    return Exchanges(
+        sum_s=sum_s, gather_s=gather_s, reduce_s=reduce_s, meeting_s=to_all_s(_LINE_BYTES)
+    )

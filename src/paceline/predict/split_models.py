@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError, PacelineError
-from ..exports.subject import InputShape, Subject, find_subject, own_subject
+from ..exports.subject import InputShape, Subject, find_subject, import_subject, own_subject
 from ..partition.pipeline import workers
 from ..system.limits import available_bytes
 from ..system.reasons import reason
@@ -49,8 +49,13 @@ class SplitQuestion:
 
 
 def on_meta(question: SplitQuestion) -> Subject | None:
-    """The model without its numbers; None: it cannot be made so, or not at all."""
+    """The model without its numbers; None: it cannot be made so, or not at all.
+
+    Tensors that a module makes at import stay in it for all who use it later: they have their
+    numbers.
+    """
     try:
+        import_subject(question.spec)
         with torch.device("meta"):
             return find_model(question)
     except ConfigError:

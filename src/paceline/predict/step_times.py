@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ..conditions.delays import parse_delays
+from ..conditions.machine import places
 from ..conditions.slowness import parse_slowness
 from ..errors import ConfigError
 from ..events import Apply, EpochEnd, Grant, Joined, Ticket
@@ -55,6 +56,8 @@ class StepTimes:
         is_local = header.text("engine") == "local"
         self._has_grants = is_local and header.text("path") == "store"
         self._is_on_cores = is_local and header.text("device", "cpu") == "cpu"
+        self.threads = max(1, header.number("threads", 1)) if self._is_on_cores else 1
+        """Of each worker: where it computes on cores of this machine, its step takes so many."""
         self._worker_of: dict[int, int] = {}
         self._granted: dict[tuple[int, int], _Granted] = {}
         self._num_granted: defaultdict[int, int] = defaultdict(int)
@@ -130,14 +133,15 @@ class StepTimes:
         self._busy_s += busy_s
 
     def sharing(self, cores: int | None) -> float:
-        """How many times longer steps took because more computed at a time than ``cores``."""
+        """How many times longer steps took because more computed at a time than ``cores`` carry."""
         if cores is None or not self._is_on_cores:
             return 1.0
         covered_s, reached_s = 0.0, -math.inf
         for from_s, until_s in sorted(self._spans):
             covered_s += max(0.0, until_s - max(from_s, reached_s))
             reached_s = max(reached_s, until_s)
-        return max(1.0, self._busy_s / covered_s / cores) if covered_s else 1.0
+        at_once = places(cores, self.threads)
+        return max(1.0, self._busy_s / covered_s / at_once) if covered_s else 1.0
 
     def pause_s(self) -> float:
         """From the end of an epoch to the next one, in the mean."""

@@ -1,7 +1,7 @@
 """Between cores, processes and machines: a word, a byte, a buffer; and what starting things takes.
 
 two cores         a word there and back in one line of memory; a buffer that the other one wrote
-loopback          a byte there and back over TCP; a buffer
+loopback          a byte there and back over TCP, from core to core; a buffer
 a named host      the same, where `paceline probe --serve` runs there; else only how long it
                   takes to be told that nobody listens, which is one way there and back
 processes, calls  what Python, the system and torch take for doing nothing
@@ -36,8 +36,7 @@ _CALLS = 20_000
 
 def core_figures(kernels: Kernels) -> Iterator[Figure]:
     """Between the first two cores that this process may use."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    why_not, times = "", WayTimes([], [])
+    cores, why_not, times = _cores(), "", WayTimes([], [])
     if len(cores) < 2:
         why_not = "this process may use one core, or the system holds no thread to one"
     else:
@@ -51,14 +50,19 @@ def core_figures(kernels: Kernels) -> Iterator[Figure]:
 
 
 def loopback_figures(kernels: Kernels) -> Iterator[Figure]:
-    """Over TCP, to a thread of this process that is not Python's."""
+    """Over TCP, to a thread of this process that is not Python's; each on a core of its own.
+
+    Left to the system both may come to share one, where a byte arrives several times as soon.
+    """
+    here, there = cores[:2] if len(cores := _cores()) > 1 else (None, None)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        other = threading.Thread(target=_serve_one, args=(kernels, server), daemon=True)
+        other = threading.Thread(target=_serve_one, args=(kernels, server, there), daemon=True)
         other.start()
-        with _connected(server.getsockname()) as end:
+        with _connected(server.getsockname()) as end, _kept_to(here):
             times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
         other.join()
-    yield _way("loopback_latency_s", "loopback, a byte", times, "TCP, one way")
+    how = "TCP, one way" if here is None else f"TCP, one way, core {here} to core {there}"
+    yield _way("loopback_latency_s", "loopback, a byte", times, how)
     yield _rate("loopback_bytes_per_s", "loopback, 16 MiB", times, _SENT_BYTES, "TCP")
 
 
@@ -129,9 +133,28 @@ def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> None:
             _serve_one(kernels, server)
 
 
-def _serve_one(kernels: Kernels, server: socket.socket) -> None:
+def _cores() -> list[int]:
+    """That this process may use and hold a thread to."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@contextlib.contextmanager
+def _kept_to(core: int | None) -> Iterator[None]:
+    """This thread, on that core; None: wherever the system has it."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _serve_one(kernels: Kernels, server: socket.socket, core: int | None = None) -> None:
     end, _ = server.accept()
-    with end:
+    with end, _kept_to(core):
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         kernels.answer(end.fileno())
 

@@ -3,6 +3,7 @@
     replica      parameters, buffers and gradients as flat memory
     absent       a parameter whose numbers another worker holds
     own_gradients  gradients where torch makes them, and whether they were changed
+    lent         places of gradients that are .grad, and whether a script holds one still
     held         whether the model still holds that memory, and nobody else changed it
     held_state   the same of the state of its optimizers
     set_aside    gradients of several optimizers that are not pushed together

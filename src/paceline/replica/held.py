@@ -11,8 +11,9 @@ So is whether the bytes in it are what they were: all of few, of many a sample t
             |.#..|.#..|.#..|.#..|   step 2     so that each is looked at in its turn
 
 An edit of a whole tensor is seen at once, one of a few bytes after a round of the sample at the
-latest, if it is made again and again; who must know for certain compares everything. Above
-300 lines with what it refuses. This module must not know who else uses the memory.
+latest, if it is made again and again; who must know for certain compares everything. A bit above
+300 lines, since what is held and how its bytes are looked at are read together. This module must
+not know who else uses the memory.
 """
 
 import ctypes
@@ -121,6 +122,18 @@ class HeldMemory:
         """Refuse parameters that came after ``prepare``, or are gone."""
         check_names(self._model, {id(one): place.name for one, place in self._pairs()})
 
+    def check_made_anew(self) -> None:
+        """Refuse parameters in the place of those that were prepared; others may come and go."""
+        known = {place.name: one for one, place in self._pairs()}
+        for name, one in self._model.named_parameters():
+            if known.get(name, one) is not one:
+                raise ConfigError(
+                    f"parameter {name!r} was made anew after prepare(), as by self.name = "
+                    "nn.Parameter(...) in forward(), and each worker would have one of its own: "
+                    "what forward() computes belongs into a buffer, which updates average, "
+                    f"self.register_buffer({name.rpartition('.')[2]!r}, tensor)"
+                )
+
     def _pairs(self) -> "zip[tuple[nn.Parameter, TensorPlace]]":
         return zip(self._parameters, self._layout.parameters.places, strict=True)
 
@@ -162,7 +175,9 @@ def edited(name: str) -> ConfigError:
     return ConfigError(
         f"parameter {name!r} was changed after prepare() otherwise than by optimizer.step(), and "
         "such a change would be lost or made once by every worker: load weights before prepare(), "
-        f"say pace.publish(model) behind it (in the loop: only local-sgd), and {IN_THE_STEP}"
+        "say pace.publish(model) behind it (in the loop: only local-sgd), evaluate others for a "
+        "while between epochs or by torch.func.functional_call(model, weights, (inputs,)), and "
+        f"{IN_THE_STEP}"
     )
 
 
@@ -237,6 +252,17 @@ class Marks:
                 return offset
         return None
 
+    def glance(self) -> int | None:
+        """The same of the first and the last of a CPU's lines, in a microsecond.
+
+        What was written over for a while, as a whole, shows there.
+        """
+        if not self._stretches:
+            return None
+        first, last = self._stretches[0], self._stretches[-1]
+        found = first.glance(0)
+        return last.glance(-1) if found is None else found
+
 
 class _Whole:
     """Every byte of ``[start, stop)``."""
@@ -245,6 +271,10 @@ class _Whole:
         self._start, self._stop = start, stop
         self._mine = memory[start:stop]
         self._kept = torch.zeros_like(self._mine)
+        size = min(_LINE_BYTES, stop - start)
+        self._ends = [(0, size), (stop - start - size, size)]
+        self._at = self._mine.data_ptr(), self._kept.data_ptr()
+        self._is_local = memory.device.type == "cpu"
 
     def set(self, source: Tensor | None) -> None:
         part = self._mine if source is None else source[self._start : self._stop]
@@ -253,6 +283,14 @@ class _Whole:
     def changed(self) -> int | None:
         offset = first_difference(self._mine, self._kept)
         return None if offset is None else self._start + offset
+
+    def glance(self, end: int) -> int | None:
+        """Whether the first line, or with -1 the last, is another one: where; None: it is not."""
+        offset, size = self._ends[end]
+        mine, kept = self._at
+        if not self._is_local or _compare(mine + offset, kept + offset, size) == 0:
+            return None
+        return self._start + offset
 
 
 class _Sampled:
@@ -288,6 +326,16 @@ class _Sampled:
                 return None
             row = next(i for i, one in enumerate(now) if one != self._kept[i]) // _LINE_BYTES
         return self._start + (self._shift + row * self._every) * _LINE_BYTES
+
+    def glance(self, end: int) -> int | None:
+        """See ``_Whole.glance``; of the lines that are looked at this time."""
+        if isinstance(self._mine, Tensor):
+            return None
+        row = len(self._kept) // _LINE_BYTES - 1 if end else 0
+        number, first = self._shift + row * self._every, row * _LINE_BYTES
+        if self._mine[number].tobytes() == self._kept[first : first + _LINE_BYTES]:
+            return None
+        return self._start + number * _LINE_BYTES
 
 
 def first_difference(one: Tensor, other: Tensor) -> int | None:

@@ -9,8 +9,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..plan import LayerParameters
@@ -81,6 +82,28 @@ def _check_layer(module: nn.Module, _: Any) -> None:
         _installed.pop().remove()
 
 
+class Modes:
+    """Whether each layer trains, and gradients are made, where a step began.
+
+    One that is left in the middle, as in ``model.eval() ... model.train()``, puts it back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self.note()
+
+    def note(self) -> None:
+        """A step begins."""
+        self._found = [one.training for one in self._modules]
+        self._makes_gradients = torch.is_grad_enabled()
+
+    def put_back(self) -> None:
+        """It was left."""
+        for one, trains in zip(self._modules, self._found, strict=True):
+            one.training = trains
+        torch.set_grad_enabled(self._makes_gradients)
+
+
 def parameter_table(model: nn.Module) -> list[LayerParameters]:
     """What each layer holds; of layers without parameters only those that are not torch's own."""
     seen: set[int] = set()
@@ -108,6 +131,54 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "1"
 
 
+class WrittenBuffers:
+    """Buffers of a model's own layers, and whether a forward pass has written into one.
+
+    Torch's layers, and norms derived from them, keep statistics there, of which a mean is right; so
+    is one of a single number. Of a queue, a memory of samples or labels it is not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held = [
+            (f"{name}.{key}" if name else key, module, key)
+            for name, module in model.named_modules()
+            if not (type(module).__module__.startswith("torch.") or isinstance(module, _NormBase))
+            for key, buffer in module._buffers.items()
+            if buffer is not None and buffer.numel() > 1
+            and key not in module._non_persistent_buffers_set
+        ]  # fmt: skip
+        self._before: list[tuple[int, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def note(self) -> None:
+        """A pass begins; the first backward in it says ``written``."""
+        self._before = self._now()
+
+    def written(self) -> str | None:
+        """The name of one that was written, or made anew, since ``note``; None: none was."""
+        before, self._before = self._before, []
+        if not before:
+            return None
+        pairs = zip(self._held, before, self._now(), strict=True)
+        return next((name for (name, *_), then, now in pairs if then != now), None)
+
+    def _now(self) -> list[tuple[int, int]]:
+        held = [module._buffers[key] for _, module, key in self._held]
+        return [(id(one), -1 if one is None else one._version) for one in held]
+
+
+def own_buffer_note(name: str) -> str:
+    """What becomes of a buffer that the layers of a model write into."""
+    return (
+        f"buffer {name!r} is written in the forward pass, and an update averages it over workers "
+        "(whole numbers: the maximum), which is right for statistics alone; what holds single "
+        "samples, as a queue, a memory or labels, is kept as a plain attribute (self.name = "
+        "tensor), each worker's own"
+    )
+
+
 def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str, ...]:
     """For the plan: how many samples batch norm sees, where that is not the whole batch."""
     has_batch_norm = any(isinstance(one, _BatchNorm) and one.training for one in model.modules())
@@ -116,4 +187,21 @@ def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str,
     return (
         f"batch norm normalises each mini-batch of {-(-batch_size // parts)} samples by itself, "
         f"not the {batch_size} of an update; its running statistics are averaged",
+    )
+
+
+def gradient_hooks_note(model: nn.Module) -> tuple[str, ...]:
+    """For the plan: parameters with hooks on their gradients, which run before the average."""
+    hooked = [
+        name
+        for name, one in model.named_parameters()
+        if one._backward_hooks or one._post_accumulate_grad_hooks
+    ]
+    if not hooked:
+        return ()
+    more = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
+    return (
+        f"hooks on the gradient of {hooked[0]!r}{more} act on each worker's part, before it is "
+        "averaged: a factor or a mask comes out the same, a clip does not "
+        "(pace.clip_grad_norm_, pace.clip_grad_value_)",
     )

@@ -2,16 +2,20 @@
 
 A member whose optimizer steps here keeps ``.grad`` as plain PyTorch has it, since an optimizer may
 hold on to the tensors that it has seen; so does one that sends a multiple of each gradient, which
-is made in the only pass over it. What `Replica` tells of gradients that are gathered, this tells of
-those. This module must not know who looks, nor why.
+is made in the only pass over it, and one whose script itself keeps them over the next pass. What
+`Replica` tells of gradients that are gathered, this tells of those. This module must not know who
+looks, nor why.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .replica import Replica, register
+if TYPE_CHECKING:
+    from .replica import Replica
 
 _LONG = 8
 _SMALL = 1 << 16
@@ -30,7 +34,7 @@ class OwnGradients:
         num_edits: how often the script may have changed them behind torch's back.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: "Replica") -> None:
         self.parameters, self.names = replica.parameters, replica.names
         self.layout = replica.layout
         self._num_left = 0
@@ -40,7 +44,7 @@ class OwnGradients:
         self.arrived: Callable[[int], None] | None = None
         self.num_edits = 0
         self._handles = [
-            register(parameter, self._hooked, number)
+            register(parameter, self.hooked, number)
             for number, parameter in enumerate(self.parameters)
             if parameter.is_floating_point() or parameter.is_complex()
         ]
@@ -54,7 +58,8 @@ class OwnGradients:
         """The script was allowed to change them."""
         self.num_edits += 1
 
-    def _hooked(self, number: int, parameter: Tensor) -> None:
+    def hooked(self, number: int, parameter: Tensor) -> None:
+        """A backward pass has left this gradient."""
         if parameter.grad is not None:
             self.take_over(number, parameter.grad)
         self._num_left += 1
@@ -118,3 +123,23 @@ def _flat(gradient: Tensor, first: int, last: int) -> Tensor:
     real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
     scale = real.numel() // max(1, gradient.numel())
     return real.detach().reshape(-1)[first * scale : last * scale]
+
+
+def register(parameter: nn.Parameter, hook: Callable[[int, Tensor], None], number: int) -> Any:
+    """A method that is called with ``number`` once a gradient is there.
+
+    Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only. The
+    method's object is not held: torch keeps hooks where the garbage collector does not look.
+    """
+    method = WeakMethod(hook)
+
+    def call(parameter: Tensor) -> None:
+        if (found := method()) is not None:
+            found(number, parameter)
+
+    was_trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    register: Any = parameter.register_post_accumulate_grad_hook
+    handle = register(call)
+    parameter.requires_grad_(was_trained)
+    return handle

@@ -2,14 +2,14 @@
 
 The user's objects stay what they are; only the memory under them is moved, so that a pull is one
 copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
-it is still warm, or leave it where torch made it (`OwnGradients`). Above 300 lines with what it
+it is still warm, or leave it where torch made it (`OwnGradients`): for who takes it from there, and
+for a script that keeps gradients, or their graph, over the next pass. Above 300 lines with what it
 refuses. This module must not know where the slot leads to.
 """
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,8 @@ from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace, bind, in_one_memory, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
 from .held import HeldMemory
-
-if TYPE_CHECKING:
-    from .own_gradients import OwnGradients
+from .lent import LentPlaces
+from .own_gradients import OwnGradients, register
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -53,11 +52,14 @@ class Replica:
         self.outgoing: Tensor
         """Where gradients are gathered, on the model's device; the slot itself on a CPU."""
         self._grads: list[Tensor] = []
+        self._lent = LentPlaces(self._grads)
         self._left: list[tuple[int, int]] = []
         """Per gradient: its counter of changes when a hook left it, and where it lies."""
         self._num_hooked = 0
         self._own: OwnGradients | None = None
-        """Where they stay; None: they are gathered."""
+        """Where they stay; None: they are gathered as they are computed."""
+        self._are_sent_from_here = True
+        """Whether those that stay are copied out when they are sent; else others take them."""
         self._check: Callable[[], None] = _nothing
         self._handles: list[Any] = []
 
@@ -116,6 +118,9 @@ class Replica:
 
         ``check`` is called before each copy and may raise to leave the step.
         """
+        for number in range(len(self._grads)):
+            if self.parameters[number].grad is not self._grads[number]:
+                self._leave_if_held(number)
         self._slot = slot
         self._check = check
         is_local = self.device.type == "cpu"
@@ -123,13 +128,16 @@ class Replica:
             slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
         )
         before, self._grads, self._left = self._grads, [], []
+        self._lent = LentPlaces(self._grads)
         for number, parameter in enumerate(self.parameters):
             view = self._place(number)
             self._grads.append(view)
+            self._lent.add(view)
             if before and parameter.grad is before[number]:
                 parameter.grad = view.copy_(before[number])
             self._left.append((view._version, view.data_ptr()))
-        self._gather_by_hooks()
+        if self._own is None or not self._are_sent_from_here:
+            self._gather_by_hooks()
 
     def _gather_by_hooks(self) -> None:
         self._drop_hooks()
@@ -137,10 +145,10 @@ class Replica:
             if parameter.is_floating_point() or parameter.is_complex():
                 self._handles.append(register(parameter, self._copy_out, number))
 
-    def leave_to(self, own: "OwnGradients") -> None:
-        """From now on gradients stay where torch makes them."""
+    def leave_to(self, own: OwnGradients) -> None:
+        """From now on gradients stay where torch makes them, and who made ``own`` takes them."""
         self._drop_hooks()
-        self._own = own
+        self._own, self._are_sent_from_here = own, False
 
     def gather_anew(self) -> None:
         """They are gathered again, from those that there are on."""
@@ -170,12 +178,44 @@ class Replica:
 
     def _copy_out(self, number: int, parameter: Tensor) -> None:
         self._check()
-        view, gradient = self._grads[number], parameter.grad
-        if gradient is not view and gradient is not None:
-            view.copy_(gradient)
-            parameter.grad = view
-        self._left[number] = (view._version, self._left[number][1])
+        gradient = parameter.grad
+        if gradient is not self._grads[number] and gradient is not None:
+            if gradient.requires_grad or self._lent.is_held(number):
+                self._leave_to_script().hooked(number, parameter)
+                return
+            parameter.grad = self._grads[number].copy_(gradient)
+        self._left[number] = (self._grads[number]._version, self._left[number][1])
         self._num_hooked += 1
+
+    def _leave_to_script(self) -> OwnGradients:
+        """From now on gradients stay where torch makes them: the script keeps them, or their graph.
+
+        Whatever it holds of those before has memory of its own, which nobody writes any more.
+        """
+        grads = [(number, parameter.grad) for number, parameter in enumerate(self.parameters)]
+        left = [
+            (number, one)
+            for number, one in grads
+            if one is not None and self.is_as_left(number, one)
+        ]
+        lent = [
+            number
+            for number, one in grads
+            if one is self._grads[number] or self._lent.is_held(number)
+        ]
+        self._lent.give(lent, self._place)
+        own = OwnGradients(self)
+        own.arrived = lambda _: self._check()
+        self.leave_to(own)
+        self._are_sent_from_here = True
+        for number, one in left:
+            own.take_over(number, one)
+        return own
+
+    def _leave_if_held(self, number: int) -> None:
+        """Before this place, which is no ``.grad`` any more, is written: a script may hold it."""
+        if self._own is None and self._lent.is_held(number):
+            self._leave_to_script()
 
     @property
     def num_hooked(self) -> int:
@@ -200,12 +240,15 @@ class Replica:
 
     def take_over(self, number: int, gradient: Tensor) -> None:
         """This ``.grad``, changed or replaced by somebody, is what goes out."""
+        if gradient is not self._grads[number]:
+            self._leave_if_held(number)
         if self._own is not None:
             self._own.take_over(number, gradient)
             return
         view, address = self._grads[number], self._left[number][1]
         if gradient is not view or gradient.data_ptr() != address:
-            view = self._grads[number] = self._place(number)
+            view = self._place(number)
+            self._lent.renew(number, view)
             self.parameters[number].grad = view.copy_(gradient.detach())
         self._left[number] = (view._version, address)
 
@@ -218,7 +261,7 @@ class Replica:
     def _drop_hooks(self) -> None:
         if self._own is not None:
             self._own.release()
-            self._own = None
+            self._own, self._are_sent_from_here = None, True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -226,21 +269,22 @@ class Replica:
     def gather(self, present: memoryview) -> None:
         """Every gradient in its place in ``outgoing``, missing ones zero and marked.
 
-        Where they stay with torch they are marked alone.
+        Where others take them from torch they are marked alone.
         """
         for number, parameter in enumerate(self.parameters):
             gradient = parameter.grad
-            view = self._grads[number]
             if gradient is None:
-                if self._own is None and (present[number] or parameter.requires_grad):
-                    view.zero_()
+                if self._are_sent_from_here and (present[number] or parameter.requires_grad):
+                    self._leave_if_held(number)
+                    self._grads[number].zero_()
                 present[number] = 0
                 continue
             present[number] = 1
-            if gradient is not view:
+            if gradient is not self._grads[number]:
                 self.refuse_sparse(number, gradient)
-                if self._own is None:
-                    view.copy_(gradient)
+                if self._are_sent_from_here:
+                    self._leave_if_held(number)
+                    self._grads[number].copy_(gradient.detach())
 
     def refuse_sparse(self, number: int, gradient: Tensor) -> None:
         """Raise ConfigError where this parameter's gradient is sparse."""
@@ -273,14 +317,17 @@ class Replica:
             if gradient is None:
                 place.view(block).zero_()
                 continue
-            place.view(block).copy_(gradient)
+            place.view(block).copy_(gradient.detach())
 
     def receive(self, block: Tensor, present: Sequence[int]) -> None:
-        """Every ``.grad`` from ``block``; None where ``present`` is 0."""
+        """Every ``.grad`` from ``block``; None where ``present`` is 0.
+
+        It has no graph, which is of this member's own part.
+        """
         for number, (parameter, place) in enumerate(self._placed()):
             if not present[number]:
                 parameter.grad = None
-            elif parameter.grad is None:
+            elif parameter.grad is None or parameter.grad.requires_grad:
                 parameter.grad = torch.empty_like(parameter).copy_(place.view(block))
             else:
                 parameter.grad.copy_(place.view(block))
@@ -292,7 +339,7 @@ class Replica:
         if self._own is not None:
             for parameter in self.parameters:
                 if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+                    parameter.grad.detach().mul_(factor)
             return
         for view in self._grads:
             if view.is_floating_point() or view.is_complex():
@@ -336,26 +383,6 @@ def _number_of(value: object) -> object:
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
         return value.item()
     return value
-
-
-def register(parameter: nn.Parameter, hook: Callable[[int, Tensor], None], number: int) -> Any:
-    """A method that is called with ``number`` once a gradient is there.
-
-    Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only. The
-    method's object is not held: torch keeps hooks where the garbage collector does not look.
-    """
-    method = WeakMethod(hook)
-
-    def call(parameter: Tensor) -> None:
-        if (found := method()) is not None:
-            found(number, parameter)
-
-    was_trained = parameter.requires_grad
-    parameter.requires_grad_(True)
-    register: Any = parameter.register_post_accumulate_grad_hook
-    handle = register(call)
-    parameter.requires_grad_(was_trained)
-    return handle
 
 
 def _nothing() -> None:

@@ -74,10 +74,10 @@ class SetAside:
         """Inside, these are the gradients; afterwards, unless the work was left, those before."""
         replica, before, num_dropped = self._replica, {}, self._num_dropped
         for number, parameter in enumerate(replica.parameters):
-            gradient, wanted = parameter.grad, gradients.get(number)
-            if gradient is wanted:
+            wanted = gradients.get(number)
+            if parameter.grad is wanted:
                 continue
-            before[number] = None if gradient is None else gradient.clone()
+            before[number] = None if parameter.grad is None else parameter.grad.clone()
             _put(replica, number, wanted)
         yield
         for number, gradient in before.items() if num_dropped == self._num_dropped else ():
@@ -85,7 +85,6 @@ class SetAside:
 
 
 def _put(replica: Replica, number: int, gradient: Tensor | None) -> None:
-    if gradient is None:
-        replica.parameters[number].grad = None
-    else:
+    replica.parameters[number].grad = gradient
+    if gradient is not None:
         replica.take_over(number, gradient)

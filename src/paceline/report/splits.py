@@ -89,7 +89,7 @@ class PartitionReport:
                     "layers": [self.graph.nodes[i].name for i in one.nodes],
                     "parameter_bytes": one.parameter_bytes,
                     "forward_s": one.forward_s,
-                    "backward_s": one.backward_s,
+                    "backward_s": one.backward_s + one.late_s,
                     "activation_bytes": one.activation_bytes,
                     "memory_bytes": one.memory_bytes,
                     "out_bytes": one.out_bytes,
@@ -191,8 +191,8 @@ def _parts(report: PartitionReport) -> list[str]:
             f"{number} on worker {one.worker}",
             f"{sum(report.graph.nodes[i].num_layers for i in one.nodes)}",
             format_bytes(one.parameter_bytes), three_figures(one.forward_s),
-            three_figures(one.backward_s), format_bytes(one.activation_bytes), f"{one.live}",
-            format_bytes(one.memory_bytes), format_bytes(one.out_bytes),
+            three_figures(one.backward_s + one.late_s), format_bytes(one.activation_bytes),
+            f"{one.live}", format_bytes(one.memory_bytes), format_bytes(one.out_bytes),
         )
         for number, one in enumerate(parts)
     ]  # fmt: skip

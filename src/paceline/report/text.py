@@ -19,15 +19,17 @@ _AXIS = 8
 """Columns of the numbers left of a plot."""
 BESIDE = _AXIS + 7
 """Columns of all that stands beside a plot."""
+_ROUNDED = 0.9995
+"""From here on three figures of a number are those of 1: it is one of the next unit."""
 
 
 def format_duration(seconds: float) -> str:
     """Seconds in the two largest units that people use: ``340 ms``, ``7.4 s``, ``2 min 03 s``."""
-    if 0 < seconds < 1e-3:
+    if 0 < seconds < 1e-3 * _ROUNDED:
         return f"{seconds * 1e6:.0f} us"
-    if 0 < seconds < 1:
+    if 0 < seconds < _ROUNDED:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s" if seconds else "0 s"
     whole = round(seconds)
     if whole < 3600:
@@ -54,13 +56,16 @@ def three_figures(seconds: float | None) -> str:
         return "-"
     size = abs(seconds)
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if size * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}" if size < 1000 else f"{seconds:,.0f} s"
+        if size * factor >= _ROUNDED:
+            is_short = size < 1000 * _ROUNDED
+            return f"{seconds * factor:.3g} {unit}" if is_short else f"{seconds:,.0f} s"
     return f"{seconds * 1e9:.0f} ns"
 
 
 def four_figures(seconds: float) -> str:
     """In the unit that suits, microseconds at least: ``1.234 s``, ``20.05 ms``."""
+    if seconds >= 9999.5:
+        return f"{seconds:,.0f} s"
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{seconds / factor:.4g} {unit}"

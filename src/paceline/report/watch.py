@@ -63,6 +63,15 @@ class WatchedRun:
                 self._alive.clear()
         self.tally.add(record)
 
+    def tell(self, record: Record, observer: Observer) -> None:
+        """Of a note or an evaluation; one that is not at an epoch's end is its version's."""
+        if isinstance(record, Noted):
+            observer.note(record.text)
+        elif isinstance(record, Evaluated):
+            epochs, here = self.tally.epochs, (record.epoch, record.version)
+            is_at_end = bool(epochs) and here == (epochs[-1].epoch, epochs[-1].end_version)
+            observer.evaluated(record.epoch, record.means(), None if is_at_end else record.version)
+
     def progress(self) -> Progress:
         """As the run itself would show it."""
         tally, header = self.tally, self.tally.header or Header(fields={})
@@ -129,7 +138,7 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
             is_left = not is_at_work(folder)  # asked first: what it wrote last is then there
             for record in trace.new():
                 run.add(record)
-                _tell(record, observer)
+                run.tell(record, observer)
             if run.tally.header is None:
                 _refuse_search(folder)
             else:
@@ -158,10 +167,3 @@ def _opened(folder: Path, pause: Callable[[], None]) -> FollowedTrace:
     except OSError:
         read_header(path)  # says why it cannot be read, and what to name instead
         raise ConfigError(f"{path} cannot be read") from None
-
-
-def _tell(record: Record, observer: Observer) -> None:
-    if isinstance(record, Noted):
-        observer.note(record.text)
-    elif isinstance(record, Evaluated):
-        observer.evaluated(record.epoch, record.means())

@@ -264,13 +264,18 @@ class EpochBorders:
         """Between peers where the whole epoch can be made by all, else through the store."""
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
+        was_look = run.coordinator.has_used_nothing
+        if not (was_look or run.coordinator.is_cut_off):
+            run.trained_in = run.coordinator.epoch
         run.is_open = True
         run.watch.opened(run.now_s(), epoch, self._until(batch_ends, position))
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_border = position is not None and run.coordinator.begins_at(position)
         is_whole = is_border and len(live) == run.plan.workers
         has_store = run.engine.traits.has_store
-        needs_store = run.needs_store and not run.steps_together and has_store
+        was_needed, run.needs_store = run.needs_store, False
+        is_needed = was_needed and (run.coordinator.has_riding or not was_look)
+        needs_store = is_needed and not run.steps_together and has_store
         if not (is_whole or has_store):
             raise ConfigError(
                 "the checkpoint was taken when samples had been handed out one by one, which "

@@ -37,6 +37,8 @@ class Pushes:
         """Of those in step: which of several optimizers they pushed a step of."""
         self._looked: int | None = None
         """A member that left the first epoch and had done nothing in it."""
+        self._looks: dict[int, int] = {}
+        """The epoch that a member left last without anything done, until it trains again."""
 
     def pushed(self, member: int, message: Push) -> None:
         serial, version, told, clocks, hyper, clip = message
@@ -44,9 +46,18 @@ class Pushes:
         fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
         if self._looked is not None:
             self._refuse_a_look_of_one()
+        if self._looks and told.weight:
+            self._refuse_an_earlier_look(member)
+        if told.kept or told.unused or not told.weight:
+            self._needs_store()
         if not any(type(order) in (Discard, Late) for order in orders):
             self._compare(member, hyper, told, orders)
         run.carry_out(orders, fact, Payload(told.fault, clip, told.stepped, run.is_mid_batch))
+
+    def _needs_store(self) -> None:
+        """This was what peers cannot by themselves; where a stream ends is no matter of theirs."""
+        run = self._run
+        run.needs_store |= not run.streams.has_ended
 
     def _compare(self, member: int, hyper: int, told: Told, orders: Sequence[Order]) -> None:
         """All pushes of one update come with the same settings, and from the same step on a batch.
@@ -95,6 +106,7 @@ class Pushes:
 
     def extend(self, member: int, message: Extend) -> None:
         run = self._run
+        self._needs_store()
         ticket = run.roster[member].ticket
         lease = None
         if ticket is not None and ticket.serial == message.serial:
@@ -119,8 +131,11 @@ class Pushes:
     def leave_epoch(self, member: int, message: LeaveEpoch) -> None:
         """The script left its loop: the epoch ends for all."""
         run = self._run
+        if message.is_look:
+            self._looks[member] = run.coordinator.epoch
         if not run.is_open:
             return  # its end is on the way to this member
+        self._needs_store()
         if message.is_look and not run.coordinator.epoch:
             self._looked = member
             self._refuse_a_look_of_one()
@@ -141,14 +156,27 @@ class Pushes:
         run, looked = self._run, self._looked
         busy = next((one for one in run.roster.members.values() if one.pushes), None)
         if looked is not None and busy is not None and not run.coordinator.epoch:
-            raise ConfigError(
-                f"worker {run.roster[looked].seat} took a batch of the prepared loader and left "
-                "the loop, which ends the epoch for all workers, while others train in it; to look "
-                "at a batch take it from the plain loader: next(iter(loader.plain))"
-            )
+            raise self._look_of_one(looked)
+
+    def _refuse_an_earlier_look(self, member: int) -> None:
+        """The same of a later epoch, once it trains on: who was done with training may leave so."""
+        run, epoch = self._run, self._looks.get(member)
+        if epoch is None or epoch == run.coordinator.epoch:
+            return
+        del self._looks[member]
+        if epoch == run.trained_in:
+            raise self._look_of_one(member)
+
+    def _look_of_one(self, member: int) -> ConfigError:
+        return ConfigError(
+            f"worker {self._run.roster[member].seat} took a batch of the prepared loader and left "
+            "the loop, which ends the epoch for all workers, while others train in it; to look "
+            "at a batch take it from the plain loader: next(iter(loader.plain))"
+        )
 
     def give_back(self, member: int, message: GiveBack) -> None:
         run = self._run
+        self._needs_store()
         ticket = Ticket(member, message.serial, run.coordinator.version)
         run.carry_out(run.coordinator.give_back(ticket, run.now_s()), None, None)
 

@@ -64,12 +64,14 @@ class RunState:
             come: who went on from here would do the batch again, and that step a second time.
         owes_stop: whether the run ends as soon as the batches at work have made all their steps,
             or the local steps at work their average.
+        trained_in: the newest epoch that is over and that an update has samples of; -1: none.
     """
 
     coordinator: Coordinator
     plan: Plan
     steps_apart = steps_together = is_sticky = is_mid_batch = owes_stop = False
     update_rule = "optimizer"
+    trained_in = -1
     opened: OpenEpoch | None = None
     """What members were told when the last epoch opened."""
     watch: ProgressMeter
@@ -105,7 +107,7 @@ class RunState:
         """Faults that were ordered and have come."""
         self.by_peers = False
         self.needs_store = False
-        """Whether the script does what peers cannot by themselves, as accumulating gradients."""
+        """Whether the script did what peers cannot, as accumulating, since an epoch opened last."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
         """The epoch that the script is in, its code after the loop included."""
         self._place = START if resumption is None else resumption.place

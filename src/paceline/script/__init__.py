@@ -10,6 +10,7 @@
     gradients, edits, accumulation                     what is done to gradients, and to several
     closures                                           optimizers that call the model again
     evaluation, place, member_state                    beside the loop, and in checkpoints
+    given                                              state dicts, which are copies
 
 It must not know how anything is carried, nor where the members are.
 """

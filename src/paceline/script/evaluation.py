@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..data.feed import fetch
 from ..data.loader import refuse_shares
 from ..data.order import EpochOrder
+from ..data.own_iteration import refuse_own_iteration
 from ..errors import ConfigError
 from ..exchange.base import End, Exchange
 from ..exchange.evaluation import EvaluationRanges, LocalRanges, PartRanges, ranges_of
@@ -60,6 +61,8 @@ class Evaluation:
             raise ConfigError(
                 f"pace.evaluate(fn, loader) needs a DataLoader, got {type(loader).__name__}"
             )
+        if self._prepared is not None:
+            self._prepared.given.check_all()
         if self._exchange.num_workers == 1:
             return self._plainly(fn, loader)
         if self._prepared is None:
@@ -74,6 +77,7 @@ class Evaluation:
                 "__getitem__), or use one worker"
             )
         refuse_shares(loader)
+        refuse_own_iteration(loader)
         return self._in_parts(fn, loader)
 
     def _plainly(self, fn: Counts, loader: DataLoader[Any]) -> Totals:

@@ -61,6 +61,8 @@ class Holding:
     Attributes:
         current: what the loop has in its hands, or had last; None: nothing of this work.
         has_worked: whether a step block was begun, or a backward pass, since the epoch opened.
+        has_stepped: whether a step block was begun since then, or a step of the optimizer.
+        has_dropped: whether a gradient that no step had used was zeroed since then.
         steps_a_batch: how often the script steps on a batch at most, as far as it is known.
     """
 
@@ -73,7 +75,11 @@ class Holding:
         self._last = Work()
         self.current: Held | None = None
         self.steps_a_batch = 1
-        self.has_worked = False
+        self.open()
+
+    def open(self) -> None:
+        """An epoch opens."""
+        self.has_worked = self.has_stepped = self.has_dropped = False
 
     # -- grants and batches -----------------------------------------------------------------------
 
@@ -128,12 +134,18 @@ class Holding:
     def zeroed(self) -> None:
         """``zero_grad``: of what no step has used nothing is left."""
         for one in self._held:
+            self.has_dropped |= one.has_gradient and not one.is_used
             one.has_gradient = one.is_used
 
     @property
     def has_accumulated(self) -> bool:
         """Whether a gradient waits for a step."""
         return any(one.has_gradient and not one.is_used for one in self._held)
+
+    @property
+    def only_looked(self) -> bool:
+        """Whether nothing of this epoch was stepped on, nor waits for a step."""
+        return not self.has_stepped and (self.has_dropped or not self.has_worked)
 
     def stepped(self) -> int:
         """``optimizer.step`` was called; how often now with the current batch in hand."""

@@ -26,6 +26,7 @@ from ..data.numbers import Numbers
 from ..data.order import length_of
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
+from ..exchange.through_store import StoreExchange
 from ..fields import count, integer
 from ..passes import Passes, is_far
 from ..replica.seeding import seed_all, step_seed
@@ -240,15 +241,18 @@ class PreparedLoader:
         schedules.opened()
         loop.entered()
         loop.is_iterating = True
-        loop.holding.has_worked = False
+        loop.holding.open()
+        version, num_given = exchange.version, 0
         try:
             if exchange.grant() is None and passes.was_look(epoch):  # before the run went on
                 yield from self._look_again()
             while (lease := loop.next_lease()) is not None:
                 for batch in loop.batches_of(lease):
                     loop.has_nested = False
+                    num_given += 1
                     yield batch
             schedules.check()
+            self._look_for_steps(exchange, version, num_given)
         except GeneratorExit:
             self._left(epoch)
             raise
@@ -258,6 +262,32 @@ class PreparedLoader:
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
                 loop.ended(epoch)
+
+    def _look_for_steps(self, exchange: StoreExchange, version: int, num_given: int) -> None:
+        """A whole pass is over: each worker has had its part of the samples alone.
+
+        Args:
+            version: that it began with; num_given: batches that came to the loop.
+
+        Raises:
+            ConfigError: nobody has made a step of what they had.
+        """
+        is_cut = self.most_batches is not None or self.has_numbers or exchange.is_stopped
+        is_whole = exchange.num_workers > 1 and num_given > 0 and not is_cut
+        if not is_whole or not self._loop.holding.only_looked:
+            return
+        if exchange.version == version:
+            raise ConfigError(
+                "a whole pass over the prepared loader has made no step, and in it each worker has "
+                "had its part of the samples alone; to go through all of them in each worker "
+                "write: for batch in loader.plain, or loop under torch.no_grad()"
+            )
+        if num_given > 1:
+            exchange.say(
+                f"worker {exchange.seat} went through its part of a pass over the prepared loader "
+                "without a step, while others trained in it: no update has these samples; to look "
+                "at all of them: for batch in loader.plain"
+            )
 
     def _left(self, epoch: int) -> None:
         """The loop was left early."""

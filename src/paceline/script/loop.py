@@ -11,6 +11,7 @@ story.
 """
 
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,6 +26,7 @@ from ..data.numbers import Numbers, OfRange
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Stopped, Superseded, Work
+from ..replica.layers import Modes
 from ..speed import Speed
 from .accumulation import Accumulation, samples_in
 from .gradients import LocalGradients
@@ -66,6 +68,7 @@ class TrainingLoop:
         entered, ended: do what is to be done when a loop has begun, and when it has no more.
         accumulation: of an update that several steps of the loop make; None: each makes one.
         beside: further loaders, each with a batch for each mini-batch.
+        modes: of the model's layers, where a step may be left between them; None: none is.
         is_released: whether its trial is over: its loaders are the user's own again.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
@@ -96,10 +99,13 @@ class TrainingLoop:
         self.ended: Callable[[int], None] = lambda epoch: None
         self.accumulation: Accumulation | None = None
         self.beside: list[Beside] = []
+        self.modes: Modes | None = None
         self.batch: Any = None
         self.given_back: list[Any] = []
         self._has_left = self.is_released = False
         self._error: ConfigError | WorkerError | None = None
+        self._asking = self._stepping = 0
+        """The thread that waits for a mini-batch now, and the one that is in a step block."""
         self._has_accumulated = False
         """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
 
@@ -125,7 +131,21 @@ class TrainingLoop:
         """The next mini-batch of this worker; None: the epoch is over.
 
         Asked for inside a step block, it is one more of that block.
+
+        Raises:
+            ConfigError: by another thread than is in the block, or see ``Exchange``.
         """
+        thread = threading.get_ident()
+        if self._stepping not in (0, thread):
+            self._error = _of_another_thread()  # whoever is in the block raises it, too
+            raise self._error
+        self._asking = thread
+        try:
+            return self._take_next()
+        finally:
+            self._asking = 0
+
+    def _take_next(self) -> Lease | None:
         member, holding = self._member, self.holding
         assert member is not None
         self._refuse_side_by_side()
@@ -138,6 +158,7 @@ class TrainingLoop:
             if depth := self.lookahead:
                 self._reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
+                member.has_pushed = False
                 for one in self.beside:
                     assert holding.current is not None
                     one.took(holding.current)
@@ -218,6 +239,26 @@ class TrainingLoop:
 
     # -- what is done with them -----------------------------------------------------------------
 
+    def enter(self) -> None:
+        """A step block begins.
+
+        Raises:
+            ConfigError: another thread takes a mini-batch meanwhile.
+        """
+        thread = threading.get_ident()
+        if self._asking not in (0, thread):
+            raise _of_another_thread()
+        self._stepping = thread
+        exchange = self.exchange
+        exchange.is_in_step, exchange.has_pushed = True, False
+        if self.modes is not None:
+            self.modes.note()
+
+    def exit(self) -> None:
+        """It ends, or is left."""
+        self._stepping = 0
+        self.exchange.is_in_step = False
+
     def differentiated(self) -> None:
         """A backward pass begins; what was accumulated may be gone: there is nothing now."""
         holding, was_there = self.holding, self._has_accumulated
@@ -297,6 +338,7 @@ class TrainingLoop:
                 raise
             self.superseded()
             return False
+        self._member.has_pushed = True
         self.holding.pushed(work)
         self._follow(self._member.grant())
         return True
@@ -376,6 +418,14 @@ class TrainingLoop:
             member.leave_epoch(rest.kept, is_look=not holding.has_worked)
             holding.pushed(rest)
         holding.follow(None)
+
+
+def _of_another_thread() -> ConfigError:
+    return ConfigError(
+        "the prepared loader is iterated by another thread than makes the steps (a prefetcher, a "
+        "queue), so mini-batches are taken while steps on those before are under way; loop over "
+        "the loader itself, and leave fetching ahead to it: DataLoader(..., num_workers=1)"
+    )
 
 
 def _nothing() -> None:

@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..errors import ConfigError
 from ..replica.held_state import HeldState
 from ..store.joint import parameters_of
+from .given import GivenStates
 
 
 class Sorted(NamedTuple):
@@ -145,22 +146,26 @@ class _Depth(threading.local):
 
 
 _depth = _Depth()
-_prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+_prepared: "weakref.WeakKeyDictionary[nn.Module, GivenStates]" = weakref.WeakKeyDictionary()
 """Modules of prepared models. No hook is put on them: a copy or a pickle would take it along."""
 _state_dict: Callable[..., dict[str, Any]] = nn.Module.state_dict
 
 
-def clone_state(model: nn.Module) -> None:
-    """``state_dict()`` of the model and of its parts gives compact clones from now on."""
+def clone_state(model: nn.Module, given: GivenStates) -> None:
+    """``state_dict()`` of the model and of its parts gives compact clones from now on.
+
+    Args:
+        given: hears of them.
+    """
     for module in model.modules():
-        _prepared.add(module)
+        _prepared[module] = given
     nn.Module.state_dict = _cloned_state_dict  # type: ignore[method-assign, assignment]  # scripts call it while others write
 
 
 def leave_state(model: nn.Module) -> None:
     """``state_dict()`` gives what torch gives."""
     for module in model.modules():
-        _prepared.discard(module)
+        _prepared.pop(module, None)
 
 
 def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -170,10 +175,15 @@ def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict
         state = _state_dict(self, *arguments, **options)
     finally:
         _depth.now -= 1
-    if not _depth.now and self in _prepared:
-        for name, value in state.items():
-            if isinstance(value, Tensor) and not value.requires_grad:
-                state[name] = value.detach().clone()
+    if not _depth.now and (given := _prepared.get(self)) is not None:
+        clones: dict[str, Any] = {
+            name: value.detach().clone()
+            for name, value in state.items()
+            if isinstance(value, Tensor) and not value.requires_grad
+        }
+        state.update(clones)
+        if not arguments:
+            given.give(self, clones, options.get("prefix", ""))
     return state
 
 

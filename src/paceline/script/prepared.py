@@ -29,6 +29,7 @@ from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader, refuse_begun
 from ..data.numbers import Numbers, OfRange, note, note_of_range, numbered
+from ..data.own_iteration import refuse_own_iteration
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -38,7 +39,17 @@ from ..partition.names import SplitName
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
+from ..replica.layers import (
+    Modes,
+    WrittenBuffers,
+    batch_norm_note,
+    gradient_hooks_note,
+    grain,
+    own_buffer_note,
+    parameter_table,
+    unwatch_forward,
+    watch_forward,
+)
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
@@ -55,6 +66,7 @@ from ..tuning.candidate import Forward, LossForward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
 from .closures import NOTE_OF_CLOSURES, context_with
+from .given import GivenStates
 from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
@@ -118,6 +130,8 @@ class Prepared:
         self._exchange = exchange
         self._member = exchange.shared
         self._replica: Replica | None = None
+        self.given = GivenStates()
+        self._written: WrittenBuffers | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
@@ -166,8 +180,10 @@ class Prepared:
         order = lease(loader, context.seed, device).order
         if accumulate > 1 and not is_alone:
             _refuse_cut(order.has_own_batches, accumulate)
+        self._notes_of_loader = list[str]()
         if not is_alone:
             refuse_begun(loader)
+            self._notes_of_loader = refuse_own_iteration(loader)
         if self.is_stream and context.steps_together:
             raise ConfigError(
                 "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
@@ -371,6 +387,7 @@ class Prepared:
         self._compress(exchange, replica)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
+            self.loop.modes = Modes(self.model)
         self.loop.leased.seeds_between = exchange.num_workers > 1
         self._answer(exchange, replica)
         exchange.attach(replica, rule, self.shape, self._describe(replica))
@@ -381,11 +398,12 @@ class Prepared:
             begins_anew = self._context.is_newcomer  # with what all others hold
             go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)
-        clone_state(self.model)
+        clone_state(self.model, self.given)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
         self._watch(exchange, replica)
         if exchange.num_workers > 1:
+            self._watch_buffers()
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
 
@@ -414,6 +432,7 @@ class Prepared:
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         hooks.between = self.schedules.between
+        self._watch_rates(exchange)
         if self._context.is_difference:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):
@@ -425,6 +444,24 @@ class Prepared:
         hooks.write_layout = partial(self._write_layout, replica.layout)
         if self._context.checkpoints:
             self.loop.entered, self.loop.ended = self._keeper.release, self._keeper.hold
+
+    def _watch_rates(self, exchange: StoreExchange) -> None:
+        """Where workers do not step together, a count of a worker's own is none of updates."""
+        schedules, place, context = self.schedules, self.schedules.place, self._context
+        is_together = place.is_lockstep or place.is_local or exchange.num_workers == 1
+        if is_together or self.numbers is not None or any(True for _ in schedules):
+            return
+
+        def say() -> None:
+            if not exchange.has_told_version:
+                exchange.say(
+                    "a setting of the optimizer (lr, ...) is changed by hand inside the loop, and "
+                    f"under {context.protocol} each worker counts its own steps: where a count "
+                    "of the script's decides, it is not that of updates, which all workers make; "
+                    "go by pace.version, or give prepare() a scheduler (LambdaLR)"
+                )
+
+        exchange.hooks.hear_settings, schedules.changed_in_the_loop = schedules.hear, say
 
     def _write_layout(self, layout: Layout, number: int) -> None:
         """What lies where in the pinned block; of a split model nothing is pinned."""
@@ -440,12 +477,18 @@ class Prepared:
 
     def _watch(self, exchange: StoreExchange, replica: Replica) -> None:
         """See to it that gradients, and the optimizers' state, are what a run takes them for."""
-        hooks = exchange.hooks
+        hooks, given = exchange.hooks, self.given
+        hooks.check_objects, hooks.check_given = given.check, given.check_all
         if not self._context.is_difference:
             states = SharedStates(
                 self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
             )
-            hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
+
+            def check_objects() -> None:
+                states.check()
+                given.check()
+
+            hooks.take_loaded, hooks.check_objects = states.take_loaded, check_objects
             is_refused = self._context.averages or self._accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
             if self.spread is not None:
@@ -455,6 +498,17 @@ class Prepared:
             self.gradients.watch_here(replica, self.step.own.clip)
         if self.loop.accumulation is not None:
             self.gradients.accumulate(self.loop.accumulation)
+
+    def _watch_buffers(self) -> None:
+        """In the first step of each pass look for a buffer that is no statistic, until one is."""
+        if (written := WrittenBuffers(self.whole)) and self.spread is None:
+            self._written, entered = written, self.loop.entered
+
+            def enter() -> None:
+                entered()
+                written.note()
+
+            self.loop.entered = enter
 
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
@@ -563,12 +617,16 @@ class Prepared:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
         notes += batch_norm_note(self.model, self._batch_size, parts)
+        notes += self._notes_of_loader
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)
         elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
         if context.num_as_full_sync:
             notes += note_of_first_updates(self.optimizers, context)
+        averages = context.averages or context.steps_together or self._accumulate > 1
+        if averages and self.spread is None:
+            notes += gradient_hooks_note(self.model)
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
@@ -609,6 +667,10 @@ class Prepared:
         if loss.numel() == 1:
             self.gradients.loss = loss.detach()
         self._strays.look(loss)
+        if self._written is not None and (name := self._written.written()) is not None:
+            assert self._member is not None
+            self._member.say(own_buffer_note(name))
+            self._written = None
         self.loop.differentiated()
 
     def note_batch(self, dataset: object) -> None:

@@ -242,6 +242,10 @@ class Schedules:
         """The settings as the loop began."""
         self._is_by_hand = False
         """Whether they were others in the end."""
+        self._word = 0
+        """Of the settings that the last push of this pass went with; 0: there was none."""
+        self.changed_in_the_loop: Callable[[], None] = lambda: None
+        """Called where two pushes of a pass went with different ones."""
         self._strays: list[StraySchedulers] = []
         if accumulates or not (every or is_alone or place.is_lockstep or place.is_local):
             known = [one.scheduler for one in every]
@@ -266,7 +270,7 @@ class Schedules:
     def opened(self) -> None:
         """The loop begins."""
         self.place.opened()
-        self._at_first = self._settings()
+        self._at_first, self._word = self._settings(), 0
         if (keep := self._keep) is not None:
             self._keep, known = None, [one.scheduler for one in self._every]
             for number, optimizer in enumerate(self._optimizers):
@@ -358,6 +362,12 @@ class Schedules:
             ]
             return 1 + digest_of(tuple(states)) if states else 0
         return 0 if self._is_by_hand else 1 + digest_of(self._settings())
+
+    def hear(self, word: int) -> None:
+        """A push goes with the settings of this word."""
+        before, self._word = self._word, word
+        if before and before != word:
+            self.changed_in_the_loop()
 
     def _settings(self) -> Hyper:
         return tuple(map(hyper_of, self._optimizers))

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..core.batches import Batches, share
 from ..data.loader import LeasedLoader
+from ..data.own_iteration import refuse_own_iteration
 from ..errors import ConfigError
 from ..events import Lease
 from ..fields import integer
@@ -428,3 +429,4 @@ def _refuse(loader: DataLoader[Any], main: PreparedLoader) -> None:
             "have no numbers that another loader's could belong to; make the data set map-style "
             "(__len__ and __getitem__)"
         )
+    refuse_own_iteration(loader)

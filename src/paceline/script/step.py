@@ -72,7 +72,7 @@ class Step:
         self._loop.skip()
 
     def __enter__(self) -> "Step":
-        self._loop.exchange.is_in_step = True
+        self._loop.enter()
         return self
 
     def __exit__(
@@ -83,7 +83,7 @@ class Step:
                 self._loop.push_steps()
             except Superseded as late:
                 kind, error = type(late), late
-        self._loop.exchange.is_in_step = False
+        self._loop.exit()
         if kind is None:
             self._loop.close()
             return False
@@ -93,6 +93,8 @@ class Step:
                 self._explain(error)
             return False
         self.was_superseded = True
+        if (modes := self._loop.modes) is not None:
+            modes.put_back()
         self._loop.superseded()
         return True
 
@@ -148,7 +150,8 @@ class OptimizerStep:
 
     def begin(self) -> None:
         """A step block begins."""
-        self._loop.holding.has_worked = True
+        holding = self._loop.holding
+        holding.has_worked = holding.has_stepped = True
         self._loop.is_failing = self._loop.was_called_off = False
         self._schedules.place.deferred.clear()  # of a block that was left
         accumulation = self._gradients.accumulation
@@ -175,7 +178,9 @@ class OptimizerStep:
             raise
 
     def _make_step(self, part: int, closure: Closure | None) -> Any:
+        self._loop.check_leaving()
         current = self._loop.holding.current
+        self._loop.holding.has_stepped = True
         if self._member is not None and current is None:
             raise self._outside()
         if current is not None and current.is_called_off:

@@ -280,6 +280,7 @@ class Pace:
     @property
     def version(self) -> int:
         """Number of updates in the parameters that the model holds."""
+        self._exchange.has_told_version = True
         return self._exchange.version
 
     @property

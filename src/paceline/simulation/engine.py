@@ -246,7 +246,9 @@ class SimulatedRun:
     def _ended(self, end: EpochEnd, at_s: float) -> None:
         if self._hear_epoch(end.epoch, at_s):
             machine = self._conditions.machine
-            self._open(at_s + (0.0 if machine is None else machine.pause_s))
+            pause_s = 0.0 if machine is None else machine.pause_s
+            self.counts.paused(pause_s)
+            self._open(at_s + pause_s)
         else:
             self.ending = "finished"
 

@@ -19,7 +19,17 @@ from typing import Protocol
 
 from ..core.coordinator import Coordinator
 from ..events import Cancel, EpochEnd, Fact, Grant, Joined, Late, Lease, Left, Order, Pushed, Ticket
-from ..trace.records import Handed, Heard, Ordered, Record, Rerouted, Resumed, Scaled, StopRecord
+from ..trace.records import (
+    Ended,
+    Handed,
+    Heard,
+    Ordered,
+    Record,
+    Rerouted,
+    Resumed,
+    Scaled,
+    StopRecord,
+)
 from .engine import MemberWork
 
 
@@ -88,10 +98,14 @@ class RecordedRun:
     ) -> None:
         """Make it again, to its end or until ``until`` updates are made.
 
+        What a trace that was cut off does not say any more is no difference.
+
         Raises:
             Difference: something is not as it was recorded.
         """
+        is_ended = False
         for record in records:
+            is_ended = isinstance(record, Ended)
             if isinstance(record, Ordered):
                 self._expect(record.order, record.t_s)
                 continue
@@ -112,7 +126,8 @@ class RecordedRun:
             elif isinstance(record, StopRecord):
                 self.coordinator.stop(record.t_s)
                 self._is_stopped = True
-        self._nothing_is_due()
+        if is_ended:
+            self._nothing_is_due()
 
     # -- facts ----------------------------------------------------------------------------------
 

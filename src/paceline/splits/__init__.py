@@ -4,6 +4,7 @@
     measuring    what each piece takes and keeps on this machine
     clocks       by the clock, or counted; what a message costs, where nobody has measured one
     parts        the parts of a cut as modules
+    late_weights gradients of linear layers that are computed once for several micro-batches
     channels     pairs of layers that can be split over channels
 
     module -> tracing -> TracedModel -> measuring -> WorkGraph -> partition.find_placement

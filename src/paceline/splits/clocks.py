@@ -5,6 +5,7 @@ bytes are counted, and divided by what a large product of matrices reaches here,
 `paceline probe` has left it in the file of ceilings, else measured on the spot. So is a message.
 """
 
+import mmap
 import socket
 import statistics
 import threading
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..collectives.base import LinkCost
 from ..machine.ceilings import MachineCeilings, read_machine
 from ..system.processors import num_cores
+from .late_weights import LateWeights
 
 _ENOUGH_S = 0.02
 """A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
@@ -39,11 +41,13 @@ class TakenTimes(NamedTuple):
     Attributes:
         backward_s: where gradients are added to those that are there.
         first_s: how much longer where there are none, and room is made for them.
+        late_s: of gradients that are computed afterwards, where some are.
     """
 
     forward_s: float
     backward_s: float
     first_s: float
+    late_s: float = 0.0
 
 
 class TimedClock:
@@ -53,19 +57,33 @@ class TimedClock:
     a product that moves large weights takes one of two times, by where its memory happens to lie.
     """
 
-    def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
-        """Seconds forward and backward."""
-        first, more = list[tuple[float, float]](), list[tuple[float, float]]()
-        step_once(forward, module)
-        while len(first) < _LEAST_RUNS or (
-            len(first) < _MOST_RUNS and sum(map(sum, (*first, *more))) < _ENOUGH_S
-        ):
-            module.zero_grad(set_to_none=True)
-            first.append(step_once(forward, module))
-            more.append(step_once(forward, module))
-        first_s, more_s = (statistics.median(one for _, one in taken) for taken in (first, more))
-        forward_s = statistics.median(one for one, _ in (*first, *more))
-        return TakenTimes(forward_s, min(first_s, more_s), max(0.0, first_s - more_s))
+    def both(
+        self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
+    ) -> TakenTimes:
+        """Seconds forward and backward.
+
+        Args:
+            late: of ``module``; its gradients come afterwards.
+        """
+        late = late or LateWeights(())
+        first, more = list[tuple[float, ...]](), list[tuple[float, ...]]()
+        with late.kept():
+            _step_late(forward, module, late)
+            while len(first) < _LEAST_RUNS or (
+                len(first) < _MOST_RUNS and sum(map(sum, (*first, *more))) < _ENOUGH_S
+            ):
+                module.zero_grad(set_to_none=True)
+                first.append(_step_late(forward, module, late))
+                more.append(_step_late(forward, module, late))
+        forward_s = statistics.median(one for one, *_ in (*first, *more))
+        (back_s, late_s), (back_more_s, late_more_s) = (
+            [statistics.median(one[at] for one in taken) for at in (1, 2)]
+            for taken in (first, more)
+        )
+        longer_s = back_s + late_s - back_more_s - late_more_s
+        return TakenTimes(
+            forward_s, min(back_s, back_more_s), max(0.0, longer_s), min(late_s, late_more_s)
+        )
 
     def update(self, forward: Callable[[], Any], module: nn.Module) -> float:
         """Seconds forward and backward of an update of its own; a first one is not counted."""
@@ -76,6 +94,16 @@ class TimedClock:
             module.zero_grad(set_to_none=True)
             taken.append(sum(step_once(forward, module)))
         return statistics.median(taken[1:])
+
+
+def _step_late(
+    forward: Callable[[], Any], module: nn.Module, late: LateWeights
+) -> tuple[float, float, float]:
+    """Seconds forward, backward, and of what comes late."""
+    forward_s, backward_s = step_once(forward, module)
+    start_s = time.perf_counter()
+    late.add()
+    return forward_s, backward_s, time.perf_counter() - start_s
 
 
 def step_once(forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
@@ -103,7 +131,9 @@ class CountedClock:
         self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
         self._s_per_byte = moved_s_per_byte()
 
-    def both(self, forward: Callable[[], Any], module: nn.Module) -> TakenTimes:
+    def both(
+        self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
+    ) -> TakenTimes:
         """Seconds forward and backward, of which the second is said to move twice the bytes."""
         with FlopCounterMode(display=False) as first:
             outputs = forward()
@@ -123,6 +153,23 @@ def moved_s_per_byte() -> float:
     """Of a byte of memory that is read or written, by a copy with all of torch's threads."""
     source, target = torch.ones(_COPIED_BYTES // 4), torch.empty(_COPIED_BYTES // 4)
     return _least_s(lambda: target.copy_(source)) / (2 * _COPIED_BYTES)
+
+
+def fresh_s_per_byte() -> float:
+    """Of a byte of memory that the system gives anew, in large pages where it can, beyond writing
+    it: what a block takes that was given back when it was freed (system/pages.py)."""
+    taken = []
+    for _ in range(3):
+        room = mmap.mmap(-1, _COPIED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            room.madvise(mmap.MADV_HUGEPAGE)
+        bytes_in = torch.frombuffer(room, dtype=torch.uint8)
+        start_s = time.perf_counter()
+        bytes_in.fill_(1)
+        middle_s = time.perf_counter()
+        bytes_in.fill_(2)
+        taken.append(2 * middle_s - start_s - time.perf_counter())
+    return max(0.0, statistics.median(taken)) / _COPIED_BYTES
 
 
 def _least_s(work: Callable[[], object]) -> float:

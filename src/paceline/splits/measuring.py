@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from ..partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode
 from .clocks import CountedClock, TakenTimes, TimedClock, tensors_in
+from .late_weights import LateWeights
 from .pieces import place
 from .tracing import TracedModel, untouched
 
@@ -53,7 +54,9 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
         walk.run(*inputs)
         whole = clock.both(lambda: traced.module(*inputs), traced.module)
     forward_s = sum(one.taken.forward_s for one in walk.costs) or 1.0
-    backward_s = sum(one.taken.backward_s + one.taken.first_s for one in walk.costs) or 1.0
+    backward_s = sum(
+        one.taken.backward_s + one.taken.late_s + one.taken.first_s for one in walk.costs
+    ) or 1.0  # fmt: skip
     whole_back_s = whole.backward_s + whole.first_s
     graph = _graph(traced, walk, whole.forward_s / forward_s, whole_back_s / backward_s)
     return MeasuredModel(
@@ -74,6 +77,7 @@ class _Piece(nn.Module):
 class _PieceCost:
     taken: TakenTimes
     kept_bytes: int  # besides what other pieces make
+    late_bytes: int
     parameters: tuple[nn.Parameter, ...]
 
 
@@ -131,7 +135,10 @@ class _Walk(fx.Interpreter):
             return [made[node] for node in leaving]
 
         kept_bytes = self._kept(forward, [*values, *leaving], parameters)
-        taken = self._clock.both(forward, _Piece(parameters))
+        late = LateWeights([
+            self.fetch_attr(str(node.target)) for node in piece if node.op == "call_module"
+        ])  # fmt: skip
+        taken = self._clock.both(forward, _Piece(parameters), late)
         for node in piece:
             value = self.env[node] = _detached(made[node])
             self._note(node, value)
@@ -141,7 +148,8 @@ class _Walk(fx.Interpreter):
             self.env[node] = value
         self.costs.append(
             _PieceCost(
-                taken=taken, kept_bytes=kept_bytes, parameters=tuple(parameters)
+                taken=taken, kept_bytes=kept_bytes, late_bytes=late.num_bytes,
+                parameters=tuple(parameters),
             )
         )  # fmt: skip
 
@@ -227,9 +235,11 @@ def _graph(traced: TracedModel, walk: _Walk, forward: float, backward: float) ->
             name=_name(piece),
             forward_s=cost.taken.forward_s * forward,
             backward_s=cost.taken.backward_s * backward,
+            late_s=cost.taken.late_s * backward,
             first_s=cost.taken.first_s * backward,
             parameter_bytes=sum(one.nbytes for one in cost.parameters if len(users[id(one)]) == 1),
             activation_bytes=cost.kept_bytes + kept[number],
+            late_bytes=cost.late_bytes,
             buffer_bytes=_buffer_bytes(traced, piece),
             num_layers=sum(
                 any(True for _ in traced.graph_module.get_submodule(str(node.target)).parameters())

@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..exchange.through_store import StoreExchange
 from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
-from ..system.pages import is_lean
+from ..system.pages import SMALL_BYTES, is_lean
 from ..system.reasons import reason
 from ..tuning.allocator import as_in_workers, keep
 from ..tuning.candidate import Forward, LossForward
@@ -43,8 +43,6 @@ from .trained import BatchLoss, TrainedModel, batch_loss
 _WITHOUT_LOSS, _WITH_LOSS = "gpipe", "1f1b"
 """The schedules of a pipeline where nothing is said: all forward first, where the loss is a
 script's and stands behind; and one whose micro-batches may differ in size (partition/cuts.py)."""
-_SMALL_BYTES = 64 << 20
-"""Up to here a model is no reason to give back what a step frees, which takes time."""
 _SAY_HOW = (
     "and a split model is called once before it is divided: say how the script calls it, "
     "pace.prepare(..., forward=lambda model, batch: loss)"
@@ -198,7 +196,7 @@ def _inputs(
 
 def _keep_where_small(model: nn.Module) -> None:
     """Where the heap is lean because a model is split, and not by its user."""
-    if is_lean(os.environ) and sum(one.nbytes for one in model.parameters()) <= _SMALL_BYTES:
+    if is_lean(os.environ) and sum(one.nbytes for one in model.parameters()) <= SMALL_BYTES:
         keep(True)
 
 

@@ -2,7 +2,8 @@
 
     worker 0   mini-batch of 7 rows, 3 micro-batches of a third   ->  3 2 2
     worker 1   mini-batch of 2 rows                               ->  1 1
-    computed   0.0 (3)  1.0 (1)  0.1 (2)  1.1 (1)  0.2 (2)         in turns
+    in turns   0.0 (3)  1.0 (1)  0.1 (2)  1.1 (1)  0.2 (2)      where outputs go back to each
+    else       0.0 (3)  0.1 (2)  0.2 (2)  1.0 (1)  1.1 (1)      one worker's behind another's
 
 This module must not know what is computed.
 """
@@ -82,20 +83,23 @@ def chunk_rows(rows: int, shares: Sequence[float]) -> list[int]:
     return found
 
 
-def chunks_of(rows: Sequence[int], shares: Sequence[Sequence[float]]) -> list[Chunk]:
+def chunks_of(
+    rows: Sequence[int], shares: Sequence[Sequence[float]], *, in_turns: bool
+) -> list[Chunk]:
     """The micro-batches of all workers, in the order in which they are computed.
 
     Args:
         rows: of each worker's mini-batch.
         shares: of each worker's mini-batch, what each of its micro-batches is.
+        in_turns: a worker's next one follows one of each other's.
     """
     own = [chunk_rows(*one) for one in zip(rows, shares, strict=True)]
-    return [
-        Chunk(owner, number, sizes[number])
-        for number in range(max(map(len, own), default=0))
+    found = [
+        Chunk(owner, number, size)
         for owner, sizes in enumerate(own)
-        if number < len(sizes)
+        for number, size in enumerate(sizes)
     ]
+    return sorted(found, key=lambda one: one.number) if in_turns else found
 
 
 Values = Mapping[int, Sequence[Tensor]]

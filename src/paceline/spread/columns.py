@@ -297,7 +297,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _summed(gradients[0], ctx.group), None
+        return summed(gradients[0], ctx.group), None
 
 
 class _Sum(torch.autograd.Function):
@@ -305,14 +305,15 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: MemberGroup) -> Tensor:
-        return _summed(x, group)
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0], None
 
 
-def _summed(x: Tensor, group: MemberGroup) -> Tensor:
+def summed(x: Tensor, group: MemberGroup) -> Tensor:
+    """Over all workers; ``x`` stays."""
     total = x.contiguous().clone()
     group.all_reduce(total).wait()
     return total

@@ -23,9 +23,15 @@ from ..exchange.group import MemberGroup
 from ..partition.cuts import FastestCut, MicroBatches, fastest_cut
 from ..partition.graph import WorkGraph
 from ..partition.names import SplitName
-from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
+from ..partition.pipeline import (
+    ALIKE,
+    MICRO_BATCHES_EACH,
+    EndSizes,
+    Pipeline,
+    micro_batch_shares,
+    workers,
+)
 from ..partition.placement import Placement
-from ..partition.schedules import micro_batch_shares
 from ..splits.clocks import TimedClock, measure_loopback
 from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
@@ -138,7 +144,7 @@ def make_cut(
         flow = find_flow(parts, inputs(sizes[0]), is_known=not traced.kept)
     return ModelCut(
         parts=parts, code=code, borders=borders, flow=flow, form=form,
-        shares=micro_batch_shares(name.parts, chosen["most"], chosen["ends"]),
+        shares=micro_batch_shares(name.parts, chosen["most"], EndSizes(*chosen["ends"])),
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         schedule=name.schedule,
         fixed_rows=rows if is_fixed else None,
@@ -343,8 +349,10 @@ def _note(found: FastestCut, name: SplitName) -> str:
     )
 
 
-def _of_ends(ends: float) -> str:
-    return "" if ends == 1.0 else f", the first and last {ends:g} times as large"
+def _of_ends(ends: EndSizes) -> str:
+    if ends == ALIKE:
+        return ""
+    return f", the first {ends.first:g} and the last {ends.last:g} times as large as others"
 
 
 def _of_speeds(cut: Placement, speeds: Sequence[float]) -> str:

@@ -4,7 +4,8 @@
     loss.backward()   -> that node -> meet -> gradients through all parts
     model.parameters()   the same objects; those of other parts are absent (replica/absent.py)
 
-Above 300 lines with what its calls may be. This module must not know the loop.
+This module must not know the loop. Above 300 lines, since what a pass is refused for stands beside
+it.
 """
 
 import functools
@@ -256,7 +257,7 @@ class PipelinedModel(SpreadModel):
         """A forward pass that all have come to, or serve."""
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         doers = only(doing, every)
-        chunks = chunks_of([one.rows for one in doers], self.cut.shares)
+        chunks = chunks_of([one.rows for one in doers], self.cut.shares, in_turns=True)
         with in_mode(self._module, next(one.mode for one in doers if one.doing)):
             outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..exchange.group import Pending
+from ..splits.late_weights import LateWeights
 from .chunks import Chunk, TensorShape, Values
 from .group import PeerGroup
 
@@ -63,6 +64,7 @@ class PartRunner:
         self.here, self._end = group.rank, group.size - 1
         self.last = len(borders) - 2
         self._parts = range(self.here, self.last + 1, group.size)
+        self._late = LateWeights(modules)
         self._sent: list[tuple[Pending, Tensor]] = []
         self.used: Sequence[Sequence[int]] = ()
         """Which tensors of each border get gradients, by their numbers, in the pass that is under
@@ -87,7 +89,7 @@ class PartRunner:
             if self.here != self._end:
                 rooms = [shape.empty(one.rows) for shape in self._borders[-1]]
                 outputs[one.number] = self.expect(rooms, self._end, _OUTPUT)
-        with torch.set_grad_enabled(keeps):
+        with torch.set_grad_enabled(keeps), self._late.kept():
             for part in self._parts:
                 if part != self.here:
                     given = [self.given_of(one, part, own) for one in chunks]
@@ -166,6 +168,7 @@ class PartRunner:
                 kept[at] = ([], [])
                 gradients, coming[at] = there(coming[at]), ()
                 self._go_back(part, given, made, gradients)
+        self._add_late()
         self._finish()
 
     def _go_back(
@@ -192,6 +195,12 @@ class PartRunner:
     def _compute_back(self, made: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         start_s = time.perf_counter()
         torch.autograd.backward(made, gradients)
+        self.busy_s += time.perf_counter() - start_s
+
+    def _add_late(self) -> None:
+        """The gradients of weights that nobody has waited for."""
+        start_s = time.perf_counter()
+        self._late.add()
         self.busy_s += time.perf_counter() - start_s
 
     def _give_back(self, part: int, given: Sequence[Tensor]) -> None:

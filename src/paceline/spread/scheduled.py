@@ -75,15 +75,17 @@ class ScheduledRunner(PartRunner):
         coming = _Coming(self, chunks, own, targets, known.target)
         self._kept, self._given = {}, {}
         losses = [0.0] * self._group.size
-        for at, action in enumerate(due):
-            for ahead in due[at : at + 1 + _AHEAD]:
-                coming.expect(ahead)
-            if action.kind == FORWARD:
-                number = action.micro_batch
-                found = self._go_on(action, chunks[number], coming, known.loss)
-                losses[chunks[number].owner] += found * known.parts_of_own[number]
-            else:
-                self._return(action, coming, known.weights)
+        with self._late.kept():
+            for at, action in enumerate(due):
+                for ahead in due[at : at + 1 + _AHEAD]:
+                    coming.expect(ahead)
+                if action.kind == FORWARD:
+                    number = action.micro_batch
+                    found = self._go_on(action, chunks[number], coming, known.loss)
+                    losses[chunks[number].owner] += found * known.parts_of_own[number]
+                else:
+                    self._return(action, coming, known.weights)
+        self._add_late()
         return self._share_losses(chunks, losses)
 
     def _go_on(

@@ -161,7 +161,7 @@ class TrainedModel(PipelinedModel):
         self._note_shares(every)
         assert self._shares is not None
         every = only(PartTask.TRAIN, every)
-        chunks = chunks_of([one.rows for one in every], self.cut.shares)
+        chunks = chunks_of([one.rows for one in every], self.cut.shares, in_turns=False)
         of_own = [one.rows / every[one.owner].rows for one in chunks]
         weights = [self._shares[one.owner] * of_own[at] for at, one in enumerate(chunks)]
         known = KnownLosses(self._known.loss, self._known.target, weights, of_own)

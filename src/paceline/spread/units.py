@@ -8,7 +8,8 @@
 
 What torch.autograd keeps for a backward pass is views into this memory, so it is made anew in the
 same place before that (Y. Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.1: storage that is
-resized). Above 300 lines with how units are found. This module must not know when.
+resized). Above 300 lines, with which parameters are a unit, and what cannot be one. This module
+must not know when.
 """
 
 import math
@@ -83,11 +84,12 @@ class ParameterUnit:
         self._parameters = [one for _, one in named]
         numel = sum(one.numel() for one in self._parameters)
         self._row = -(-numel // group.size)
+        self._first = group.rank * self._row
         self._flat = torch.zeros(self._row * group.size, dtype=self._parameters[0].dtype)
         self._bytes = self._flat.nbytes
         self.pieces: list[ParameterPiece] = []
         self._places: list[tuple[int, int]] = []
-        at, first = 0, group.rank * self._row
+        at, first = 0, self._first
         for name, one in named:
             end = at + one.numel()
             self._places.append((at, end))
@@ -128,7 +130,7 @@ class ParameterUnit:
     def gather(self) -> None:
         """All of it is here."""
         self._flat.untyped_storage().resize_(self._bytes)
-        mine = self._rooms.take("own", (self._row,), self._flat.dtype).zero_()
+        mine = self._flat[self._first : self._first + self._row]
         for one in self.pieces:
             mine[one.at : one.at + one.held.numel()].copy_(one.held.detach())
         self._group.all_gather(mine, self._flat).wait()
@@ -161,11 +163,14 @@ class ParameterUnit:
         """
         size, num = self._group.size, len(self._parameters)
         shape, dtype = (size, self._row + num), self._flat.dtype
-        rows = self._rooms.take("rows", shape, dtype).zero_()
+        rows = self._rooms.take("rows", shape, dtype)
+        rows[:, self._row :] = 0.0
         for number, (one, place) in enumerate(zip(self._parameters, self._places, strict=True)):
             with torch._C.DisableTorchFunctionSubclass():
                 gradient, one.grad = one.grad, None
-            if gradient is not None:
+            if gradient is None:
+                self._spread(rows.new_zeros(()).expand(one.numel()), place[0], rows, share)
+            else:
                 self._spread(gradient.reshape(-1), place[0], rows, share)
                 rows[:, self._row + number] = 1.0
             del gradient
@@ -175,7 +180,7 @@ class ParameterUnit:
         numbers = {name: number for number, name in enumerate(self._names)}
         for piece in self.pieces:
             if float(total[self._row + numbers[piece.name]]):
-                _add(piece.held, total[piece.at : piece.at + piece.held.numel()].clone())
+                _add(piece.held, total[piece.at : piece.at + piece.held.numel()])
         self.num_arrived, self.is_reduced = 0, True
 
     def _spread(self, values: Tensor, at: int, rows: Tensor, share: float) -> None:
@@ -189,9 +194,15 @@ class ParameterUnit:
 
 
 def _add(held: nn.Parameter, gradient: Tensor) -> None:
-    """As a backward pass does, so that who watches gradients hears of it."""
+    """As a backward pass does, so that who watches gradients hears of it, and copies them.
+
+    Args:
+        gradient: in room that is somebody else's afterwards.
+    """
     with torch.enable_grad():
         torch.autograd.backward([held.view_as(held)], [gradient])
+    if held.grad is not None and held.grad.data_ptr() == gradient.data_ptr():
+        held.grad = held.grad.clone()  # nobody watches
 
 
 def find_units(model: nn.Module, outside: set[int], group: MemberGroup) -> list[ParameterUnit]:
@@ -207,6 +218,23 @@ def find_units(model: nn.Module, outside: set[int], group: MemberGroup) -> list[
     for name, one in model.named_parameters():
         if not one.is_contiguous():
             raise ConfigError(f"parameter {name!r} is not contiguous, and cannot be in pieces")
+    units: list[ParameterUnit] = []
+    rooms = UnitRooms()
+    for owner, held in _owners(model, outside):
+        named = [(names[id(one)], one) for one in held]
+        units.append(ParameterUnit(len(units), owner, named, group, rooms))
+    return units
+
+
+def unit_bytes(model: nn.Module) -> tuple[int, ...]:
+    """Of each unit, where all parameters are used by their own layers."""
+    return tuple(sum(one.nbytes for one in held) for _, held in _owners(model, set()))
+
+
+def _owners(
+    model: nn.Module, outside: set[int]
+) -> Iterator[tuple[nn.Module | None, list[nn.Parameter]]]:
+    """Who computes with which parameters, those of one type together."""
     users: dict[int, int] = {}
     modules = list(modules_of(model))
     for module in modules:
@@ -218,13 +246,9 @@ def find_units(model: nn.Module, outside: set[int], group: MemberGroup) -> list[
     owners += [
         (module, [one for one in module.parameters() if id(one) in alone]) for module in modules
     ]
-    units: list[ParameterUnit] = []
-    rooms = UnitRooms()
     for owner, held in owners:
         for dtype in dict.fromkeys(one.dtype for one in held):
-            named = [(names[id(one)], one) for one in held if one.dtype is dtype]
-            units.append(ParameterUnit(len(units), owner, named, group, rooms))
-    return units
+            yield owner, [one for one in held if one.dtype is dtype]
 
 
 def modules_of(model: nn.Module) -> Iterator[nn.Module]:

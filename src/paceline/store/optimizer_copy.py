@@ -64,7 +64,8 @@ def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list
     """What the optimizer will keep for each parameter, found by a step on a copy of its kind.
 
     Raises:
-        ConfigError: the optimizer needs a closure or keeps state that cannot be shared.
+        ConfigError: the optimizer needs a closure or more than gradients, or keeps state that
+            cannot be shared.
     """
     number_of = {parameter: i for i, parameter in enumerate(parameters)}
     rows: list[StateRow] = []
@@ -136,6 +137,13 @@ def _trial_state(
             "one that calls the model again inside its step is carried under full-sync and "
             "local-sgd, where prepare is told so: pace.prepare(..., closures=True)"
         ) from None
+    except Exception as error:  # code of the user's
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step cannot be made on a copy of a parameter with a zero "
+            f"gradient ({type(error).__name__}: {error}), and what it needs beside .grad (a graph, "
+            "what a layer has seen) is not carried; under local-sgd each worker steps its own: "
+            "--protocol local-sgd:1"
+        ) from error
     return dict(twin.state.get(trial, {}))
 
 

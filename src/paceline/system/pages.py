@@ -14,6 +14,9 @@ _LEAN = (
     "glibc.malloc.hugetlb=1",
 )  # fmt: skip
 
+SMALL_BYTES = 64 << 20
+"""Up to here a divided model is no reason to give back what a step frees, which takes time."""
+
 
 def give_back_freed() -> None:
     """What C's heap keeps of memory that was freed; only glibc knows how."""

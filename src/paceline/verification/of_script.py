@@ -6,6 +6,7 @@ difference comes about.
 
 import io
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -84,9 +85,10 @@ class ScriptSubject(Verifiable):
         shared, update, _ = self._run(case, case.workers)
         name, difference = largest_difference(alone["state"], shared["state"])
         rounding = 0.0
-        if case.dtype == "float32" and difference > CLOSE:
+        if case.dtype == "float32" and CLOSE < difference < math.inf:
             nudged, *_ = self._run(replace(case, is_nudged=True), 1)
-            rounding = largest_difference(alone["state"], nudged["state"])[1]
+            made = largest_difference(alone["state"], nudged["state"])[1]
+            rounding = made if made < math.inf else 0.0
         return Compared(
             sizes=sizes, has_own_batches=alone["own"],
             name=name, difference=difference, alone=first, shared=update, rounding=rounding,

@@ -6,6 +6,7 @@ What a run of several workers is held against, here and in tests/support/referen
 use sessions, stores or engines.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -95,11 +96,13 @@ def largest_difference(one: State, other: State) -> tuple[str, float]:
     found = ("", 0.0)
     for name, value in one.items():
         most = _most(value, other[name])
-        if not most <= found[1]:
+        if most > found[1]:
             found = (name, most)
     return found
 
 
 def _most(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite where it is no number."""
     gap = one != other if one.dtype == torch.bool else (one - other).abs()
-    return float(gap.max()) if gap.numel() else 0.0
+    most = float(gap.max()) if gap.numel() else 0.0
+    return math.inf if math.isnan(most) else most

@@ -111,7 +111,7 @@ def _own_task(spec: str) -> "Task":
     from .base import Task
 
     module_name, _, attribute = spec.partition(":")
-    value = _attribute(_import(module_name, spec), attribute, spec)
+    value = _attribute(import_module(module_name, spec), attribute, spec)
     if callable(value):
         try:
             value = value()
@@ -127,7 +127,12 @@ def _own_task(spec: str) -> "Task":
     return value
 
 
-def _import(name: str, spec: str) -> ModuleType:
+def import_module(name: str, spec: str) -> ModuleType:
+    """The module of a task of the user's own.
+
+    Raises:
+        ConfigError: there is none, or it fails.
+    """
     # As `python -m` has it: a user's module lies in the folder the command is given in. It stays
     # on the path, because the module may import its neighbours later.
     folder = os.getcwd()

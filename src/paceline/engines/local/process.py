@@ -226,7 +226,7 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:]]
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())[:1]]
-    if isinstance(error, StopIteration):
+    if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
         lines.append(_HINT_OF_END)
     if any(word in str(error) for word in _NO_GROUP):
         lines.append(_HINT_OF_GROUP)

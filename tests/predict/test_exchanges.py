@@ -1,0 +1,52 @@
+"""What is done together is timed by what a run calls."""
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.collectives.base import LinkCost
+from paceline.exchange.group import TorchGroup
+from paceline.predict.exchanges import ExchangeCosts, measure
+from paceline.predict.split_costs import _measured
+from paceline.spread.group import Ranks
+from paceline.spread.units import ParameterUnit
+from threaded import in_threads
+
+
+def test_what_a_run_calls_is_timed_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a price follows what units do; more bytes take longer."""
+    called = dict.fromkeys(("gather", "reduce"), 0)
+    for name in called:
+        own: Callable[..., None] = getattr(ParameterUnit, name)
+
+        def counted(self: object, name: str = name, own: Callable[..., None] = own) -> None:
+            called[name] += 1
+            own(self)
+
+        monkeypatch.setattr(ParameterUnit, name, counted)
+    for found in in_threads(2, lambda ranks: measure(everyone(ranks))):
+        assert found.size == 2
+        assert found.meeting_s > 0.0
+        assert found.turn_s >= 0.0
+        for curve in (found.gather_s, found.reduce_s, found.sum_s):
+            assert 0.0 < curve[0][1] < curve[-1][1]
+            assert [size for size, _ in curve] == sorted(size for size, _ in curve)
+    assert min(called.values()) > 20
+
+
+def everyone(ranks: Ranks) -> TorchGroup:
+    assert isinstance(ranks.everyone, TorchGroup)
+    return ranks.everyone
+
+
+def test_more_workers_than_were_measured_take_longer() -> None:
+    curve = ((1, 1.0), (100, 100.0))
+    found = ExchangeCosts(4, LinkCost(latency_s=0.0, s_per_byte=0.0), 1.0, 2.0,
+                          curve, curve, curve)  # fmt: skip
+    alike = _measured(found, 4, places=2)
+    assert [alike.gather_s(50), alike.reduce_s(50), alike.sum_s(50, 4)] == [50.0] * 3
+    more = _measured(found, 8, places=2)  # twice as many for each core
+    assert more.gather_s(50) == pytest.approx(2 * (7 / 8) / (3 / 4) * 50)
+    assert (more.meeting_s, more.turn_s) == (2.0, 4.0)
+    pair = alike.sum_s(50, 2)  # of two of them, at the same time as the two others
+    assert pair == pytest.approx((1 / 2) / (3 / 4) * 50)

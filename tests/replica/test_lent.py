@@ -1,0 +1,189 @@
+"""Gradients that a script keeps over the next pass stay what they were, as in plain PyTorch."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.replica.lent import LentPlaces
+from paceline.replica.replica import Replica
+from paceline.replica.set_aside import SetAside
+from paceline.script.edits import Edits
+from paceline.store.joint import joined
+
+KEEPS: dict[str, Callable[[Tensor], Any]] = {
+    "the tensor": lambda one: one,
+    "a part of its memory": lambda one: one.detach().view(-1)[:1],
+    ".data": lambda one: one.data,
+    "both": lambda one: (one, one.view(-1)),
+}
+
+
+def made() -> tuple[Replica, Tensor]:
+    """A replica whose gradients are gathered, and where."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one = Replica(model, optimizer, optimizer)
+    slot = torch.zeros(one.layout.slot_bytes, dtype=torch.uint8)
+    one.push_into(slot, lambda: None)
+    return one, slot
+
+
+def differentiate(one: Replica, factor: float, **options: bool) -> None:
+    """The loss's gradient is linear in the factor."""
+    one.model.zero_grad()
+    (factor * one.model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward(**options)
+
+
+def pushed(one: Replica, slot: Tensor) -> list[Tensor]:
+    """What goes out now."""
+    one.collect(memoryview(bytearray(len(one.parameters))))
+    return [place.view(slot).clone() for place in one.layout.parameters.places]
+
+
+def are_gathered(one: Replica, slot: Tensor) -> bool:
+    """Whether each ``.grad`` is where it goes out."""
+    places = [place.view(slot) for place in one.layout.parameters.places]
+    grads = [parameter.grad for parameter in one.parameters]
+    return all(
+        grad is not None and grad.data_ptr() == place.data_ptr()
+        for grad, place in zip(grads, places, strict=True)
+    )
+
+
+def are_equal(some: list[Tensor], others: list[Tensor], factor: float = 1.0) -> bool:
+    return all(torch.equal(factor * a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("how", KEEPS)
+def test_what_is_kept_stays_and_what_goes_out_is_the_new_one(how: str) -> None:
+    one, slot = made()
+    differentiate(one, 1.0)
+    first = pushed(one, slot)
+    kept = [KEEPS[how](parameter.grad) for parameter in one.parameters]  # type: ignore[arg-type]  # they are there
+    tensors = [part for row in kept for part in (row if isinstance(row, tuple) else (row,))]
+    before = [part.clone() for part in tensors]
+    for factor in (2.0, 4.0):
+        differentiate(one, factor)
+        later = [parameter.grad for parameter in one.parameters]
+        assert are_equal(first, pushed(one, slot), factor)
+        assert are_equal(tensors, before)
+    differentiate(one, 8.0)
+    assert are_equal(first, later, 4.0)  # type: ignore[arg-type]  # the same
+
+
+def test_what_nobody_keeps_is_gathered_as_it_is_computed() -> None:
+    one, slot = made()
+    for _ in range(3):
+        differentiate(one, 1.0)
+        assert sum(float(parameter.grad.view(-1).norm()) for parameter in one.parameters) > 0  # type: ignore[union-attr]  # the same
+        assert are_gathered(one, slot)
+        pushed(one, slot)
+
+
+def test_what_is_kept_is_not_zeroed_by_a_push_without_it() -> None:
+    one, slot = made()
+    differentiate(one, 1.0)
+    kept = one.parameters[0].grad
+    assert kept is not None
+    before, one.parameters[0].grad = kept.clone(), None
+    assert not pushed(one, slot)[0].any()
+    assert torch.equal(kept, before)
+
+
+def test_what_is_kept_is_not_written_by_another_gradient_in_its_place() -> None:
+    one, slot = made()
+    edits = Edits(one, is_refused=True)
+    differentiate(one, 1.0)
+    edits.after_backward()
+    kept = one.parameters[0].grad
+    assert kept is not None
+    before = kept.clone()
+    with edits.allowed():
+        one.parameters[0].grad = kept * 3.0
+    assert torch.equal(pushed(one, slot)[0], 3.0 * before)
+    assert torch.equal(kept, before)
+
+
+@pytest.mark.parametrize("change", [lambda one: one.mul_(0.5), lambda one: one.data.mul_(0.5)])
+def test_changes_are_found_as_before(change: Callable[[Tensor], Tensor]) -> None:
+    one, _ = made()
+    edits = Edits(one, is_refused=True)
+    for _ in range(2):
+        edits.before_backward()
+        differentiate(one, 1.0)
+        edits.after_backward()
+        kept = [parameter.grad for parameter in one.parameters]
+        edits.check()
+    assert kept[0] is not None
+    change(kept[0])
+    with pytest.raises(ConfigError, match="changed between backward"):
+        edits.check()
+
+
+class Token:
+    """Lies in the graph of a pass."""
+
+
+def differentiate_twice(one: Replica, token: Token) -> list[Tensor]:
+    """The product of the Hessian with ones, of what lies in ``.grad``."""
+    one.model.zero_grad()
+    outputs = one.model(torch.ones(1, 3, dtype=torch.float64))
+    outputs.register_hook(lambda gradient, token=token: gradient)
+    outputs.square().sum().backward(create_graph=True)
+    grads: list[Any] = [parameter.grad for parameter in one.parameters]
+    ones = [torch.ones_like(grad) for grad in grads]
+    return list(torch.autograd.grad(grads, one.parameters, ones))
+
+
+def test_the_graph_of_a_gradient_is_of_its_own_pass_and_goes_with_it() -> None:
+    one, slot = made()
+    found, tokens = [], list[Any]()
+    for _ in range(3):
+        token = Token()
+        tokens.append(weakref.ref(token))
+        found.append(differentiate_twice(one, token))
+        grads: list[Any] = [parameter.grad for parameter in one.parameters]
+        assert are_equal([grad.detach() for grad in grads], pushed(one, slot))
+        del token, grads
+    one.model.zero_grad()
+    assert are_equal(found[0], found[1])
+    assert [token() for token in tokens] == [None, None, None]
+
+
+def test_of_several_optimizers_each_is_pushed_with_its_own() -> None:
+    model = nn.Linear(1, 1)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD([one], lr=0.1) for one in (model.weight, model.bias)
+    ]
+    both = joined(optimizers)
+    one = Replica(model, both, both)
+    slot = torch.zeros(one.layout.slot_bytes, dtype=torch.uint8)
+    one.push_into(slot, lambda: None)
+    aside, kept = SetAside(one, optimizers), []
+    for factor in (1.0, 2.0):
+        model.zero_grad()
+        (factor * (model.weight + 2 * model.bias)).sum().backward()  # type: ignore[no-untyped-call]
+        kept += [parameter.grad for parameter in one.parameters]
+        for part in range(2):
+            with aside.only(part):
+                found = [float(value) for value in pushed(one, slot)]
+            assert found == [factor * (part == 0), 2 * factor * (part == 1)]
+    assert [float(grad) for grad in kept] == [1.0, 2.0, 2.0, 4.0]  # type: ignore[arg-type]  # the same
+
+
+def test_who_holds_a_place_is_counted() -> None:
+    one, _ = made()
+    places = [place.alone(one.outgoing) for place in one.layout.parameters.places]
+    lent = LentPlaces(places)
+    for number in range(len(places)):
+        lent.add(places[number])
+    assert not any(lent.is_held(number) for number in range(len(places)))
+    held = places[0], places[1].view(-1)
+    assert [lent.is_held(number) for number in range(len(places))] == [True, True, False, False]
+    del held
+    assert not any(lent.is_held(number) for number in range(len(places)))

@@ -1,0 +1,98 @@
+"""Gradients of linear layers' weights that are computed once for several micro-batches."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.splits.late_weights import LateWeights
+
+MICRO_BATCHES = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1)).double()
+
+
+class Wide(nn.Linear):
+    """A class of its own may compute something else."""
+
+
+class Own(nn.Module):
+    """One layer twice, a weight that is read as a number, too, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.bare, self.still = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
+        self.wide = Wide(6, 6)
+        self.still.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(torch.tanh(self.twice(torch.tanh(self.first(x)))))
+        x = self.wide(self.still(self.bare(x)))
+        return self.last(functional.linear(x, self.twice.weight))
+
+
+def rows_of(x: Tensor) -> Tensor:
+    return x
+
+
+def series_of(x: Tensor) -> Tensor:
+    """(B, T, n), as of words."""
+    return x.unsqueeze(1).repeat(1, 3, 1)
+
+
+@pytest.mark.parametrize("given", [rows_of, series_of])
+def test_gradients_are_those_of_a_backward_pass(given: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    plain = Own().double()
+    model = copy.deepcopy(plain)
+    late = LateWeights([model])
+    for x in MICRO_BATCHES:
+        plain(given(x)).square().sum().backward()
+    with late.kept():
+        for x in MICRO_BATCHES:
+            model(given(x)).square().sum().backward()
+    assert model.first.weight.grad is None
+    assert model.wide.weight.grad is not None
+    late.add()
+    assert late.num_bytes > 0
+    for name, parameter in model.named_parameters():
+        wanted = plain.get_parameter(name).grad
+        assert (parameter.grad is None) == (wanted is None), name
+        if parameter.grad is not None and wanted is not None:
+            assert torch.allclose(parameter.grad, wanted, rtol=1e-12), name
+    before = model.first.weight.grad
+    late.add()
+    assert model.first.weight.grad is before
+    assert late.num_bytes == 0
+
+
+def test_inputs_have_their_gradients_at_once() -> None:
+    layer = nn.Linear(5, 2).double()
+    x = MICRO_BATCHES[0].clone().requires_grad_()
+    with LateWeights([layer]).kept():
+        layer(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones(4, 2).double() @ layer.weight)
+    assert "forward" not in vars(layer)
+
+
+def test_who_watches_a_gradient_hears_of_it_once() -> None:
+    layer = nn.Linear(5, 2).double()
+    late, heard = LateWeights([layer]), list[Tensor]()
+    layer.weight.register_post_accumulate_grad_hook(lambda one: heard.append(one))
+    with late.kept():
+        for x in MICRO_BATCHES:
+            layer(x).sum().backward()
+    assert not heard
+    late.add()
+    assert len(heard) == 1
+
+
+def test_layers_whose_parameters_have_hooks_are_left_alone() -> None:
+    layer = nn.Linear(5, 2).double()
+    layer.weight.register_hook(lambda gradient: gradient * 2)
+    with LateWeights([layer]).kept():
+        layer(MICRO_BATCHES[0]).sum().backward()
+    assert layer.weight.grad is not None

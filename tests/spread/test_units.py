@@ -1,0 +1,84 @@
+"""A unit of parameters: put together from pieces, its gradient's sum in pieces."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.spread.group import Ranks
+from paceline.spread.units import ParameterUnit, UnitRooms, unit_bytes
+from threaded import in_threads
+
+FEW, MANY = 5, 20_001
+"""Elements: gloo's own operations, and messages between members (exchange/group.py)."""
+
+
+def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter], UnitRooms]:
+    """A weight, and one that gets no gradient."""
+    rng = torch.Generator().manual_seed(numel)  # one for each thread
+    made = [nn.Parameter(torch.randn(size, generator=rng)) for size in (numel, 3)]
+    rooms = UnitRooms()
+    named = list(zip(("weight", "unused"), made, strict=True))
+    return ParameterUnit(0, None, named, ranks.everyone, rooms), made, rooms
+
+
+@pytest.mark.parametrize("numel", [FEW, MANY])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_unit_is_gathered_where_it_lies(size: int, numel: int) -> None:
+    """Without a copy of a piece besides."""
+
+    def work(ranks: Ranks) -> bool:
+        unit, made, rooms = unit_of(ranks, numel)
+        wanted = [one.detach() + 1.0 for one in made]
+        for piece in unit.pieces:
+            piece.held.data.add_(1.0)
+        unit.free()
+        taken: list[str] = []
+        rooms.take = lambda name, shape, dtype: taken.append(name)  # type: ignore[method-assign, return-value, assignment]  # nobody may ask
+        unit.gather()
+        return not taken and all(map(torch.equal, made, wanted))
+
+    assert in_threads(size, work) == [True] * size
+
+
+@pytest.mark.parametrize("numel", [FEW, MANY])
+@pytest.mark.parametrize("size", [2, 3])
+def test_pieces_get_the_sum_whatever_was_in_the_rooms(size: int, numel: int) -> None:
+    """And keep it when these are somebody else's; without a gradient anywhere there is none."""
+
+    def work(ranks: Ranks) -> bool:
+        unit, (weight, unused), rooms = unit_of(ranks, numel)
+        for name in ("rows", "every", "own"):
+            rooms.take(name, (2 * numel + 100,), torch.float32).fill_(torch.nan)
+        weight.grad = gradient(ranks.everyone.rank)
+        unit.reduce()
+        for name in ("rows", "every", "own"):
+            rooms.take(name, (2 * numel + 100,), torch.float32).fill_(torch.nan)
+        total = torch.stack([gradient(rank) for rank in range(size)]).sum(0)
+        for piece in unit.pieces:
+            found = piece.held.grad
+            if piece.name == "unused":
+                assert found is None
+                continue
+            assert found is not None
+            assert torch.equal(found, total[piece.start : piece.start + found.numel()])
+        return weight.grad is None and unused.grad is None
+
+    def gradient(rank: int) -> Tensor:
+        return torch.arange(float(numel)) + rank
+
+    assert in_threads(size, work) == [True] * size
+
+
+def test_units_have_the_bytes_of_what_is_put_together_at_a_time() -> None:
+    """A block is one unit; what layers of a container have is apart; what two share is the
+    model's own."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 2)
+
+    tied = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Sequential(nn.ReLU(), Block()))
+    tied.append(nn.Linear(4, 4, bias=False))
+    tied[2].weight = tied[0].weight
+    assert unit_bytes(tied) == (64, 4 * (9 + 8))
