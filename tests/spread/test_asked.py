@@ -9,7 +9,7 @@ from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
 from paceline.spread import asked as asked_of
-from paceline.spread.asked import known_loss, refuse_objects, split_of, usual_call
+from paceline.spread.asked import _batch, known_loss, refuse_objects, split_of, usual_call
 from paceline.system.pages import lean_heap
 from paceline.tuning.candidate import LossForward
 
@@ -125,3 +125,10 @@ def test_a_model_is_called_as_its_batch_fits_and_needs_no_loss() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 3), torch.zeros(4, 1)))
     with pytest.raises(ConfigError, match="Linear does not run on the loader's first batch"):
         asked_of._look(MODEL, loader, one, 2)
+
+
+def test_a_loss_is_tried_on_samples_from_all_of_the_data() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=4)
+    assert _batch(loader, 4)[0].tolist() == [0, 1, 2, 3]
+    assert _batch(loader, 4, is_spread=True)[0].tolist() == [0, 25, 50, 75]
+    assert _batch(loader, 200, is_spread=True)[0].tolist() == [*range(100), *range(100)]

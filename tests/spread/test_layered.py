@@ -4,6 +4,7 @@ Workers are threads over real gloo (tests/support/threaded.py), and one set of r
 """
 
 import copy
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.exchange.base import End
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
 from paceline.splits.tracing import trace
 from paceline.spread.columns import PassRandom, can_divide, pair_of
 from paceline.spread.group import Ranks, SplitGroups
-from paceline.spread.layered import ColumnModel, make_columns
+from paceline.spread.layered import ColumnModel, _is_random, make_columns
 from ranks import Ended, free_port, run_alone
 from runs import run_script
 from threaded import close_to, in_threads
@@ -246,6 +248,98 @@ def test_what_cannot_be_divided_is_refused(make: Callable[[], nn.Module], words:
     with pytest.raises(ConfigError) as refused:
         in_threads(2, work)
     assert words in str(refused.value)
+
+
+def test_a_gradient_beside_the_model_is_refused_where_it_is_not_the_same_in_all() -> None:
+    x, start = inputs_for(mlp, 8), made(mlp)
+
+    def work(ranks: Ranks) -> str:
+        model, count = copy.deepcopy(start), [0]
+        one, optimizer = spread(ranks, model, x)
+        one.num_hooked = lambda: count[0]
+        for held in one.own.parameters():
+            held.register_post_accumulate_grad_hook(lambda _: count.__setitem__(0, count[0] + 1))
+        last = model.get_parameter("4.weight")
+        for _ in range(2):  # a penalty is
+            optimizer.zero_grad()
+            (model(x[:4]).mean() + last.pow(2).sum()).backward()
+            one.come_to_end(End.PUSH, 4)
+        (model(x[:4]).mean() * last.mean() * (1.0 + ranks.everyone.rank)).backward()
+        with pytest.raises(ConfigError) as refused:
+            one.come_to_end(End.PUSH, 4)
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert "parameter '4.weight', which all workers have whole, gets a gradient" in said
+
+
+class Words(nn.Module):
+    """Gives a row for each word of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 9), nn.Linear(9, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.second(torch.tanh(self.first(x.view(-1, 2, 32))))
+        return made.view(-1, 4), made.mean(1)
+
+
+def test_outputs_of_several_rows_for_each_sample_are_whose_they_are() -> None:
+    x, start = inputs_for(mlp, 8), made(Words)
+    whole = copy.deepcopy(start)
+    whole(x)[0].sin().mean().backward()
+
+    def work(ranks: Ranks) -> dict[str, Tensor | None]:
+        model, rank = copy.deepcopy(start), ranks.everyone.rank
+        one, _ = spread(ranks, model, x)
+        out, _ = model(x.chunk(2)[rank])
+        assert close_to(out, whole(x.chunk(2)[rank])[0])
+        out.sin_().mean().backward()
+        one.come_to_end()
+        return {name: held.grad for name, held in one.own.named_parameters()}
+
+    for name, grad in in_threads(2, work)[1].items():
+        expected = whole.get_parameter(name).grad
+        assert grad is not None
+        assert expected is not None
+        dim = next((d for d in range(grad.ndim) if grad.shape[d] != expected.shape[d]), 0)
+        start_at = expected.shape[dim] - grad.shape[dim]
+        assert close_to(grad, expected.narrow(dim, start_at, grad.shape[dim])), name
+
+
+def test_a_layer_whose_weights_have_hooks_is_left_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    traced = trace(model, (x,))
+    assert can_divide(traced, pair_of(traced, [0, 1, 2]), (x,), 2)
+    mask = (model[0].weight > 0).double()
+    model[0].weight.register_hook(lambda gradient: gradient * mask)
+    assert not can_divide(traced, pair_of(traced, [0, 1, 2]), (x,), 2)
+
+
+def test_columns_freeze_with_their_parameters() -> None:
+    x, start = inputs_for(mlp, 8), made(mlp)
+
+    def work(ranks: Ranks) -> list[bool]:
+        model = copy.deepcopy(start)
+        one, _ = spread(ranks, model, x)
+        model.get_submodule("0").requires_grad_(False)
+        return [held.requires_grad for _, held in one.own.named_parameters()]
+
+    assert in_threads(2, work) == [[False, False, True, True, True]] * 2
+
+
+def test_a_model_that_draws_from_other_generators_is_refused() -> None:
+    class Noisy(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * random.uniform(0.99, 1.01))
+
+    x = inputs_for(mlp, 8)
+    model = nn.Sequential(nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 64), Noisy()).double()
+    with pytest.raises(ConfigError, match="draws random numbers from Python's or NumPy's"):
+        _is_random(model, (x,))
 
 
 def test_a_pair_whose_columns_do_not_add_up_is_left_whole() -> None:

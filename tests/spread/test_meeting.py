@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.exchange.base import End as EndOf
 from paceline.spread.meeting import Intent, PartTask, decide, mode_of
 
 FORWARD, LOOK, BACKWARD, END, TRAIN = (
@@ -41,6 +42,10 @@ def test_who_is_at_a_steps_end_serves_and_a_look_comes_first(
             "worker 4 is in backward() of its call 0 where worker 6 of its call 1",
         ),
         ([FORWARD, FORWARD._replace(mode=0)], "another mode on worker 4 than on worker 6"),
+        (
+            [END._replace(number=EndOf.EVALUATION), END._replace(number=EndOf.EPOCH)],
+            "worker 4 waits in pace.evaluate() where worker 6 begins an epoch",
+        ),
     ],
 )
 def test_two_who_do_different_things_are_named(every: list[Intent], words: str) -> None:

@@ -6,6 +6,7 @@ Workers are threads over real gloo (tests/support/threaded.py); a run of ranks i
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.exchange.base import End
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
 from paceline.spread.averaging import SplitAveraging
@@ -23,7 +25,7 @@ from paceline.spread.chunks import TensorShape, chunk_rows, chunks_of
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.meeting import PartTask
-from paceline.spread.model import PipelinedModel
+from paceline.spread.model import PipelinedModel, refuse_uneven_hooks
 from paceline.spread.modes import in_mode, module_mode
 from paceline.spread.pipeline import refuse_other_sizes
 from paceline.spread.shards import ShardedModel
@@ -668,3 +670,432 @@ def test_a_pass_is_in_the_mode_of_others_and_no_longer() -> None:
     refused = pytest.raises(ConfigError, match="some modules in training and others not")
     with refused, in_mode(model, mix):
         pass
+
+
+def chained() -> nn.Sequential:
+    """Its first and its last layer are one weight, so two parts have it."""
+    layers = [nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Linear(6, 6, bias=False)).double()
+    model[4].weight = model[0].weight
+    return model
+
+
+def count_gradients(made: SpreadModel) -> None:
+    """As a run does."""
+    count = [0]
+
+    def note(_: Tensor) -> None:
+        count[0] += 1
+
+    for one in made.own.parameters():
+        one.register_post_accumulate_grad_hook(note)
+    made.num_hooked = lambda: count[0]
+
+
+def test_a_penalty_on_a_tied_weight_is_refused() -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model = in_own_random(chained)
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        assert made.shared == {"0.weight"}
+        loss = model(x[:4]).mean()
+        with pytest.raises(ConfigError) as refused:
+            (loss + model[0].weight.pow(2).sum()).backward()
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert "parameter '0.weight' gets a gradient that does not come through model(x)" in said
+
+
+def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        count_gradients(made)
+        own = [one for name, one in made.own.named_parameters() if name not in made.shared]
+        for _ in range(2):  # both have theirs
+            loss = loss_of(model(*(one[:4] for one in inputs)))
+            (loss + torch.stack([one.pow(2).sum() for one in own]).sum()).backward()
+            made.come_to_end(End.PUSH, 4)
+        if ranks.everyone.rank == 0:
+            loss = loss_of(model(*(one[:4] for one in inputs)))
+            (loss + torch.stack([one.pow(2).sum() for one in own]).sum()).backward()
+            made.come_to_end(End.PUSH, 4)
+            return ""
+        with pytest.raises(ConfigError) as refused:
+            made.come_to_end(End.PUSH, 0)
+        return str(refused.value)
+
+    first, second = in_threads(2, work)
+    assert not first
+    assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
+
+
+def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    """A loss that also looks at what a layer has given."""
+    seen: list[Tensor] = []
+    handle = model.get_submodule("blocks.0").register_forward_hook(lambda *a: seen.append(a[2]))
+    loss = loss_of(model(x, mask)) + seen[0].pow(2).mean()
+    handle.remove()
+    return loss
+
+
+def sharded(ranks: Ranks, model: nn.Module, stage: int, inputs: Any) -> ShardedModel:
+    groups = SplitGroups(ranks, SplitName(ranks.everyone.size, 1, stage))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ShardedModel(
+        model, [optimizer], groups, stage, lambda: model(*(x[:4] for x in inputs)), lambda: 4
+    )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> None:
+    whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
+    given = [[one[:4], one[4:8]] for one in inputs]
+    losses = [by_side(whole, *(one[i] for one in given)) for i in range(2)]
+    (torch.stack(losses).sum() / 2).backward()
+    x = inputs[0][:4].clone().requires_grad_()
+    loss_of(whole(x, inputs[1][:4])).backward(inputs=[x])
+
+    def work(ranks: Ranks) -> dict[str, tuple[int, Any]]:
+        model, rank = copy.deepcopy(whole), ranks.everyone.rank
+        model.zero_grad()
+        made = sharded(ranks, model, stage, inputs)
+        by_side(model, *(one[rank] for one in given)).backward()
+        made.come_to_end()
+        grads = {
+            name: (made.starts[name], None if one.grad is None else one.grad.clone())
+            for name, one in made.own.named_parameters()
+        }
+        mine = inputs[0][:4].clone().requires_grad_()
+        loss_of(model(mine, inputs[1][:4])).backward()
+        assert mine.grad is not None
+        assert x.grad is not None
+        assert close_to(mine.grad, x.grad)
+        made.come_to_end()
+        with pytest.raises(ConfigError, match="create_graph=True"):
+            loss_of(model(mine, inputs[1][:4])).backward(create_graph=True)
+        return grads
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+            assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> None:
+        model, seen = in_own_random(Attending), list[Tensor]()
+        sharded(ranks, model, 1, inputs)
+        layer = model.get_submodule("blocks.0")
+        layer.register_forward_hook(lambda *given: seen.append(given[2]))
+        model(*inputs)
+        with pytest.raises(ConfigError, match="otherwise than through what model"):
+            seen[0].pow(2).mean().backward()
+
+    in_threads(2, work)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
+    whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
+    whole.get_parameter("frozen.weight").requires_grad_(True)
+    whole.get_submodule("blocks").requires_grad_(False)
+    loss_of(whole(*(one[:4] for one in inputs))).backward()
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        model = in_own_random(Attending)
+        model.load_state_dict(whole.state_dict())
+        made = sharded(ranks, model, stage, inputs)
+        loss_of(model(*(one[:4] for one in inputs))).backward()
+        made.come_to_end()
+        for one in model.parameters():
+            one.grad = None
+        assert all(one.grad is None for one in made.own.parameters())
+        model.get_parameter("frozen.weight").requires_grad = True
+        model.get_submodule("blocks").requires_grad_(False)
+        for _ in range(2):
+            made.own.zero_grad()
+            loss_of(model(*(one[:4] for one in inputs))).backward()
+            made.come_to_end()
+        return {
+            name: (made.starts[name], one.grad, one.requires_grad)
+            for name, one in made.own.named_parameters()
+        }
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        assert all(trained == parameter.requires_grad for *_, trained in held), name
+        if parameter.grad is None:
+            assert all(one is None for _, one, _ in held), name
+        else:
+            pieces = torch.cat([one for _, one, _ in held])
+            assert close_to(pieces, parameter.grad.reshape(-1)), name
+
+
+def test_workers_whose_first_passes_differ_are_refused_before_they_exchange() -> None:
+    _, inputs = model_and_inputs()
+
+    class Dropping(Attending):
+        drops = False
+
+        def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+            hidden = self.embed(x) * self.scale
+            for number, block in enumerate(self.blocks):
+                if number or not self.drops:
+                    hidden = hidden + block(hidden)
+            return {"out": hidden, "hidden": hidden * mask}
+
+    def work(ranks: Ranks) -> None:
+        model = in_own_random(Dropping)
+        sharded(ranks, model, 3, inputs)
+        model.drops = ranks.everyone.rank == 1  # type: ignore[assignment]
+        with pytest.raises(ConfigError, match="in different orders"):
+            model(*inputs)
+
+    in_threads(2, work)
+
+
+class Heads(nn.Module):
+    """Two heads, of which a loss may use one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = (nn.Linear(6, 6) for _ in range(3))
+        self.kind, self.box = nn.Linear(6, 3), nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.tanh(self.body(x))
+        left, right = torch.tanh(self.left(x)), torch.tanh(self.right(x))
+        return {"kind": self.kind(left), "box": self.box(right)}
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_what_a_loss_does_not_use_gets_no_gradient(parts: int) -> None:
+    whole, (_, (x, _)) = in_own_random(Heads), model_and_inputs()
+    whole(x[: 4 * parts])["kind"].pow(2).mean().backward()
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        made = spread(ranks, model, (x,), SplitName(parts, 1))
+        model(x[: 4 * parts].chunk(parts)[ranks.everyone.rank])["kind"].pow(2).mean().backward()
+        made.come_to_end()
+        return {name: one.grad for name, one in made.own.named_parameters()}
+
+    found = in_threads(parts, work)
+    for name, parameter in whole.named_parameters():
+        held = [one[name] for one in found if name in one]
+        if parameter.grad is None:
+            assert held == [None], name
+        else:
+            assert close_to(held[0], parameter.grad), name
+
+
+class Words(nn.Module):
+    """Gives a row for each word of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x.view(-1, 2, 3)))).view(-1, 4)
+
+
+def test_an_output_may_have_several_rows_for_each_sample_and_be_changed_in_place() -> None:
+    whole, (_, (x, _)) = in_own_random(Words), model_and_inputs()
+    total = whole(x[:8])
+    total[..., 0] = -1.0
+    total.pow(2).mean().backward()
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        out = model(x[:8].chunk(2)[ranks.everyone.rank])
+        out[..., 0] = -1.0
+        out.pow(2).mean().backward()
+        made.come_to_end()
+        return {name: one.grad for name, one in made.own.named_parameters()}
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        assert parameter.grad is not None
+        assert close_to(next(one[name] for one in found if name in one), parameter.grad), name
+
+
+def test_an_output_of_shards_may_be_changed_in_place() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> None:
+        model = in_own_random(Attending)
+        made = sharded(ranks, model, 3, inputs)
+        out = model(*inputs)["out"]
+        out /= 2.0
+        out.masked_fill_(inputs[1] > 0, -1.0)
+        out.mean().backward()
+        made.come_to_end()
+
+    in_threads(2, work)
+
+
+def test_a_pass_of_one_worker_weighs_as_its_mini_batch_does() -> None:
+    """Five samples in chunks of two are one more than four."""
+    whole, (_, (x, _)) = in_own_random(Words), model_and_inputs()
+    chunks = [x[:5].split(2), x[5:9].split(2)]
+    for own, share in zip(chunks, (5 / 9, 4 / 9), strict=True):
+        for one in own:
+            (whole(one).pow(2).mean() * share / len(own)).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Any], Any]:
+        model, rank = copy.deepcopy(whole), ranks.everyone.rank
+        model.zero_grad()
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        made._num_samples = lambda: 4 if rank else 5
+        for one in chunks[rank]:
+            (model(one).pow(2).mean() / len(chunks[rank])).backward()
+        made.come_to_end(End.PUSH, 4 if rank else 5)
+        return {name: one.grad for name, one in made.own.named_parameters()}, made.take_shares()
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        assert parameter.grad is not None
+        assert close_to(next(one[name] for one, _ in found if name in one), parameter.grad), name
+    assert [shares for _, shares in found] == [[5 / 9, 4 / 9]] * 2
+
+
+def test_a_graph_of_an_earlier_step_and_a_call_without_rows_are_refused() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> None:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        old = loss_of(model(*inputs))
+        made.come_to_end()
+        loss_of(model(*inputs)).backward()
+        with pytest.raises(ConfigError, match="before a step that is over"):
+            old.backward()
+        with pytest.raises(ConfigError, match="called with no row"):
+            model(*(one[:0] for one in inputs))
+        made.come_to_end()
+
+    in_threads(2, work)
+
+
+def test_parameters_elsewhere_thaw_and_freeze() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> None:
+        model, _ = model_and_inputs()
+        spread(ranks, model, inputs, SplitName(2, 1))
+        model.requires_grad_(False)
+        assert not any(one.requires_grad for one in model.parameters())
+        for one in model.parameters():
+            one.requires_grad, one.grad = True, None
+        assert all(one.requires_grad for one in model.parameters())
+        with pytest.raises(ConfigError, match="here grad looks at its numbers"):
+            [one.grad for one in model.parameters()]
+
+    in_threads(2, work)
+
+
+@pytest.mark.parametrize(
+    ("hook", "is_right"),
+    [
+        (lambda g: g * 0.5, True),
+        (lambda g: None, True),
+        (lambda g: g.clamp(-1.0, 1.0), False),
+        (lambda g: g / g.norm(), False),
+    ],
+)
+def test_hooks_of_parameters_that_are_not_linear_are_refused(
+    hook: Callable[[Tensor], Tensor | None], is_right: bool
+) -> None:
+    weight = nn.Parameter(torch.ones(3, 4))
+    weight.register_hook(hook)
+    if is_right:
+        refuse_uneven_hooks([("fc.weight", weight)])
+        return
+    with pytest.raises(ConfigError, match=r"parameter 'fc.weight' has a hook that is not linear"):
+        refuse_uneven_hooks([("fc.weight", weight)])
+
+
+def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused() -> None:
+    _, (x, _) = model_and_inputs()
+
+    class Warm(Words):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tau = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x.view(-1, 2, 3)) / self.tau).view(-1, 4)
+
+    def work(ranks: Ranks) -> list[str]:
+        model, said = in_own_random(Warm), []
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        model(x)
+        made.come_to_end()
+        for name, value in (("tau", 0.5), ("last", nn.Identity())):
+            before = getattr(model, name)
+            setattr(model, name, value)
+            with pytest.raises(ConfigError) as refused:
+                model(x)
+            said.append(str(refused.value))
+            if name == "last":
+                with pytest.raises(ConfigError, match=r"parameter 'last.weight' was put into"):
+                    made.passed()
+            setattr(model, name, before)
+        model(x)
+        made.come_to_end()
+        return said
+
+    for tau, last in in_threads(2, work):
+        assert "Warm.tau was 1.0 when Warm was divided and is 0.5" in tau
+        assert "Warm.last was another Linear when Warm was divided" in last
+
+
+class Centered(Words):
+    """A script moves its center, by what it has seen itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("kept", torch.full((4,), 0.1, dtype=torch.float64))
+        self.register_buffer("num", torch.zeros((), dtype=torch.int64))
+
+
+def test_buffers_that_a_script_changes_have_their_mean() -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> tuple[int, nn.Module]:
+        model, rank = in_own_random(Centered), ranks.everyone.rank
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        averaging = object.__new__(SplitAveraging)
+        averaging._spread = made
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        model(x[:4]).mean().backward()
+        model.get_buffer("center").add_(1.0 + rank)
+        model.get_buffer("num").add_(3 - rank)
+        made.come_to_end(End.PUSH, 4)
+        found = made.changed_buffers
+        averaging._reduce_changed(0.75 if rank else 0.25)
+        made.mark_buffers()
+        made.come_to_end(End.PUSH, 4)
+        return found + 100 * made.changed_buffers, model
+
+    for found, model in in_threads(2, work):
+        assert found == 0b101
+        assert model.get_buffer("center").tolist() == [1.75] * 4
+        assert model.get_buffer("kept").tolist() == [0.1] * 4
+        assert int(model.get_buffer("num")) == 3

@@ -43,13 +43,19 @@ class Skipping(nn.Module):
 with torch.random.fork_rng():
     torch.manual_seed(2)
     SKIPPING = Skipping()
-    X = torch.randn(12, 6, dtype=torch.float64)
-Y = X[:, :3].argmax(1)
+    X = torch.randn(20, 6, dtype=torch.float64)
+Y, WEIGHTS = X[:, :3].argmax(1), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 LOSS = nn.functional.cross_entropy
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:
     return X[:size], Y[:size]
+
+
+def by_class(size: int) -> tuple[Tensor, Tensor]:
+    """As sorted data are: the first few are of one class."""
+    order = Y.argsort()[:size]
+    return X[order], Y[order]
 
 
 def trained(ranks: Ranks, model: nn.Module, schedule: str) -> TrainedModel:
@@ -162,6 +168,7 @@ def test_a_changed_loss_is_refused() -> None:
     [
         (lambda out, y: LOSS(out, y, reduction="sum"), batch, "is not the mean over its rows"),
         (lambda out, y: LOSS(out, y, ignore_index=int(Y[0])), batch, "is not the mean over its"),
+        (lambda out, y: LOSS(out, y, WEIGHTS), by_class, "is not the mean over its rows"),
         (LOSS, lambda size: (X[:size], [1] * size), "no pair of tensors"),
         (LOSS, lambda size: {"x": X[:size]}, "no pair of tensors"),
         (lambda out, y: LOSS(out[1:], y[1:]) if len(y) > 1 else out[3], batch, "take single rows"),
@@ -180,3 +187,36 @@ def test_a_mean_over_rows_is_one_of_micro_batches() -> None:
     assert isinstance(found, BatchLoss)
     assert found.target.empty(7).shape == (7,)
     assert found.target.dtype is torch.int64
+
+
+def test_a_head_that_the_loss_does_not_use_gets_no_gradient() -> None:
+    class Heads(Skipping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.side, self.box = nn.Linear(6, 6).double(), nn.Linear(6, 2).double()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x), self.box(torch.tanh(self.side(x)))
+
+    def loss_of(made: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        return LOSS(made[0], targets)
+
+    with torch.random.fork_rng():
+        whole = Heads()
+
+    def work(ranks: Ranks) -> dict[str, Tensor | None]:
+        model, name = copy.deepcopy(whole), SplitName(2, 1, schedule="1f1b")
+        cut = make_cut(model, lambda size: (X[:size],), 4, ranks, name, lambda *_: 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        known = batch_loss(model, loss_of, batch)
+        groups = SplitGroups(ranks, name, cut.order)
+        made = TrainedModel(model, [optimizer], cut, groups, lambda: 4, known)
+        made.train_on(X[:4], Y[:4]).backward()  # type: ignore[no-untyped-call]
+        made.come_to_end()
+        return {name: one.grad for name, one in made.own.named_parameters()}
+
+    grads = in_threads(2, work)
+    held = {name: one for found in grads for name, one in found.items()}
+    assert {name for name, one in held.items() if one is None} == {
+        "side.weight", "side.bias", "box.weight", "box.bias"
+    }  # fmt: skip

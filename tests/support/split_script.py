@@ -2,7 +2,8 @@
 
 Tied weights in different parts, a skip connection, an in-place activation, two groups, a clip, a
 scheduler that is stepped in the loop, a last batch with fewer samples than workers, an odd number
-of batches to evaluate. It must not know how many workers run it.
+of batches to evaluate, and on the surface of a split one a scaler. It must not know how many
+workers run it.
 """
 
 SPLIT_SCRIPT = """
@@ -45,6 +46,7 @@ test = DataLoader(TensorDataset(inputs[:19], targets[:19]), batch_size=4)
 asked = {"split": os.environ["ASKED"]} if "ASKED" in os.environ else {}
 model, optimizer, loader, schedule = pace.prepare(model, optimizer, loader, schedule, **asked)
 is_split = mode == "surface"
+scaler = torch.amp.GradScaler("cpu", enabled=is_split)
 
 
 def refused(name, look):
@@ -67,11 +69,12 @@ for epoch in pace.epochs(int(os.environ.get("EPOCHS", 2))):
                 time.sleep(0.5)
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
             if is_split and i == 1 and not epoch:
                 refused("clip", lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
             pace.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
         schedule.step()
         if is_split and i == 2 and pace.is_main:  # alone, in the midst of an epoch
             with torch.no_grad():

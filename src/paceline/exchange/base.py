@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..conditions.faults import Fault
@@ -52,6 +53,16 @@ class Stopped(BaseException):
 
 class Perished(BaseException):
     """A member of one process among others was killed: its thread ends as a process would."""
+
+
+class End(IntEnum):
+    """Why a member waits for those with whom it shares a model: all wait for the same."""
+
+    PUSH = 0
+    EPOCH = 1
+    EVALUATION = 2
+    SUM = 3
+    OVER = 4
 
 
 @dataclass(slots=True)

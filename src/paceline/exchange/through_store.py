@@ -31,7 +31,7 @@ from ..store.versions import LossScale, RhythmWords
 from ..wire import messages as said
 from ..wire.channel import Channel
 from .averaging import MakeAveraging
-from .base import Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
+from .base import End, Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
 from .compressed import CompressedGradient
 from .evaluation import EvaluationRanges, SharedRanges
 from .lockstep import Stage
@@ -162,7 +162,7 @@ class StoreExchange(Exchange):
             return False
         own.is_between = False
         self._turns.come_to(2 * epoch + 2)
-        self.come_to_end(is_epochs=self.has_opened)
+        self._end_epoch()
         kept, is_first, self.has_opened = self._settle_edits(), not self.has_opened, True
         own.begin_epoch(epoch, ends)
         each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
@@ -196,16 +196,16 @@ class StoreExchange(Exchange):
             own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept)
         return True
 
-    def come_to_end(self, *, is_epochs: bool = False) -> None:
-        """Before this member waits for a message: others may need it for a model they share.
+    def come_to_end(self, why: End) -> None:
+        """Before this member waits for a message: others may need it for a model they share."""
+        if (spread := self._own.hooks.spread) is not None:
+            spread.come_to_end(why)
 
-        Args:
-            is_epochs: an epoch is over, in all.
-        """
-        if (spread := self._own.hooks.spread) is None:
-            return
-        spread.come_to_end()
-        if is_epochs and (found := spread.passed()) is not None:
+    def _end_epoch(self) -> None:
+        """An epoch is over, or the first begins: all come to that before any goes on."""
+        self.come_to_end(End.EPOCH)
+        spread = self._own.hooks.spread if self.has_opened else None
+        if spread is not None and (found := spread.passed()) is not None:
             self._cut_anew(*found)
 
     def _cut_anew(self, text: str, lost_s: float) -> None:
@@ -474,7 +474,7 @@ class StoreExchange(Exchange):
         return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        self.come_to_end()
+        self.come_to_end(End.SUM)
         self._channel.send(said.SumValues(tuple(float(value) for value in values)))
         return list(self._mail.expect(said.Summed).values)
 
@@ -541,7 +541,7 @@ class StoreExchange(Exchange):
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
         self.is_over = True
-        self.come_to_end()
+        self.come_to_end(End.OVER)
         published = 0
         if self._is_published:
             self.unedited.take_published()

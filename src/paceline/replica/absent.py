@@ -26,6 +26,9 @@ _ALLOWED = {
     ),
 }  # fmt: skip
 """What tells of its shape and kind."""
+_FLAGS = {Tensor.requires_grad_, vars(torch._C.TensorBase)["requires_grad"].__set__}
+_SET_GRAD = vars(torch._C.TensorBase)["grad"].__set__
+"""Whether it is trained, and that it has no gradient: both also of what this worker has of it."""
 
 
 class AbsentParameter(nn.Parameter):
@@ -33,6 +36,8 @@ class AbsentParameter(nn.Parameter):
 
     called = ""
     place = ""
+    held: nn.Parameter | None = None
+    """What this worker has of it; None: nothing."""
 
     @classmethod
     def __torch_function__(
@@ -41,6 +46,12 @@ class AbsentParameter(nn.Parameter):
         if func in _ALLOWED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if func in _FLAGS or (func == _SET_GRAD and args[1] is None):
+            with torch._C.DisableTorchFunctionSubclass():
+                made = func(*args, **(kwargs or {}))
+                if args[0].held is not None:
+                    func(args[0].held, *args[1:], **(kwargs or {}))
+            return made
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         found = next(one for one in leaves if isinstance(one, AbsentParameter))
         return found._refuse(getattr(func, "__name__", str(func)))
@@ -64,18 +75,21 @@ class AbsentParameter(nn.Parameter):
         )
 
 
-def forget(parameter: nn.Parameter, name: str, where: str) -> None:
+def forget(
+    parameter: nn.Parameter, name: str, where: str, held: nn.Parameter | None = None
+) -> None:
     """Its numbers are needed here no more, and their memory is given back.
 
     Args:
         where: they lie, in words: ``on worker 1``.
+        held: what of it this worker has elsewhere.
     """
     parameter.grad = None
     parameter.data = torch.empty_like(parameter.data)  # it may be a view of more
     parameter.untyped_storage().resize_(0)
     parameter.__class__ = AbsentParameter
     assert isinstance(parameter, AbsentParameter)
-    parameter.called, parameter.place = name, where
+    parameter.called, parameter.place, parameter.held = name, where, held
 
 
 def is_absent(parameter: Tensor) -> bool:

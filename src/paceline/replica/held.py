@@ -17,7 +17,7 @@ not know who else uses the memory.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,15 +120,7 @@ class HeldMemory:
 
     def check_names(self) -> None:
         """Refuse parameters that came after ``prepare``, or are gone."""
-        now = {id(one): name for name, one in self._model.named_parameters()}
-        known = {id(one): place.name for one, place in self._pairs()}
-        for one, name in (*now.items(), *known.items()):
-            if one not in known or one not in now:
-                raise ConfigError(
-                    f"parameter {name!r} was put into the model or taken out of it after "
-                    "prepare(): build the whole model before, model.head = ...; "
-                    "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
-                )
+        check_names(self._model, {id(one): place.name for one, place in self._pairs()})
 
     def check_made_anew(self) -> None:
         """Refuse parameters in the place of those that were prepared; others may come and go."""
@@ -210,6 +202,18 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Bit for bit, as far as numbers go: nan equals itself."""
     same: Any = (one == other) | ((one != one) & (other != other))
     return bool(torch.all(same))
+
+
+def check_names(model: nn.Module, known: Mapping[int, str]) -> None:
+    """Raise ConfigError where the model's parameters are others than these, by identity."""
+    now = {id(one): name for name, one in model.named_parameters()}
+    for one, name in (*now.items(), *known.items()):
+        if one not in known or one not in now:
+            raise ConfigError(
+                f"parameter {name!r} was put into the model or taken out of it after "
+                "prepare(): build the whole model before, model.head = ...; "
+                "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+            )
 
 
 class Marks:

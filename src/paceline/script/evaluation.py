@@ -21,7 +21,7 @@ from ..data.loader import refuse_shares
 from ..data.order import EpochOrder
 from ..data.own_iteration import refuse_own_iteration
 from ..errors import ConfigError
-from ..exchange.base import Exchange
+from ..exchange.base import End, Exchange
 from ..exchange.evaluation import EvaluationRanges, LocalRanges, PartRanges, ranges_of
 from ..replica.seeding import kept_random_state, mix, seed_all
 from ..spread.group import tell_all
@@ -121,7 +121,7 @@ class Evaluation:
         shared = self._exchange.shared
         assert shared is not None
         assert shared.ranks is not None
-        shared.come_to_end()
+        shared.come_to_end(End.EVALUATION)
         own = LocalRanges([])
         for one in tell_all(shared.ranks.everyone, totals):
             own.report({name: (pair[0], pair[1]) for name, pair in one.items()})

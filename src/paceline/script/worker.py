@@ -37,7 +37,7 @@ from ..checkpoints.state import model_file
 from ..context import Context
 from ..data.numbers import OfRange, through
 from ..errors import ConfigError, PacelineError, WorkerError
-from ..exchange.base import Exchange, Stopped
+from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer
@@ -786,7 +786,7 @@ class Pace:
             self._say_what_did_nothing()
             self._exchange.rest(self._passes.next)
         if (member := self._exchange.shared) is not None:
-            member.come_to_end()
+            member.come_to_end(End.OVER)
 
     def _say_what_did_nothing(self) -> None:
         """Metrics that were asked for, and that no evaluation had."""

@@ -4,7 +4,8 @@
     group       those who hold one copy of the model, and those who hold the same part of it
     meeting     what each of a copy's workers is about to do, before any of them does it
     cut         where the model is cut: measured by one, said to all, proved on an example
-    borders     what crosses each border, for any number of rows
+    borders     what crosses each border, for any number of rows, and which of it gets gradients
+    own_code    what the model's own code, which is not run, goes by: whether it is as it was
     modes       in training or in evaluation, as all of a copy's workers are
     chunks      micro-batches of all workers, and tensors of any number of rows
     pipeline    micro-batches through the parts, and their gradients back
@@ -52,6 +53,7 @@ first says so to all of its copy, and hears what they come to (meeting.py):
     some are at a step's end        these compute their parts for the others, and say it again: a
                                     short last batch, an evaluation that one finishes earlier
     some only look (no gradients)   all compute their parts for these first
+    two are at ends of two kinds    refused: one waits for what the other does not do
     anything else                   refused, with who does what: it would be another computation
 
 **What is elsewhere cannot be taken for something.** A parameter of another worker's part stays in

@@ -3,7 +3,8 @@
     prepare(split="network:2") -> refused by name | a batch -> weights alike -> cut -> SpreadModel
 
 Settings that change a model, or whose workers do not step together, are refused here, each with
-what can be done instead. This module must not know how parts are computed.
+what can be done instead. Above 300 lines, since each has its sentence here. This module must not
+know how parts are computed.
 """
 
 import inspect
@@ -264,7 +265,8 @@ def known_loss(
         if not isinstance(forward, LossForward):
             raise ConfigError("a script's loss stands behind model(x)")
         with kept_random_state():
-            return batch_loss(model, forward.loss, lambda size: _batch(loader, size))
+            every = partial(_batch, loader, is_spread=True)
+            return batch_loss(model, forward.loss, every)
     except ConfigError as error:
         raise ConfigError(
             f"split {name}: {name.schedule} needs the loss of each micro-batch in the last part, "
@@ -280,10 +282,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _batch(loader: DataLoader[Any], size: int) -> Any:
-    """The first samples of the data set, as the loader would make a batch of them."""
+def _batch(loader: DataLoader[Any], size: int, *, is_spread: bool = False) -> Any:
+    """The first samples of the data set, as the loader would make a batch of them.
+
+    Args:
+        is_spread: not the first, but from all of it.
+    """
     dataset: Any = loader.dataset
-    indices = [index % len(dataset) for index in range(size)]
+    stride = max(1, len(dataset) // size) if is_spread else 1
+    indices = [index * stride % len(dataset) for index in range(size)]
     return loader.collate_fn(fetch(dataset, indices))
 
 

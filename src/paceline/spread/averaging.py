@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..exchange import Route
-from ..exchange.base import ScriptHooks, Work
+from ..exchange.base import End, ScriptHooks, Work
 from ..exchange.distributed import DistributedAveraging
 from ..exchange.group import MemberGroup
 from ..exchange.model_copy import ModelCopy
@@ -47,6 +47,7 @@ class SplitAveraging(DistributedAveraging):
         }
         self._counted = [one for one in parameters.places if one.name in spread.counted]
         """Whose norm is counted here: of a tied one only one copy is."""
+        spread.num_hooked = lambda: self._replica.num_hooked
         spread.whole.standing.stands(copy.version)
         give_back_freed()
 
@@ -71,10 +72,12 @@ class SplitAveraging(DistributedAveraging):
         """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
         if not work.num_samples:
             self._replica.drop_gradients()
-        self._spread.come_to_end()
+        self._spread.come_to_end(End.PUSH, work.num_samples)
         super().fill(work)
         if not work.num_samples:
             self._fill(work)
+            is_scaled = self._store.scales.standing(self._copy.version) is not None
+            work.found_inf = is_scaled and not self._are_finite(self._runs())
 
     def update(self, lines: Sequence[Line]) -> None:
         self._spread.whole.standing.changes()
@@ -107,8 +110,16 @@ class SplitAveraging(DistributedAveraging):
                 found[own[name]] = is_there
         return found.tolist()
 
+    def _unscale(self) -> None:
+        """Who had no mini-batch has no scaler at work: its gradients are of scaled losses."""
+        scale = self._store.scales.standing(self._copy.version)
+        if scale is not None and not self._pushed.num_samples:
+            for run in self._runs():
+                run.mul_(1.0 / scale.value)
+
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
         spread = self._spread
+        self._unscale()
         own = sum(weights[seat] for seat in spread.groups.members)
         self._check_shares([weights[seat] for seat in spread.groups.members], own)
         for number, place in enumerate(self._replica.layout.parameters.places):
@@ -136,11 +147,26 @@ class SplitAveraging(DistributedAveraging):
         self._hooks.advance_schedule(self._copy.version)
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
         self._stepped()
+        if spread.changed_buffers and own:
+            self._reduce_changed(weights[self._seat] / own)
         if spread.groups.twins is not None:
             self._reduce_buffers(own)
         elif spread.sums_buffers:
             self._reduce_buffers(weights[self._seat])
+        spread.mark_buffers()
         self._copy.unedited.mark()
+
+    def _reduce_changed(self, share: float) -> None:
+        """What a script has changed in each worker has its mean, as where nothing is split."""
+        for number, one in enumerate(self._spread.buffers):
+            if not self._spread.changed_buffers >> number & 1:
+                continue
+            has_mean = one.is_floating_point() or one.is_complex()
+            total = (one.detach() * share if has_mean else one.detach().long()).contiguous()
+            with self._told_of_deaths():
+                self._spread.groups.copy.all_reduce(total, is_maximum=not has_mean).wait()
+            with torch.no_grad():
+                one.copy_(total)
 
     def _found_in_all(self, runs: Sequence[Tensor], clip: Clip) -> tuple[bool, float]:
         """Whether a gradient of any part is not finite; the norm's square, where it is wanted."""

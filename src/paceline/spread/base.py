@@ -6,10 +6,12 @@
 Members: model.py (parts behind one another), layered.py (layers divided over channels), shards.py
 (each parameter in pieces). What a run steps
 here is ``own``: to exchange, store and optimizer that is the model. This module must not know the
-loop.
+loop. Above 300 lines with what a whole model is to its script.
 """
 
 import abc
+import functools
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..exchange.base import End
+from ..replica.held import check_names
 from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace
 from ..store.optimizer_copy import EXISTS
@@ -27,7 +31,10 @@ from .group import SplitGroups
 from .meeting import Intent, Meeting, PartTask
 from .whole import SpreadState
 
-_WITH_BATCH = (PartTask.FORWARD, PartTask.TRAIN)
+STALE = (
+    "backward() goes through what a split model gave before a step that is over, and of which "
+    "nothing is kept: call it before optimizer.step()"
+)
 
 
 class OwnTensors(nn.Module):
@@ -73,6 +80,8 @@ class SpreadModel(abc.ABC):
         shared_sizes: of all such: name, type and elements.
         counted: names of those whose norm is counted here.
         sums_buffers: whether each worker has buffers of its own, whose mean is taken.
+        buffers: of the module, where parts compute with them; ``changed_buffers``: which of them a
+            script has changed since the last update, in any worker of the copy, a bit each.
         starts: of parameters that are pieces, where in the whole each begins (see `SpreadState`).
     """
 
@@ -83,10 +92,14 @@ class SpreadModel(abc.ABC):
     shared_sizes: Sequence[tuple[str, torch.dtype, int]] = ()
     counted: frozenset[str]
     sums_buffers = False
+    buffers: Sequence[Tensor] = ()
+    changed_buffers = 0
     is_alone = False
     """Whether all others wait until this worker has gone through something."""
     starts: dict[str, int]
     whole: SpreadState
+    num_hooked: Callable[[], int] = int
+    """Another one for each gradient that a backward pass leaves; filled in when a run begins."""
     version: Callable[[], int]
     """Of the parameters that this worker holds; filled in when it joins the run."""
 
@@ -103,6 +116,7 @@ class SpreadModel(abc.ABC):
         self.starts = {}
         parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
         self._names = {id(one): name for name, one in [*parameters, *buffers]}
+        self._parameter_names = {id(one): name for name, one in parameters}
         self._state_names = [
             (name, self._names.get(id(one), ""))
             for name, one in module.state_dict(keep_vars=True).items()
@@ -165,8 +179,9 @@ class SpreadModel(abc.ABC):
         """Do this worker's part of what others have come to."""
 
     def _note_shares(self, every: Sequence[Intent]) -> None:
-        """By what each worker's gradient is weighed, from the samples that they have."""
-        samples = [one.samples if one.doing in _WITH_BATCH else 0 for one in every]
+        """By what each worker's gradient is weighed, from the samples of their mini-batches: also
+        of those who are through with theirs."""
+        samples = [one.samples for one in every]
         self._shares = [one / max(1, sum(samples)) for one in samples]
 
     def _refuse_outside(self) -> None:
@@ -176,10 +191,33 @@ class SpreadModel(abc.ABC):
                 "no mini-batch says what its gradient weighs"
             )
 
-    def come_to_end(self) -> None:
-        """A step, an epoch or an evaluation is over here: serve all others until they are there."""
-        self._meet(Intent(PartTask.STEP_END))
+    def come_to_end(self, why: End = End.PUSH, num_samples: int = 0) -> None:
+        """A step, an epoch or an evaluation is over here: serve all others until they are there.
+
+        Args:
+            num_samples: of the mini-batch that a step was on.
+        """
+        has_more, changed = int(self._has_more_gradients()), self._changed_buffers()
+        every = self._meet(Intent(PartTask.STEP_END, why, has_more, num_samples, seed=changed))
         self._ended()
+        self.changed_buffers = functools.reduce(operator.or_, (one.seed for one in every))
+        if why is End.PUSH and any(one.rows for one in every):
+            self._check_gradients(has_batch=num_samples > 0)
+
+    def _changed_buffers(self) -> int:
+        """See ``changed_buffers``: of this worker."""
+        return 0
+
+    def _has_more_gradients(self) -> bool:
+        """Whether parameters have got gradients that do not come through ``model(x)``."""
+        return False
+
+    def _check_gradients(self, *, has_batch: bool) -> None:  # noqa: B027  some have none
+        """Some worker has such gradients; raise ConfigError where one device would have others.
+
+        Args:
+            has_batch: whether this worker has made a step on a mini-batch.
+        """
 
     def _ended(self) -> None:
         """All are there: what was kept for backward passes is needed no more."""
@@ -191,8 +229,19 @@ class SpreadModel(abc.ABC):
         Returns:
             In the first of them, where the model is divided worse than was predicted: by how much,
             in words, and the seconds that this has cost until now.
+
+        Raises:
+            ConfigError: parameters came after ``prepare``, or are gone.
         """
+        check_names(self._module, self._parameter_names)
+        return self._divided_worse()
+
+    def _divided_worse(self) -> tuple[str, float] | None:
+        """See `passed`."""
         return None
+
+    def mark_buffers(self) -> None:  # noqa: B027  most do not look at them
+        """They are what they are in all workers."""
 
     def stepped(self) -> None:  # noqa: B027  most have nothing to do
         """The optimizer has stepped on ``own``."""

@@ -118,6 +118,65 @@ def _crossing(parts: Sequence[ModelPart], given: Sequence[Tensor]) -> list[list[
     return found
 
 
+Flow = tuple[tuple[tuple[bool, ...], ...], ...]
+"""Of each part but the first, for each tensor that it gives, which of those that it takes get a
+gradient of it."""
+
+
+def find_flow(parts: Sequence[ModelPart], given: Sequence[Tensor], *, is_known: bool) -> Flow:
+    """Where gradients go, on an example.
+
+    Args:
+        is_known: whether it is the same for all examples; else all get one of all.
+    """
+    with torch.no_grad():
+        entering = leaves_of(parts[0].module(*given))
+    flow = []
+    for part in parts[1:]:
+        entering = [one.detach().requires_grad_(_has_gradient(one)) for one in entering]
+        with torch.enable_grad():
+            made = leaves_of(part.module(*entering))
+        all_of_all = ((True,) * len(entering),) * len(made)
+        flow.append(tuple(_reached(x, entering) for x in made) if is_known else all_of_all)
+        entering = made
+    return tuple(flow)
+
+
+def _has_gradient(one: Tensor) -> bool:
+    return one.is_floating_point() or one.is_complex()
+
+
+def _reached(made: Tensor, entering: Sequence[Tensor]) -> tuple[bool, ...]:
+    leaves = [one for one in entering if one.requires_grad]
+    if not made.requires_grad or not leaves:
+        return (False,) * len(entering)
+    seed = torch.zeros_like(made)
+    found = torch.autograd.grad(made, leaves, seed, retain_graph=True, allow_unused=True)
+    reached = {id(one) for one, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    return tuple(id(one) in reached for one in entering)
+
+
+def used_tensors(
+    borders: Sequence[Sequence[TensorShape]], flow: Flow, outputs: int
+) -> list[list[int]]:
+    """Which tensors of each border get gradients, by their numbers.
+
+    Args:
+        outputs: which of the model's have one, a bit each.
+    """
+    used = [[
+        number for number, shape in enumerate(borders[-1])
+        if shape.has_gradient and outputs >> number & 1
+    ]]  # fmt: skip
+    for shapes, part in zip(reversed(borders[1:-1]), reversed(flow), strict=True):
+        behind = used[0]
+        used.insert(0, [
+            number for number, shape in enumerate(shapes)
+            if shape.has_gradient and any(part[made][number] for made in behind)
+        ])  # fmt: skip
+    return [[], *used]
+
+
 def shape_of(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> TensorShape:
     """How a tensor grows with rows."""
     if sizes[0] == sizes[1]:

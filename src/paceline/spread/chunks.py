@@ -33,6 +33,10 @@ class TensorShape(NamedTuple):
         """Room for one."""
         return torch.empty(self._size(rows), dtype=self.dtype)
 
+    def length(self, rows: int) -> int:
+        """Of its first dimension, which may be several to a row: (rows * words, classes)."""
+        return self.fixed[0] + self.growing[0] * rows
+
     def is_of(self, tensor: Tensor, rows: int) -> bool:
         """Whether this is one, of so many rows."""
         return tensor.dtype is self.dtype and list(tensor.shape) == self._size(rows)

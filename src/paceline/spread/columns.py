@@ -120,6 +120,9 @@ def _is_alone(traced: TracedModel, node: fx.Node, layer: nn.Module) -> bool:
         and not layer._forward_hooks
         and not layer._forward_pre_hooks
         and not layer._backward_hooks
+        and not any(
+            one._backward_hooks or one._post_accumulate_grad_hooks for one in layer.parameters()
+        )
     )
 
 

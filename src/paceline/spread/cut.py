@@ -37,10 +37,11 @@ from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
-from .borders import Inputs, find_borders, leaves_of, sent_bytes
+from .borders import Flow, Inputs, find_borders, find_flow, leaves_of, sent_bytes
 from .chunks import TensorShape
 from .group import Ranks, tell_all
 from .modes import modes_kept, refuse_batch_norm
+from .own_code import FollowedCode, difference, set_by_forward
 
 _CLOSE = 1e-4
 BUFFER_CHANGES = (
@@ -59,7 +60,9 @@ class ModelCut:
 
     Args:
         parts: of all, in their order.
+        code: the model's own, which is not run.
         borders: what crosses each: inputs, ..., outputs.
+        flow: where gradients cross them.
         form: what the model gives, as torch's trees have it.
         shares: of each worker's mini-batch, by its number in the copy, what each micro-batch is.
         order: of a copy's workers, whose part comes first.
@@ -72,7 +75,9 @@ class ModelCut:
     """
 
     parts: tuple[ModelPart, ...]
+    code: FollowedCode
     borders: tuple[tuple[TensorShape, ...], ...]
+    flow: Flow
     form: Any
     shares: tuple[tuple[float, ...], ...]
     order: tuple[int, ...]
@@ -116,7 +121,8 @@ def make_cut(
     """
     name = name if name.schedule else replace(name, schedule="gpipe")
     given = inputs(min(mini_batch, FEW))
-    traced = followed(model, given)
+    code = followed(model, given)
+    traced = code.traced
     _refuse_too_few(traced, name)
     refuse_other_results(model, traced, given)
     frozen = _refuse_changes(model, given)
@@ -132,9 +138,12 @@ def make_cut(
     is_fixed = traced.how == "torch.export"
     if is_fixed:
         parts = make_parts(trace(model, inputs(rows)), chosen["part_of"])
-    borders, form = find_borders(model, parts, inputs, (rows, rows) if is_fixed else (2, 3))
+    sizes = (rows, rows) if is_fixed else (2, 3)
+    borders, form = find_borders(model, parts, inputs, sizes)
+    with untouched(model):
+        flow = find_flow(parts, inputs(sizes[0]), is_known=not traced.kept)
     return ModelCut(
-        parts=parts, borders=borders, form=form,
+        parts=parts, code=code, borders=borders, flow=flow, form=form,
         shares=micro_batch_shares(name.parts, chosen["most"], EndSizes(*chosen["ends"])),
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         schedule=name.schedule,
@@ -152,7 +161,7 @@ def _refuse_other_pieces(traced: TracedModel, chosen: dict[str, Any], seat: int)
         )
 
 
-def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
+def followed(model: nn.Module, given: Sequence[Tensor]) -> FollowedCode:
     """The model's operations, where workers that hold parts of them compute what it computes.
 
     Raises:
@@ -160,15 +169,16 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
     """
     refuse_batch_norm(model, is_frozen=model.training)
     with modes_kept(model):
-        traced = trace(model.train(), given)
-        code, other = traced.graph_module.code, trace(model.eval(), given).graph_module.code
-    if code != other:
+        sets = set_by_forward(model.train(), given)
+        traced = trace(model, given)
+        other = trace(model.eval(), given)
+    if difference(traced.graph_module, other.graph_module):
         how = ", followed by torch.export," if traced.how == "torch.export" else ""
         raise ConfigError(
             f"{type(model).__name__}{how} computes by ``self.training`` outside of torch's layers, "
             "which a cut would freeze: let a layer do it (nn.Dropout), or use --split data"
         )
-    return traced
+    return FollowedCode(traced, sets)
 
 
 def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:

@@ -6,10 +6,11 @@
 
 A parameter of a divided layer lies in columns on all workers, each of which steps its own; all
 others are whole in each, and their gradients the same bits: all workers compute the same sums over
-the same rows. Random numbers of a pass come from one seed, but for those of divided channels. This
-module must not know the loop.
+the same rows. Random numbers of a pass come from one seed, but for those of divided channels. Above
+300 lines with how it is divided. This module must not know the loop.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from ..replica.absent import forget
 from ..splits.channels import find_pairs
 from ..splits.measuring import measure
 from ..splits.parts import make_parts
-from ..splits.tracing import TracedModel, untouched
+from ..splits.tracing import TracedModel, generator_states, untouched
 from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors
 from .borders import Inputs, find_borders, leaves_of
@@ -52,7 +53,6 @@ class ColumnCut:
     """
 
     cut: ModelCut
-    traced: TracedModel
     pairs: tuple[LayerPair, ...]
     is_random: bool
 
@@ -69,7 +69,8 @@ def make_columns(
         ConfigError: no two layers in a row can be, or the model would compute something else.
     """
     given = inputs(min(mini_batch, FEW))
-    traced = followed(model, given)
+    code = followed(model, given)
+    traced = code.traced
     if traced.how == "torch.export":
         raise ConfigError(
             f"{type(model).__name__} can only be followed by torch.export, for one size of batch, "
@@ -93,12 +94,12 @@ def make_columns(
     borders, form = find_borders(model, whole, inputs, (2, 3))
     return ColumnCut(
         cut=ModelCut(
-            parts=whole, order=(), schedule="", borders=borders, form=form,
+            parts=whole, code=code, flow=(), order=(), schedule="", borders=borders, form=form,
             shares=((1.0,),) * groups.copy.size, fixed_rows=None,
             balance=1.0, note=_note(traced, pairs, groups),
             sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
         ),
-        traced=traced, pairs=pairs, is_random=_is_random(model, given),
+        pairs=pairs, is_random=_is_random(model, given),
     )  # fmt: skip
 
 
@@ -141,11 +142,23 @@ def _shown_bytes(borders: Sequence[Sequence[TensorShape]], rows: int, size: int)
 
 
 def _is_random(model: nn.Module, given: Sequence[Tensor]) -> bool:
+    """Whether it draws from torch's generator, which all workers can set alike.
+
+    Raises:
+        ConfigError: it draws from others.
+    """
     with modes_kept(model), untouched(model), torch.no_grad():
         model.train()
-        before = torch.get_rng_state()
+        before = generator_states()
         model(*given)
-        return not torch.equal(before, torch.get_rng_state())
+        after = generator_states()
+    if after[1:] != before[1:]:
+        raise ConfigError(
+            f"{type(model).__name__} draws random numbers from Python's or NumPy's generator, and "
+            "where layers are divided all workers compute the same rows and would draw others: "
+            "draw from torch's (torch.rand), or use --split network or data"
+        )
+    return after != before
 
 
 class ColumnModel(PipelinedModel):
@@ -185,7 +198,7 @@ class ColumnModel(PipelinedModel):
         assert isinstance(computed, fx.GraphModule)
         named = dict(self._module.named_parameters())
         pieces = divide(
-            self._columns.traced, computed, self._columns.pairs, self.groups.copy, self._random
+            self.cut.code.traced, computed, self._columns.pairs, self.groups.copy, self._random
         )
         self.own = OwnTensors(
             [(name, pieces[name].held if name in pieces else one) for name, one in named.items()],
@@ -209,10 +222,23 @@ class ColumnModel(PipelinedModel):
                             for key, value in row.items()
                         }
         for name in pieces:
-            forget(named[name], name, "in columns on all workers")
+            forget(named[name], name, "in columns on all workers", pieces[name].held)
 
-    def passed(self) -> None:
+    def _divided_worse(self) -> None:
         """All workers do the same."""
+
+    def _check_gradients(self, *, has_batch: bool) -> None:
+        """Parameters that all have whole must get the same in all, or they come apart."""
+        whole = [pair for pair in self.own.named_parameters() if pair[0] not in self.starts]
+        sums = [-1 if one.grad is None else _checksum(one.grad) for _, one in whole]
+        every = tell_all(self.groups.copy, sums)
+        for number, (name, _) in enumerate(whole):
+            if len({one[number] for one in every}) > 1:
+                raise ConfigError(
+                    f"parameter {name!r}, which all workers have whole, gets a gradient that does "
+                    "not come through model(x), and another one in each: let the model give what "
+                    "the loss needs of it, use weight_decay, or --split data"
+                )
 
     def _seed(self) -> int:
         """Of a pass that this worker begins; all take one of theirs."""
@@ -228,6 +254,10 @@ class ColumnModel(PipelinedModel):
             return super()._run(every, own, keeps=keeps)
 
 
+def _checksum(one: Tensor) -> int:
+    return zlib.crc32(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
 class ColumnRunner:
     """All rows of all workers through one worker's columns.
 
@@ -241,6 +271,7 @@ class ColumnRunner:
     ) -> None:
         self._module, self._group, self._borders = module, group, borders
         self.busy_s = 0.0  # not looked at: all workers do the same
+        self.used: Sequence[Sequence[int]] = ()
 
     def forward(
         self, chunks: list[Chunk], own: Values, *, keeps: bool
@@ -258,7 +289,10 @@ class ColumnRunner:
         start = 0
         for one in chunks:
             if one.owner == self._group.rank:
-                outputs[one.number] = [x.detach()[start : start + one.rows] for x in made]
+                outputs[one.number] = [
+                    x.detach()[shape.length(start) : shape.length(start + one.rows)]
+                    for x, shape in zip(made, self._borders[-1], strict=True)
+                ]
             start += one.rows
         return outputs, Passed(chunks, [[([], made)]]) if keeps else None
 
@@ -266,12 +300,12 @@ class ColumnRunner:
         """The gradients of all rows through these columns, added to their own.
 
         Args:
-            own: of the outputs of this worker's rows that have gradients.
+            own: of those outputs of this worker's rows that are used.
         """
         ((_, made),) = passed.kept.pop()
-        shapes = [one for one in self._borders[-1] if one.has_gradient]
+        shapes = [self._borders[-1][number] for number in self.used[-1]]
         gradients = self._gather(passed.chunks, own, shapes, _OUTPUT_GRAD)
-        tensors = [x for x, one in zip(made, self._borders[-1], strict=True) if one.has_gradient]
+        tensors = [made[number] for number in self.used[-1]]
         pairs = [pair for pair in zip(tensors, gradients, strict=True) if pair[0].requires_grad]
         if pairs:
             torch.autograd.backward([x for x, _ in pairs], [gradient for _, gradient in pairs])

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import ConfigError
+from ..exchange.base import End
 from ..exchange.group import MemberGroup
 
 
@@ -45,15 +46,26 @@ _WORDS = {
 }
 
 
+_END_WORDS = {
+    End.PUSH: "is at the end of a step",
+    End.EPOCH: "begins an epoch",
+    End.EVALUATION: "waits in pace.evaluate()",
+    End.SUM: "waits in pace.sum()",
+    End.OVER: "is at the end of its script",
+}
+
+
 class Intent(NamedTuple):
     """What a worker says.
 
     Attributes:
-        number: of the forward pass that a backward pass is of.
-        rows: of its inputs.
+        number: of the forward pass that a backward pass is of; at a step's end why, see `End`.
+        rows: of its inputs; of a backward pass which outputs have a gradient here, a bit each; at a
+            step's end whether its gradients are of more than the model's outputs.
         samples: of its mini-batch, by which its gradient is weighed.
         mode: of its modules, see `mode_of`.
-        seed: of the random numbers of this pass, where all have the same; below 0: of none.
+        seed: of the random numbers of this pass, where all have the same; below 0: of none. At a
+            step's end which buffers have changed here, a bit each.
         odd: which tensor it is called with has rows of another size than the model was divided for,
             its targets last; below 0: none.
         odd_dim, odd_size: the first dimension that is another, and how large it is.
@@ -110,7 +122,7 @@ class Meeting:
 
 
 def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
-    """What all do now: STEP_END where all are there.
+    """What all do now: STEP_END where all are there, for one reason.
 
     Args:
         members: their seats.
@@ -130,6 +142,7 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
     if looking := [pair for pair in busy if pair[0].doing is PartTask.LOOK]:
         busy = looking
     if not busy:
+        _refuse_other_ends(every, members)
         return PartTask.STEP_END
     first, seat = busy[0]
     for one, other in busy[1:]:
@@ -149,3 +162,14 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
                 "(model.train(), model.eval()), and they compute it together: set it in all alike"
             )
     return first.doing
+
+
+def _refuse_other_ends(every: Sequence[Intent], members: Sequence[int]) -> None:
+    """Raise ConfigError where these would wait for different things from now on."""
+    for one, seat in zip(every, members, strict=True):
+        if one.number != every[0].number:
+            here, there = (_END_WORDS[End(found)] for found in (every[0].number, one.number))
+            raise ConfigError(
+                f"worker {members[0]} {here} where worker {seat} {there}: workers of a split model "
+                "come to these together, so let all do it, not one alone (if pace.is_main)"
+            )

@@ -8,7 +8,10 @@ This module must not know the loop. Above 300 lines, since what a pass is refuse
 it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +20,10 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..replica.absent import forget
-from .base import OwnTensors, SpreadModel
+from ..replica.replica import register
+from ..replica.seeding import kept_random_state
+from .base import STALE, OwnTensors, SpreadModel
+from .borders import used_tensors
 from .chunks import TensorShape, chunk_rows, chunks_of
 from .cut import BUFFER_CHANGES, ModelCut
 from .group import SplitGroups, tell_all
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     from .layered import ColumnRunner
 
 _MUCH_WORSE = 0.85
+_MOST_BITS = 62
+_FAR, _CLOSE = 1e4, 1e-2
+"""How much larger one gradient is than another where a hook is tried, and how close sums are."""
 _NOTHING = Intent(PartTask.STEP_END)
 ChunksOfOwn = dict[int, list[Tensor]]
 """The tensors of each of a worker's micro-batches."""
@@ -55,10 +64,20 @@ class PipelinedModel(SpreadModel):
         self.cut, self.note, self.sent_bytes = cut, cut.note, cut.sent_bytes
         self._pipeline = self._make_runner()
         self._passes: dict[int, Passed] = {}
+        self._num_passes = 0
+        """Of all steps, so that none of an earlier one is taken for one of this."""
+        self._used: dict[int, list[list[int]]] = {}
+        self._num_back = self._num_seen = 0
+        self._is_back = False
+        """Gradients that came through ``model(x)`` since the last step, and all until then."""
         self._lost_s = 0.0
         self._anchor = torch.zeros((), requires_grad=True)
         self._hold(optimizers)
         self._stand_in(optimizers)
+        self.buffers = list(module.buffers())
+        self.mark_buffers()
+        self._layers = [(name, one) for name, one in module.named_modules() if name]
+        cut.code.retire()
 
     def _make_runner(self) -> "PartRunner | ColumnRunner":
         return PartRunner(self._modules(), self.groups.copy, self.cut.borders)
@@ -80,6 +99,10 @@ class PipelinedModel(SpreadModel):
         self.shared = frozenset(mine & set(every))
         self.counted = frozenset(name for name in mine if holders[name][0] == here)
         self._give_up_others(optimizers, named, holders)
+        self._tied = sorted(self.shared)
+        for number, name in enumerate(self._tied):
+            register(named[name], self._arrived, number)
+        refuse_uneven_hooks(self.own.named_parameters())
 
     def _holders(self, named: dict[str, nn.Parameter]) -> dict[str, list[int]]:
         """The workers that hold each parameter: the first one, where nobody computes with it."""
@@ -124,7 +147,7 @@ class PipelinedModel(SpreadModel):
     def _ended(self) -> None:
         self._passes.clear()
 
-    def passed(self) -> tuple[str, float] | None:
+    def _divided_worse(self) -> tuple[str, float] | None:
         """Whether parts are busy otherwise than the cut was made for."""
         busy = tell_all(self.groups.copy, self._pipeline.busy_s)
         self._pipeline.busy_s = 0.0
@@ -162,7 +185,12 @@ class PipelinedModel(SpreadModel):
             )
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
-        self._check_rows(given, rows := len(given[0]))
+        if not (rows := len(given[0])):
+            raise ConfigError(
+                "a split model is called with no row: leave the call out where there is none, "
+                "if len(x): ..., in all workers alike, or use --split data"
+            )
+        self._check_rows(given, rows)
         parts = [torch.split(one, self._sizes(rows)) for one in given]
         return rows, {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
 
@@ -175,7 +203,7 @@ class PipelinedModel(SpreadModel):
         number, outputs = self._run(every, own, keeps=keeps)
         made = [torch.cat(one) for one in zip(*(outputs[i] for i in sorted(outputs)), strict=True)]
         if keeps:
-            made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
+            made = list(_Computed.apply(self, number, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
         return torch.utils._pytree.tree_unflatten(made, self.cut.form)
 
     def _sizes(self, rows: int) -> list[int]:
@@ -215,26 +243,26 @@ class PipelinedModel(SpreadModel):
         for name in self.cut.frozen:
             if self._module.get_submodule(name).training:
                 raise ConfigError(BUFFER_CHANGES.format(name))
-        for name, one in self._module.named_modules():
-            hooks = (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks)
-            if name and any(hooks):
+        for name, one in self._layers:
+            if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks:
                 raise ConfigError(
                     f"layer {name!r} has a hook, which would see the micro-batches of all workers, "
                     "and on one of them: take it off, or use --split data or shard"
                 )
+        self.cut.code.check()
 
     def _run(
         self, every: Sequence[Intent], own: ChunksOfOwn, *, keeps: bool
     ) -> tuple[int, ChunksOfOwn]:
         """A forward pass that all have come to, or serve."""
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        every = only(doing, every)
-        chunks = chunks_of([one.rows for one in every], self.cut.shares, in_turns=True)
-        with in_mode(self._module, next(one.mode for one in every if one.doing)):
+        doers = only(doing, every)
+        chunks = chunks_of([one.rows for one in doers], self.cut.shares, in_turns=True)
+        with in_mode(self._module, next(one.mode for one in doers if one.doing)):
             outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:
             return -1, outputs
-        number = len(self._passes)
+        number, self._num_passes = self._num_passes, self._num_passes + 1
         self._passes[number] = passed
         self._note_shares(every)
         return number, outputs
@@ -244,38 +272,98 @@ class PipelinedModel(SpreadModel):
         if doing is not PartTask.BACKWARD:
             self._run(every, {}, keeps=doing is PartTask.FORWARD)
             return
-        number = max(one.number for one in every if one.doing is doing)
-        chunks = self._passes[number].chunks
-        rows = sum(one.rows for one in chunks if one.owner == self.groups.part)
-        self._run_back(number, rows, [None] * len(self.cut.borders[-1]))
+        passed = self._passed(max(one.number for one in every if one.doing is doing))
+        self._run_back(passed, every, [None] * len(self.cut.borders[-1]))
 
     def _mode(self) -> int:
         return module_mode(self._module)
 
-    def backward(self, number: int, rows: int, gradients: Sequence[Tensor | None]) -> None:
+    def backward(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         """Of the forward pass of this number, from the gradients of this worker's outputs."""
         self._refuse_outside()
-        self._meet(Intent(PartTask.BACKWARD, number))
-        self._run_back(number, rows, gradients)
+        passed = self._passed(number)
+        outputs = sum(1 << at for at, one in enumerate(gradients) if one is not None)
+        if len(gradients) > _MOST_BITS:
+            outputs = -1
+        every = self._meet(Intent(PartTask.BACKWARD, number, outputs))
+        self._run_back(passed, every, gradients)
 
-    def _run_back(self, number: int, rows: int, gradients: Sequence[Tensor | None]) -> None:
-        passed = self._passes[number]
+    def _passed(self, number: int) -> Passed:
+        if (passed := self._passes.get(number)) is None:
+            raise ConfigError(STALE)
         if not passed.kept:
             raise ConfigError(
                 "backward() was called twice on what a split model gave, which is kept for one: "
                 "add the losses up, and call it once"
             )
+        return passed
+
+    def _run_back(
+        self, passed: Passed, every: Sequence[Intent], gradients: Sequence[Tensor | None]
+    ) -> None:
         assert self._shares is not None
         share = self._shares[self.groups.part]
-        sizes = self._sizes(rows)
-        whole = [
-            (shape.empty(rows).zero_() if one is None else one * share)
-            for shape, one in zip(self.cut.borders[-1], gradients, strict=True)
-            if shape.has_gradient
-        ]
-        own = dict(enumerate(zip(*(torch.split(x, sizes) for x in whole), strict=True)))
-        with torch.enable_grad():
+        rows = [one.rows for one in passed.chunks if one.owner == self.groups.part]
+        outputs = functools.reduce(
+            operator.or_, (one.rows for one in only(PartTask.BACKWARD, every))
+        )
+        self._pipeline.used = used = self._used_of(outputs)
+        parts = []
+        for number in used[-1]:
+            shape, one = self.cut.borders[-1][number], gradients[number]
+            whole = shape.empty(sum(rows)).zero_() if one is None else one * share
+            parts.append(torch.split(whole, [shape.length(size) for size in rows]))
+        own = {chunk: [part[chunk] for part in parts] for chunk in range(len(rows))}
+        with self._going_back():
             self._pipeline.backward(passed, own)
+
+    @contextmanager
+    def _going_back(self) -> Iterator[None]:
+        """Gradients come through ``model(x)`` meanwhile."""
+        before, self._is_back = self.num_hooked(), True
+        with torch.enable_grad():
+            yield
+        self._is_back = False
+        self._num_back += self.num_hooked() - before
+
+    def _used_of(self, outputs: int) -> list[list[int]]:
+        if outputs not in self._used:
+            self._used[outputs] = used_tensors(self.cut.borders, self.cut.flow, outputs)
+        return self._used[outputs]
+
+    def mark_buffers(self) -> None:
+        self._versions = [one._version for one in self.buffers]
+
+    def _changed_buffers(self) -> int:
+        now = [one._version for one in self.buffers]
+        if now == self._versions:
+            return 0
+        pairs = enumerate(zip(now, self._versions, strict=True))
+        found = sum(1 << number for number, (one, before) in pairs if one != before)
+        return found if len(now) <= _MOST_BITS else -1
+
+    def _has_more_gradients(self) -> bool:
+        now = self.num_hooked()
+        has_more = now - self._num_seen > self._num_back
+        self._num_seen, self._num_back = now, 0
+        return has_more
+
+    def _check_gradients(self, *, has_batch: bool) -> None:
+        if not has_batch:
+            raise ConfigError(
+                f"parameters get gradients that do not come through model(x), a penalty on them, "
+                f"and in this update worker {self.groups.seat} has no mini-batch whose loss gives "
+                "those to its part: use drop_last=True, weight_decay, or --split data"
+            )
+
+    def _arrived(self, number: int, _: Tensor) -> None:
+        """A parameter that several parts have has got a gradient."""
+        if not self._is_back:
+            raise ConfigError(
+                f"parameter {self._tied[number]!r} gets a gradient that does not come through "
+                "model(x), and each part that has it would add all of that: let the model give "
+                "what the loss needs of it, use weight_decay, or --split data"
+            )
 
 
 def only(doing: PartTask, every: Sequence[Intent]) -> list[Intent]:
@@ -283,20 +371,46 @@ def only(doing: PartTask, every: Sequence[Intent]) -> list[Intent]:
     return [one if one.doing is doing else _NOTHING for one in every]
 
 
+def refuse_uneven_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raise ConfigError where a parameter's hook makes of a sum what it does not of its parts."""
+    for name, one in named:
+        for hook in list((one._backward_hooks or {}).values()):
+            if not _keeps_sums(hook, one):
+                raise ConfigError(
+                    f"parameter {name!r} has a hook that is not linear, and it would see the "
+                    "gradient of each micro-batch, a part of the batch's: clip by "
+                    "pace.clip_grad_value_ or pace.clip_grad_norm_, or use --split data"
+                )
+
+
+def _keeps_sums(hook: Callable[[Tensor], Tensor | None], parameter: Tensor) -> bool:
+    def after(gradient: Tensor) -> Tensor:
+        made = hook(given := gradient.clone())
+        return given if made is None else made
+
+    with kept_random_state(), torch.no_grad():
+        one, other = torch.randn_like(parameter), torch.randn_like(parameter)
+        try:
+            whole, parts = after(_FAR * one + other), _FAR * after(one) + after(other)
+        except Exception:  # a script's own; it may need what comes later, and nobody can tell
+            return True
+    return bool(torch.allclose(whole, parts, rtol=_CLOSE, atol=_CLOSE))
+
+
 class _Computed(torch.autograd.Function):
     """The whole model as one node of the graph behind a worker's outputs."""
 
     @staticmethod
     def forward(
-        ctx: Any, spread: SpreadModel, number: int, rows: int, anchor: Tensor, *made: Tensor
+        ctx: Any, spread: PipelinedModel, number: int, anchor: Tensor, *made: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.spread, ctx.number, ctx.rows = spread, number, rows
+        ctx.spread, ctx.number = spread, number
         ctx.set_materialize_grads(False)
         whole = [one for one in made if not (one.is_floating_point() or one.is_complex())]
         ctx.mark_non_differentiable(*whole)
-        return tuple(one.view_as(one) for one in made)
+        return tuple(one.detach() for one in made)  # no view, which may not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        ctx.spread.backward(ctx.number, ctx.rows, gradients)
-        return (None, None, None, None, *(None for _ in gradients))
+        ctx.spread.backward(ctx.number, gradients)
+        return (None, None, None, *(None for _ in gradients))

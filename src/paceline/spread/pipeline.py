@@ -66,6 +66,9 @@ class PartRunner:
         self._parts = range(self.here, self.last + 1, group.size)
         self._late = LateWeights(modules)
         self._sent: list[tuple[Pending, Tensor]] = []
+        self.used: Sequence[Sequence[int]] = ()
+        """Which tensors of each border get gradients, by their numbers, in the pass that is under
+        way (`borders.used_tensors`)."""
         self.busy_s = 0.0
         """Of computing, forward and backward, since it was set to 0."""
 
@@ -152,7 +155,7 @@ class PartRunner:
         """The gradients of all micro-batches through these parts, which add them to their own.
 
         Args:
-            own: of the outputs of this worker's chunks that have gradients.
+            own: of those outputs of this worker's chunks that are ``used``.
         """
         if self.here != self._end:
             for one in self._mine(passed.chunks):
@@ -178,14 +181,12 @@ class PartRunner:
         """One micro-batch through a part, and what it was given has gradients for the one before.
 
         Args:
-            made, gradients: those of it that have gradients, and these.
+            gradients: of what it made that is used.
         """
-        shapes = self._borders[part + 1]
-        has_gradient = [one for one, shape in zip(made, shapes, strict=True) if shape.has_gradient]
         pairs = [
-            (tensor, gradient)
-            for tensor, gradient in zip(has_gradient, gradients, strict=True)
-            if tensor.requires_grad
+            (made[number], gradient)
+            for number, gradient in zip(self.used[part + 1], gradients, strict=True)
+            if made[number].requires_grad
         ]
         if pairs:
             self._compute_back(*zip(*pairs, strict=True))
@@ -204,11 +205,8 @@ class PartRunner:
 
     def _give_back(self, part: int, given: Sequence[Tensor]) -> None:
         if part:
-            back = [
-                torch.zeros_like(one) if one.grad is None else one.grad
-                for one, shape in zip(given, self._borders[part], strict=True)
-                if shape.has_gradient
-            ]
+            entered = [given[number] for number in self.used[part]]
+            back = [torch.zeros_like(x) if x.grad is None else x.grad for x in entered]
             self._send(back, self._worker(part - 1), _back_of(part))
 
     def gradients_of(self, one: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
@@ -220,7 +218,7 @@ class PartRunner:
             (one.owner, _OUTPUT_GRAD) if is_last else (self._worker(part + 1), _back_of(part + 1))
         )
         shapes = self._borders[part + 1]
-        rooms = [shape.empty(one.rows) for shape in shapes if shape.has_gradient]
+        rooms = [shapes[number].empty(one.rows) for number in self.used[part + 1]]
         return self.expect(rooms, source, tag)
 
     # -- messages -------------------------------------------------------------------------------

@@ -9,9 +9,9 @@
 
 The three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers go through units in
 the same order, which the first pass of each kind fixes: who has no mini-batch gives its pieces in
-that order, and who comes to another unit refuses by name. Each loss's gradient is weighed by its
-samples where it enters the model, so sums over workers are means. Above 300 lines, since whoever
-serves goes through all that a pass does.
+that order, and who comes to another unit refuses by name. Gradients are weighed by the samples of
+their mini-batch where they leave their worker, so sums over workers are means. Above 300 lines,
+since whoever serves goes through all that a pass does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..plan import format_bytes
 from ..store.optimizer_copy import is_elementwise
-from .base import OwnTensors, SpreadModel
+from .base import STALE, OwnTensors, SpreadModel
 from .group import SplitGroups
 from .meeting import Intent, PartTask
 from .units import ParameterPiece, ParameterUnit, cut_state, find_units, refuse_hidden, used_outside
 
-_GATHER, _REDUCE = 0, 1
+_GATHER, _REDUCE, _END = 0, 1, 2
 
 
 class ShardedModel(SpreadModel):
@@ -71,6 +71,8 @@ class ShardedModel(SpreadModel):
         self._order: list[tuple[int, int]] | None = None
         self._at, self._is_noting = 0, False
         self._is_back, self._is_stale, self._num_passes = False, False, 0
+        self._num_trained: list[int] = []
+        """Of each unit, in the last backward pass."""
         size = sum(one.nbytes for one in module.parameters())
         self._units = find_units(module, used_outside(module, look), groups.copy)
         self._hold_pieces(optimizers)
@@ -132,7 +134,9 @@ class ShardedModel(SpreadModel):
 
     def _end_order(self, task: PartTask) -> None:
         assert self._order is not None
-        if not self._is_noting and self._at != len(self._order):
+        if self._is_noting:
+            self._refuse_other_first(_END, 0)
+        elif self._at != len(self._order):
             raise self._other_order()
         self._orders[task], self._order = self._order, None
 
@@ -140,6 +144,7 @@ class ShardedModel(SpreadModel):
         """All workers do this now."""
         assert self._order is not None
         if self._is_noting:
+            self._refuse_other_first(kind, unit.number)
             self._order.append((kind, unit.number))
         elif self._at >= len(self._order) or self._order[self._at] != (kind, unit.number):
             raise self._other_order()
@@ -147,7 +152,20 @@ class ShardedModel(SpreadModel):
         if kind == _GATHER:
             unit.gather()
         else:
-            unit.reduce()
+            assert self._shares is not None
+            unit.reduce(self._shares[self.groups.part])
+
+    def _refuse_other_first(self, kind: int, number: int) -> None:
+        """Raise ConfigError where others do something else in the first pass, before it is done."""
+        mine, copy = torch.tensor([kind, number]), self.groups.copy
+        every = torch.zeros(2 * copy.size, dtype=torch.int64)
+        copy.all_gather(mine, every).wait()
+        if any(one != mine.tolist() for one in every.view(-1, 2).tolist()):
+            raise ConfigError(
+                f"workers go through the layers of {type(self._module).__name__} in different "
+                "orders (a layer that is dropped at random?), and shards are put together by all "
+                "in one: use --split data, or let the model always compute the same layers"
+            )
 
     def _other_order(self) -> ConfigError:
         return ConfigError(
@@ -158,9 +176,11 @@ class ShardedModel(SpreadModel):
 
     def _watch(self) -> None:
         for unit in self._units:
-            for one in unit.trained:
-                register: Any = one.register_post_accumulate_grad_hook
+            for one in unit.parameters:  # also of those that are frozen, and may thaw
+                was_trained = one.requires_grad
+                register: Any = one.requires_grad_(True).register_post_accumulate_grad_hook
                 register(partial(self._arrived, unit))
+                one.requires_grad_(was_trained)
             if unit.module is not None:
                 unit.module.register_forward_pre_hook(partial(self._before, unit), prepend=True)
                 unit.module.register_forward_hook(partial(self._after, unit))
@@ -185,8 +205,14 @@ class ShardedModel(SpreadModel):
             self._event(_GATHER, unit)
 
     def _arrived(self, unit: ParameterUnit, _: Tensor) -> None:
+        if not self._is_back:
+            raise ConfigError(
+                "backward() reaches parameters otherwise than through what model(x) gave, where "
+                "they are in pieces: let the loss look at the model's output, too, in the same "
+                "backward(), or use --split data"
+            )
         unit.num_arrived += 1
-        if self._is_back and self._stage > 1 and unit.num_arrived == len(unit.trained):
+        if self._is_back and self._stage > 1 and unit.num_arrived == unit.num_trained:
             if self._stage == 3 and unit.frees_early and unit.module is not None:
                 unit.free()
             self._event(_REDUCE, unit)
@@ -237,17 +263,23 @@ class ShardedModel(SpreadModel):
     def stepped(self) -> None:
         self._is_stale = True
 
-    def enter_backward(self, number: int) -> float:
-        """A loss's gradient enters the model; what it is multiplied with."""
+    def enter_backward(self, number: int) -> None:
+        """A loss's gradient enters the model."""
         self._refuse_outside()
-        assert self._shares is not None
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "backward(create_graph=True), or torch.autograd.grad with it, goes through a split "
+                "model, and gradients of its gradients would be of one worker's batch: use --split "
+                "data"
+            )
+        if self._shares is None:
+            raise ConfigError(STALE)
         if self._is_back:  # through an earlier call of the model, by the same backward()
-            return self._shares[self.groups.part]
+            return
         self._meet(Intent(PartTask.BACKWARD, number))
+        self._look_at_trained()
         self._begin_order(PartTask.BACKWARD)
         self._is_back = True
-        for unit in self._units:
-            unit.is_reduced, unit.num_arrived = False, 0
         for unit in self._own_units():
             self._event(_GATHER, unit)
         if self._stage < 3:
@@ -255,11 +287,18 @@ class ShardedModel(SpreadModel):
                 unit.show()
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._leave_backward)
-        return self._shares[self.groups.part]
+
+    def _look_at_trained(self) -> None:
+        """Where some have thawed, in all workers, another order is to be noted."""
+        for unit in self._units:
+            unit.begin_back()
+        before, self._num_trained = self._num_trained, [one.num_trained for one in self._units]
+        if before != self._num_trained:
+            self._orders.pop(PartTask.BACKWARD, None)
 
     def _leave_backward(self) -> None:
         for unit in self._units:
-            if not unit.is_reduced and unit.trained:
+            if not unit.is_reduced and unit.num_trained:
                 self._event(_REDUCE, unit)
         for unit in self._units:
             if self._stage < 3:
@@ -276,10 +315,13 @@ class ShardedModel(SpreadModel):
             self._num_passes += 1
         if doing is not PartTask.BACKWARD:
             self._freshen()
+        else:
+            self._look_at_trained()
         if doing not in self._orders:
             raise ConfigError(
-                "the first batch has fewer samples than there are workers, so that no pass of all "
-                "has shown the order of layers: use a larger batch"
+                "the first batch, or the first since layers have thawed, has fewer samples than "
+                "there are workers, so that no pass of all has shown the order of layers: use a "
+                "larger batch"
             )
         for kind, number in self._orders[doing]:
             unit = self._units[number]
@@ -291,15 +333,15 @@ class ShardedModel(SpreadModel):
 
 
 class _Entered(torch.autograd.Function):
-    """Where gradients enter the model, weighed by the samples of this worker's mini-batch."""
+    """Where gradients enter the model."""
 
     @staticmethod
     def forward(ctx: Any, spread: ShardedModel, number: int, *made: Tensor) -> tuple[Tensor, ...]:
         ctx.spread, ctx.number = spread, number
         ctx.set_materialize_grads(False)
-        return tuple(one.view_as(one) for one in made)
+        return tuple(one.detach() for one in made)  # no view, which may not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        share = ctx.spread.enter_backward(ctx.number)
-        return (None, None, *(None if one is None else one * share for one in gradients))
+        ctx.spread.enter_backward(ctx.number)
+        return (None, None, *gradients)

@@ -28,49 +28,79 @@ from .modes import in_mode, modes_kept
 from .scheduled import KnownLoss, KnownLosses, ScheduledRunner
 
 _CLOSE = 1e-4
+_TRIED, _CUTS = 16, (1, 5, 8)
+"""Rows on which a loss is tried, and where they are cut in two."""
 
 
 class BatchLoss(NamedTuple):
-    """A loss that is a mean over rows, and what its targets are."""
+    """A loss that is a mean over rows.
+
+    Attributes:
+        target: what its targets are.
+        outputs: which of the model's outputs it looks at, a bit each.
+    """
 
     loss: KnownLoss
     target: TensorShape
+    outputs: int
 
 
 def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -> BatchLoss:
     """The loss of micro-batches, whose weighed sum is that of the mini-batch.
 
     Args:
-        batch: so many samples, as the loader makes a batch of them.
+        batch: so many samples, from all of the data, as the loader makes a batch of them.
 
     Raises:
         ConfigError: it is no such loss; why, without a subject.
     """
-    few, more = batch(4), batch(5)
+    few, more = batch(_TRIED), batch(_TRIED + 1)
     if not all(_is_pair(one) for one in (few, more)):
         raise ConfigError("its batches are no pair of tensors with a row for each sample")
     inputs, targets = few
     if targets.shape[1:] != more[1].shape[1:]:
         raise ConfigError("its targets have rows of several sizes")
     try:
-        whole, *parts = _losses(model, loss, inputs, targets)
+        with modes_kept(model), untouched(model):
+            is_mean = all(
+                _is_mean(model.eval(), loss, inputs, one, first)
+                for one in (targets, targets.flip(0))
+                for first in _CUTS
+            )
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"its loss does not take single rows ({reason(error)})") from error
-    if whole.ndim or not torch.allclose(
-        whole, parts[0] / 4 + parts[1] * 3 / 4, rtol=_CLOSE, atol=_CLOSE
-    ):
+    if not is_mean:
         raise ConfigError("its loss of a batch is not the mean over its rows")
-    return BatchLoss(loss, shape_of(targets, more[1], (4, 5)))
+    with modes_kept(model), untouched(model):
+        outputs = _outputs_of(model.eval(), loss, inputs, targets)
+    return BatchLoss(loss, shape_of(targets, more[1], (_TRIED, _TRIED + 1)), outputs)
 
 
-def _losses(model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Of all four rows, of the first one, of the other three."""
-    with modes_kept(model), untouched(model), torch.no_grad():
-        model.eval()
-        return [
-            loss(model(inputs[rows]), targets[rows])
-            for rows in (slice(0, 4), slice(0, 1), slice(1, 4))
-        ]
+def _is_mean(
+    model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor, first: int
+) -> bool:
+    """Whether the loss of all rows is made of that of the first ones and that of the others."""
+    cuts = (slice(0, _TRIED), slice(0, first), slice(first, _TRIED))
+    with torch.no_grad():
+        whole, *parts = (loss(model(inputs[rows]), targets[rows]) for rows in cuts)
+    share = first / _TRIED
+    mean = share * parts[0] + (1 - share) * parts[1]
+    return not whole.ndim and torch.allclose(whole, mean, rtol=_CLOSE, atol=_CLOSE)
+
+
+def _outputs_of(model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor) -> int:
+    """Which outputs it looks at, a bit each."""
+    with torch.no_grad():
+        leaves, form = torch.utils._pytree.tree_flatten(model(inputs))
+    made = [one.clone() for one in leaves]
+    given = [one.requires_grad_() for one in made if one.is_floating_point() or one.is_complex()]
+    with torch.enable_grad():
+        found = loss(torch.utils._pytree.tree_unflatten(made, form), targets)
+        if not found.requires_grad:
+            return 0
+        gradients = torch.autograd.grad(found, given, allow_unused=True)
+    used = {id(one) for one, x in zip(given, gradients, strict=True) if x is not None}
+    return sum(1 << number for number, one in enumerate(made) if id(one) in used)
 
 
 def _is_pair(batch: Any) -> bool:
@@ -128,22 +158,21 @@ class TrainedModel(PipelinedModel):
 
     def _train(self, every: Sequence[Intent], own: ChunksOfOwn, targets: ChunksOfOwn) -> Tensor:
         """There and back; all workers of the copy do it."""
-        every = only(PartTask.TRAIN, every)
         self._note_shares(every)
         assert self._shares is not None
+        every = only(PartTask.TRAIN, every)
         chunks = chunks_of([one.rows for one in every], self.cut.shares, in_turns=False)
         of_own = [one.rows / every[one.owner].rows for one in chunks]
         weights = [self._shares[one.owner] * of_own[at] for at, one in enumerate(chunks)]
-        known = KnownLosses(*self._known, weights, of_own)
+        known = KnownLosses(self._known.loss, self._known.target, weights, of_own)
         size, each = self.groups.copy.size, len(self._modules())
         # A last batch may have another number of micro-batches than the schedule can take.
         is_odd = each > 1 and len(chunks) % size
         schedule = SCHEDULES["gpipe" if is_odd else self.cut.schedule]
         actions = schedule(size, len(chunks), each)
-        with (
-            in_mode(self._module, next(one.mode for one in every if one.doing)),
-            torch.enable_grad(),
-        ):
+        self._scheduled.used = self._used_of(self._known.outputs)
+        mode = next(one.mode for one in every if one.doing)
+        with in_mode(self._module, mode), self._going_back():
             loss = self._scheduled.train(chunks, own, targets, actions, known)
         return torch.tensor(loss, dtype=torch.float64)
 

@@ -100,11 +100,11 @@ class ParameterUnit:
                 self.pieces.append(
                     ParameterPiece(name=name, held=held, start=start - at, at=start - first)
                 )
+                vars(one)["held"] = held  # for when it is hidden
             one.data = self._flat[at:end].view(one.shape)
             at = end
-        self.trained = [one for one in self._parameters if one.requires_grad]
-        self.num_arrived = 0
-        """Of the gradients of those, in a backward pass."""
+        self.num_trained = self.num_arrived = 0
+        """How many of its gradients there are in a backward pass, and how many have come."""
         self.is_here, self.is_reduced = True, False
         self._names = [name for name, _ in named]
 
@@ -113,9 +113,19 @@ class ParameterUnit:
         return self._bytes
 
     @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        return self._parameters
+
+    @property
     def frees_early(self) -> bool:
         """Whether nothing computes with it once all of its gradients have arrived."""
-        return len(self.trained) == len(self._parameters)
+        return self.num_trained == len(self._parameters)
+
+    def begin_back(self) -> None:
+        """A backward pass begins; what is frozen may have thawed since the last."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.num_trained = sum(one.requires_grad for one in self._parameters)
+        self.num_arrived, self.is_reduced = 0, False
 
     def gather(self) -> None:
         """All of it is here."""
@@ -145,8 +155,12 @@ class ParameterUnit:
         self._flat.untyped_storage().resize_(0)
         self.hide()
 
-    def reduce(self) -> None:
-        """Each worker's piece gets the sum of all gradients; where nobody has one, none."""
+    def reduce(self, share: float = 1.0) -> None:
+        """Each worker's piece gets the sum of all gradients; where nobody has one, none.
+
+        Args:
+            share: by which this worker's are multiplied.
+        """
         size, num = self._group.size, len(self._parameters)
         shape, dtype = (size, self._row + num), self._flat.dtype
         rows = self._rooms.take("rows", shape, dtype)
@@ -155,9 +169,9 @@ class ParameterUnit:
             with torch._C.DisableTorchFunctionSubclass():
                 gradient, one.grad = one.grad, None
             if gradient is None:
-                self._spread(rows.new_zeros(()).expand(one.numel()), place[0], rows)
+                self._spread(rows.new_zeros(()).expand(one.numel()), place[0], rows, share)
             else:
-                self._spread(gradient.reshape(-1), place[0], rows)
+                self._spread(gradient.reshape(-1), place[0], rows, share)
                 rows[:, self._row + number] = 1.0
             del gradient
         every = self._rooms.take("every", shape, dtype)
@@ -169,13 +183,14 @@ class ParameterUnit:
                 _add(piece.held, total[piece.at : piece.at + piece.held.numel()])
         self.num_arrived, self.is_reduced = 0, True
 
-    def _spread(self, values: Tensor, at: int, rows: Tensor) -> None:
+    def _spread(self, values: Tensor, at: int, rows: Tensor, share: float) -> None:
         """Elements that begin at ``at`` of the unit, each to the row of the worker that has it."""
         for worker, row in enumerate(rows):
             first = worker * self._row
             start, stop = max(at, first), min(at + values.numel(), first + self._row)
             if start < stop:
-                row[start - first : stop - first].copy_(values[start - at : stop - at])
+                out = row[start - first : stop - first]
+                torch.mul(values[start - at : stop - at], share, out=out)
 
 
 def _add(held: nn.Parameter, gradient: Tensor) -> None:

@@ -116,12 +116,19 @@ class LossScales:
         """The scale of one of the two newest versions; None: nobody scales."""
         return self._read(SCALE[version & 1]) if self._control[HAS_SCALE] else None
 
+    def standing(self, version: int) -> LossScale | None:
+        """The same, before anybody has brought it on: the first that was offered."""
+        if not self._control[HAS_SCALE]:
+            return None
+        places = (SCALE[version & 1], *self._control.offers)
+        return next((one for place in places if (one := self._read(place)) is not None), None)
+
     def bring(self, version: int, *, is_update: bool, overflow_version: int) -> LossScale | None:
         """Write the scale of ``version`` from that of the version before."""
         if not self._control[HAS_SCALE]:
             return None
-        places = (SCALE[~version & 1], *self._control.offers)
-        scale = next(one for place in places if (one := self._read(place)) is not None)
+        scale = self.standing(version - 1)
+        assert scale is not None
         scale = scale.after(version, is_update=is_update, overflow_version=overflow_version)
         self._write(SCALE[version & 1], scale)
         return scale
