@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..replica.absent import forget
-from ..replica.replica import register
+from ..replica.own_gradients import register
 from ..replica.seeding import kept_random_state
 from .base import STALE, OwnTensors, SpreadModel
 from .borders import used_tensors
