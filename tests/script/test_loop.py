@@ -223,13 +223,13 @@ def test_a_loop_of_ones_own_goes_no_further_than_the_accuracy_asked_for(
 
 def test_delays_hold_inline_workers_up_all_at_once(tmp_path: Path) -> None:
     run = train(
-        TASK, tmp_path, workers=3, protocol="async", engine="inline", delay=("150ms",),
+        TASK, tmp_path, workers=3, protocol="async", engine="inline", delay=("300ms",),
         slow=("0=5x",),
     )  # fmt: skip
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     first = [push.at_s for push in run.pushes[:2]]
     assert all(push.ticket.member != 0 for push in run.pushes[:2])
-    assert max(first) - min(first) < 0.15  # they slept beside each other
+    assert max(first) - min(first) < 0.3  # they slept beside each other
 
 
 def test_a_stop_before_prepare_ends_the_run_before_its_first_step(tmp_path: Path) -> None:

@@ -47,13 +47,16 @@ class LateWeights:
                 del one.linear.forward
 
     def add(self) -> None:
-        """To the weights' gradients, what is kept."""
+        """To the weights' gradients, what is kept.
+
+        A backward pass with a gradient: one without is a script's (script/patches.py).
+        """
         self.num_bytes = sum(x.nbytes for one in self._layers for pair in one.rows for x in pair)
         for one in self._layers:
             if one.rows:
                 weight, bias = one.linear.weight, one.linear.bias
                 late = _Weighed.apply(weight, bias, one.rows)  # type: ignore[no-untyped-call]  # torch's has no types
-                torch.autograd.backward([late])
+                torch.autograd.backward([late], [torch.ones_like(late)])
 
 
 class _Layer:
