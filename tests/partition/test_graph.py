@@ -71,7 +71,7 @@ def test_a_part_holds_its_parameters_with_their_state_and_its_live_micro_batches
     for schedule, live in (("gpipe", (8, 8)), ("1f1b", (2, 1))):
         pipeline = Pipeline(workers=workers(2), micro_batches=8, schedule=schedule, state_copies=2)
         found = even_cut(graph, pipeline)
-        wanted = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 107]
+        wanted = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 100 + 8 * 7]
         assert [one.memory_bytes for one in found.parts] == wanted
 
 

@@ -6,7 +6,8 @@
 
 A part's memory, with k copies of optimizer state and m micro-batches alive in it:
 
-    parameters (1 + gradient 1 + k)  +  buffers  +  m x (activations kept + what crossed its border)
+    parameters (1 + gradient 1 + k)  +  buffers  +  m x activations kept
+                                     +  M x what crossed its border: room is made for all at once
                                      +  (M - m) x what is kept for gradients that come late
 
 What a micro-batch leaves behind for the backward pass is counted by tensors, so what computing
@@ -175,7 +176,8 @@ def part_between(
     cut = [tie for tie in tied if not all(inside >> i & 1 for i in tie.nodes)]
     parameter_bytes = sum(one.parameter_bytes for one in own) + sum(one.num_bytes for one in tied)
     live = pipeline.live(number)
-    kept = sum(one.activation_bytes for one in own) + sum(one.num_bytes for one in entering)
+    entered = sum(one.num_bytes for one in entering)
+    kept = sum(one.activation_bytes for one in own) + entered
     return PartPrice(
         nodes=tuple(nodes),
         worker=worker,
@@ -195,7 +197,7 @@ def part_between(
         memory_bytes=(2 + pipeline.state_copies) * parameter_bytes
         + sum(one.buffer_bytes for one in own)
         + live * kept
-        + (pipeline.micro_batches - live) * sum(one.late_bytes for one in own),
+        + (pipeline.micro_batches - live) * (entered + sum(one.late_bytes for one in own)),
         live=live,
     )
 

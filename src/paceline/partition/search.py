@@ -220,7 +220,7 @@ class _Search:
         held = (2 + self._pipeline.state_copies) * parameter_bytes
         held += after.buffer_bytes - before.buffer_bytes
         live = self._pipeline.live(number)
-        late = after.late_bytes - before.late_bytes
+        late = after.late_bytes - before.late_bytes + before.crossing_bytes
         return held + live * kept + (self._pipeline.micro_batches - live) * late <= most
 
     def _least_s(self, most_s: float, sum_s: float, at: int, used: tuple[int, ...]) -> float:

@@ -5,7 +5,9 @@
 
 Nobody waits for a weight's gradient, so what other parts wait for comes sooner. And for each
 micro-batch it would be made anew and added up, which moves three times as much as the weights have;
-here it is one product of more rows. What else a parameter is used for adds to it as always.
+here it is one product of more rows. A layer whose inputs are series, (B, T, n), has so many rows
+for its weights that what is kept is larger than these: it computes as always. What else a parameter
+is used for adds to it as always, too.
 
 Source: P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (the two halves of a backward
 pass, apart). This module must not know micro-batches or schedules.
@@ -78,7 +80,7 @@ def _is_plain(layer: nn.Linear) -> bool:
 
 def _forward(layer: _Layer, x: Tensor) -> Tensor:
     linear = layer.linear
-    if not (torch.is_grad_enabled() and linear.weight.requires_grad):
+    if x.ndim != 2 or not (torch.is_grad_enabled() and linear.weight.requires_grad):
         return functional.linear(x, linear.weight, linear.bias)
     bias = None if linear.bias is None else linear.bias.detach()
     made: Tensor = _Late.apply(x, layer.anchor, linear.weight.detach(), bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
@@ -105,7 +107,7 @@ class _Late(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         (of_output,) = gradients
-        ctx.rows.append((_as_rows(x), _as_rows(of_output)))
+        ctx.rows.append((x, of_output))
         of_input = of_output @ weight if ctx.needs_input_grad[0] else None
         return of_input, None, None, None, None
 
@@ -126,7 +128,3 @@ class _Weighed(torch.autograd.Function):
         ctx.rows.clear()
         bias = of_output.sum(0) if ctx.needs_input_grad[1] else None
         return of_output.t() @ x, bias, None
-
-
-def _as_rows(values: Tensor) -> Tensor:
-    return values.reshape(-1, values.shape[-1])

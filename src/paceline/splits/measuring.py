@@ -6,13 +6,14 @@
 Pieces run alone, on the tensors that they would be given, so what Python needs around each of them
 is measured many times over. The whole model is therefore measured, too, and all pieces' times are
 scaled to sum to its own. What a piece keeps for the backward pass is counted by memory, each once,
-parameters left out; a tensor between two pieces counts with its maker.
+parameters left out; a tensor between two pieces counts with its maker. A bit above 300 lines, since
+what is measured and the graph that it becomes are read together.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -52,17 +53,30 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
     with untouched(traced.module), torch.random.fork_rng(devices=[]):
         walk = _Walk(traced, clock)
         walk.run(*inputs)
-        whole = clock.both(lambda: traced.module(*inputs), traced.module)
-    forward_s = sum(one.taken.forward_s for one in walk.costs) or 1.0
-    backward_s = sum(
-        one.taken.backward_s + one.taken.late_s + one.taken.first_s for one in walk.costs
-    ) or 1.0  # fmt: skip
-    whole_back_s = whole.backward_s + whole.first_s
-    graph = _graph(traced, walk, whole.forward_s / forward_s, whole_back_s / backward_s)
+        late = LateWeights([traced.module])
+        whole = clock.both(lambda: traced.module(*inputs), traced.module, late)
+    scales = _Scales.of(whole, [one.taken for one in walk.costs])
     return MeasuredModel(
-        graph=graph, batch_size=len(inputs[0]), forward_s=whole.forward_s,
-        backward_s=whole_back_s, is_counted=is_counted,
+        graph=_graph(traced, walk, scales), batch_size=len(inputs[0]), forward_s=whole.forward_s,
+        backward_s=whole.backward_s + whole.first_s + whole.late_s, is_counted=is_counted,
     )  # fmt: skip
+
+
+class _Scales(NamedTuple):
+    """How many times as long pieces take in the whole, whose memory is in no cache."""
+
+    forward: float
+    backward: float
+    late: float
+
+    @classmethod
+    def of(cls, whole: TakenTimes, pieces: Sequence[TakenTimes]) -> "_Scales":
+        forward_s, backward_s, first_s, late_s = map(sum, zip(*pieces, strict=True))
+        return cls(
+            whole.forward_s / (forward_s or 1.0),
+            (whole.backward_s + whole.first_s) / (backward_s + first_s or 1.0),
+            whole.late_s / (late_s or 1.0),
+        )
 
 
 class _Piece(nn.Module):
@@ -218,7 +232,7 @@ def _detached(values: Any) -> Any:
 # -- the graph -------------------------------------------------------------------------------------
 
 
-def _graph(traced: TracedModel, walk: _Walk, forward: float, backward: float) -> WorkGraph:
+def _graph(traced: TracedModel, walk: _Walk, scales: _Scales) -> WorkGraph:
     """What was found, with times scaled."""
     names, users = traced.parameter_names(), dict[int, list[int]]()
     for number, cost in enumerate(walk.costs):
@@ -233,10 +247,10 @@ def _graph(traced: TracedModel, walk: _Walk, forward: float, backward: float) ->
     nodes = tuple(
         WorkNode(
             name=_name(piece),
-            forward_s=cost.taken.forward_s * forward,
-            backward_s=cost.taken.backward_s * backward,
-            late_s=cost.taken.late_s * backward,
-            first_s=cost.taken.first_s * backward,
+            forward_s=cost.taken.forward_s * scales.forward,
+            backward_s=cost.taken.backward_s * scales.backward,
+            late_s=cost.taken.late_s * scales.late,
+            first_s=cost.taken.first_s * scales.backward,
             parameter_bytes=sum(one.nbytes for one in cost.parameters if len(users[id(one)]) == 1),
             activation_bytes=cost.kept_bytes + kept[number],
             late_bytes=cost.late_bytes,

@@ -24,8 +24,6 @@ from ..partition.schedules import FORWARD, PipelineAction
 from .chunks import Chunk, TensorShape, Values
 from .pipeline import INPUT, LOSS, TARGET, Incoming, PartRunner, tensors_of, there
 
-_AHEAD = 2
-"""Actions for which there is room before they are due."""
 KnownLoss = Callable[[Any, Tensor], Tensor]
 """(outputs as the model gives them, targets) -> the mean over their rows."""
 _Kept = dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]]
@@ -73,12 +71,12 @@ class ScheduledRunner(PartRunner):
                 self._send(targets[one.number], self._end, TARGET)
         due = [one for one in actions if one.rank == self.here]
         coming = _Coming(self, chunks, own, targets, known.target)
+        for action in due:
+            coming.expect(action)
         self._kept, self._given = {}, {}
         losses = [0.0] * self._group.size
         with self._late.kept():
-            for at, action in enumerate(due):
-                for ahead in due[at : at + 1 + _AHEAD]:
-                    coming.expect(ahead)
+            for action in due:
                 if action.kind == FORWARD:
                     number = action.micro_batch
                     found = self._go_on(action, chunks[number], coming, known.loss)
@@ -134,8 +132,12 @@ class ScheduledRunner(PartRunner):
 
 
 class _Coming:
-    """What this worker's actions need of others: room is made a few actions ahead, so that no more
-    micro-batches lie here than the schedule has alive."""
+    """What this worker's actions need of others.
+
+    Room is made for all before the first: who asks gloo for a message while another one arrives
+    waits for that (4 MB between processes: 5 ms). So what crosses a border lies here once for each
+    micro-batch, and what is computed of it for as many as the schedule has alive.
+    """
 
     def __init__(
         self,
@@ -149,13 +151,9 @@ class _Coming:
         self._targets, self._target = targets, target
         self._found: dict[PipelineAction, Sequence[Tensor] | Incoming] = {}
         self._expected: dict[int, Sequence[Tensor] | Incoming] = {}
-        self._asked: set[PipelineAction] = set()
 
     def expect(self, action: PipelineAction) -> None:
-        """Room for what it needs, once."""
-        if action in self._asked:
-            return
-        self._asked.add(action)
+        """Room for what it needs."""
         runner, one = self._runner, self._chunks[action.micro_batch]
         is_last = action.stage == runner.last
         if action.kind == FORWARD:
