@@ -22,11 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
 
 class LateWeights:
-    """The linear layers of some modules; all but those whose parameters have hooks.
+    """The linear layers of some modules; all but those that somebody watches or has changed.
 
-    Layers of another class, also of one derived from ``nn.Linear``, are left alone.
+    Layers with hooks, or whose parameters have some, of another class, also of one derived from
+    ``nn.Linear``, and with a forward() of their own are left alone.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -72,10 +75,11 @@ class _Layer:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    return type(layer) is nn.Linear and not any(
-        one._backward_hooks or getattr(one, "_post_accumulate_grad_hooks", None)
-        for one in layer.parameters()
-    )
+    hooks = [layer._forward_hooks, layer._forward_pre_hooks]
+    hooks += [layer._backward_hooks, layer._backward_pre_hooks]
+    for one in layer.parameters():
+        hooks += [getattr(one, kind, None) or {} for kind in _HOOKS_OF_TENSORS]
+    return type(layer) is nn.Linear and "forward" not in vars(layer) and not any(hooks)
 
 
 def _forward(layer: _Layer, x: Tensor) -> Tensor:
