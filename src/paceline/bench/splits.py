@@ -199,7 +199,7 @@ def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSamp
     Raises:
         ConfigError: it did not end as it should; the run's own words.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
         run = Path(folder) / "run"
         asked = {"task": question.task, "workers": question.workers, "folder": folder}
         process = subprocess.Popen(
