@@ -1,10 +1,14 @@
 """``paceline partition``, and the table of splits of ``paceline plan``."""
 
 import json
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+from paceline.predict import split_costs
 
 Say = Callable[[str], tuple[int, str, str]]
 MODEL = """
@@ -24,12 +28,23 @@ def _model(tmp_path: Path) -> None:
     (tmp_path / "five_small_layers.py").write_text(MODEL)
 
 
+@pytest.fixture
+def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not measured by processes beside needs none: each takes seconds to begin."""
+    monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
+
+
 def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
     line = f"partition five_small_layers:layers -n 4 {SMALL}"
     code, out, err = say(f"{line} --plot cut.svg")
     assert code == 0, err
     assert "layers: 360 parameters, 5 pieces by torch.fx" in out
     assert (tmp_path / "cut.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.usefixtures("nobody_beside")
+def test_a_slow_worker_has_fewer_layers_and_the_page_names_what_is_said(say: Say) -> None:
+    line = f"partition five_small_layers:layers -n 4 {SMALL}"
     code, out, err = say(f"{line} --json --speeds 1,1,1,0.5 --schedule gpipe")
     assert code == 0, err
     found = json.loads(out)
@@ -40,6 +55,7 @@ def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
         assert f"`{name}`" in section, name
 
 
+@pytest.mark.usefixtures("nobody_beside")
 def test_more_cuts_than_end_in_seconds_are_said_to_be_too_many(say: Say) -> None:
     speeds = ",".join(str(1 + i / 10) for i in range(12))
     line = f"partition five_small_layers:twelve -n 12 {SMALL} --json"
@@ -85,10 +101,12 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: str) -> None:
+    start_s = time.monotonic()
     code, out, err = say(f"partition five_small_layers:layers {SMALL} {flags}")
     assert (code, out) == (2, "")
     assert message in err
     assert "measuring" not in err or flags in ("-n 6", "-n 2 --memory 1KiB")
+    assert time.monotonic() - start_s < 2.0  # nothing was measured, nor anybody begun
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from paceline.partition.graph import WorkGraph
 from paceline.predict import measuring
-from paceline.predict.measuring import Counting, Measuring, measuring_of
+from paceline.predict.measuring import Counting, GraphAt, Measuring, least_of, measuring_of
+from paceline.splits.tracing import TracedModel, trace
 
 
 def inputs(size: int) -> tuple[Tensor, ...]:
@@ -21,9 +22,13 @@ def made() -> Measuring:
     return Measuring(model(), inputs, torch.get_num_threads(), None)
 
 
+def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, GraphAt]:
+    return one.pieces(trace(one._model, inputs(least_of(batch))), (micro_batch, batch))
+
+
 def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
-    traced, graph_at = one.pieces((4, 32))
+    traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
     scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # of one sample two are measured
@@ -40,7 +45,7 @@ def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_MEASURED_S", 0.0)  # so the smallest is as large as can be
     one = made()
-    _, graph_at = one.pieces((4, 64))
+    _, graph_at = pieces(one, 4, 64)
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
     asked = list[int]()
 
@@ -60,7 +65,7 @@ def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
     monkeypatch.setattr(measuring, "_WHOLE_S", 1.5)
-    _, graph_at = one.pieces((8, 64))
+    _, graph_at = pieces(one, 8, 64)
     assert one.alone_s(64) == pytest.approx(2.0)
     assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
     monkeypatch.setattr(one, "_update_s", {8: 0.6, 16: 2.0}.__getitem__)
@@ -69,7 +74,7 @@ def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
-    _, graph_at = one.pieces((2, 8))
+    _, graph_at = pieces(one, 2, 8)
     still: WorkGraph = graph_at(8).scaled(0.0)
     assert still.alone_s == 0.0
     assert one.as_one(lambda batch: still, {8})(8) is still
@@ -78,7 +83,7 @@ def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch)
 def test_what_was_measured_leaves_the_model_as_it_was() -> None:
     torch.manual_seed(3)
     one, before = made(), torch.get_rng_state()
-    one.pieces((2, 8))
+    pieces(one, 2, 8)
     one.alone_s(8)
     assert torch.equal(before, torch.get_rng_state())
     assert all(held.grad is None for held in one._model.parameters())
@@ -88,7 +93,8 @@ def test_without_numbers_operations_are_counted() -> None:
     held = model().to("meta")
     found = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
     assert isinstance(found, Counting)
-    traced, graph_at, alone_s = found.all_of((4, 16), 2)
+    traced = trace(held, (torch.ones(2, 16, device="meta"),))
+    traced, graph_at, alone_s, _ = found.all_of(traced, (4, 16), 2)
     assert len(traced.pieces) == 4
     assert graph_at(16).alone_s == pytest.approx(alone_s)
     assert graph_at(4).alone_s < alone_s

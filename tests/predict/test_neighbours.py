@@ -7,6 +7,9 @@ import psutil
 from paceline.predict.neighbours import neighbours
 from paceline.predict.split_models import SplitQuestion
 
+_A_ROUND = 4
+"""Steps, of which the first does not count."""
+
 
 def test_others_compute_meanwhile_and_do_together_what_is_measured() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
@@ -42,3 +45,19 @@ def test_a_model_that_no_other_process_can_make_is_measured_alone() -> None:
         assert beside is None
     with neighbours(SplitQuestion(spec="quadratic", num_workers=1), 1, 1) as beside:
         assert beside is None
+
+
+def test_turns_cost_what_a_step_of_all_takes_beyond_a_step_of_those_with_a_core() -> None:
+    def step() -> None:
+        time.sleep(slow_s if len(rounds) > _A_ROUND else 0.01)
+        rounds.append(None)
+
+    rounds, slow_s = list[None](), 0.06
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
+        assert beside is not None
+        found = beside.taking_turns(4, step, _A_ROUND - 1)
+    assert 2.0 < found < 3.5  # twice the cores' work in six times the time
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
+        assert beside is not None
+        assert beside.taking_turns(4, step, 3) == 1.0
+    assert len(rounds) == 2 * _A_ROUND  # nothing was measured where each has its own

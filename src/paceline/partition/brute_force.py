@@ -37,7 +37,7 @@ def try_all_cuts(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
     Raises:
         ConfigError: it has more than `MOST_NODES` nodes, or there are more parts than nodes.
     """
-    check_parts(graph, pipeline.num_parts)
+    check_parts(len(graph), pipeline.num_parts)
     if len(graph) > MOST_NODES:
         raise ConfigError(f"every cut is tried up to {MOST_NODES} nodes, got {len(graph)}")
 

@@ -55,6 +55,7 @@ class SplitCosts:
             empty: an update has those of ``pipeline``.
         has_fixed_rows: all micro-batches are of one size.
         cores, threads: that all share; of each worker.
+        turns: how many times as long as that it takes where workers take turns on the cores.
         pairs: layers that can be split over channels.
         unit_bytes: of the parameters that shards gather at a time, of each such unit.
         largest_bytes: of a layer's parameters, the most.
@@ -74,6 +75,7 @@ class SplitCosts:
     has_fixed_rows: bool = False
     cores: float = float("inf")
     threads: int = 1
+    turns: float = 1.0
     pairs: tuple[ChannelPair, ...] = ()
     unit_bytes: tuple[int, ...] = ()
     largest_bytes: int = 0
@@ -87,7 +89,13 @@ class SplitCosts:
     @property
     def sharing(self) -> float:
         """How many times longer what all do at once takes than where each has its own cores."""
-        return max(1.0, self.num_workers * self.threads / self.cores)
+        return max(1.0, self.num_workers / self.places)
+
+    @property
+    def places(self) -> float:
+        """How many workers' computing is done at a time, where all of them compute."""
+        own = self.cores / self.threads
+        return own / self.turns if self.num_workers > own else own
 
     @property
     def at_once(self) -> float:

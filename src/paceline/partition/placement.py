@@ -260,7 +260,7 @@ def even_parts(graph: WorkGraph, num_parts: int) -> tuple[int, ...]:
         >>> even_parts(chain("abcde", seconds=[1.0] * 5, num_bytes=4), 4)
         (0, 0, 1, 2, 3)
     """
-    check_parts(graph, num_parts)
+    check_parts(len(graph), num_parts)
     weights = [one.num_layers for one in graph.nodes]
     if sum(weight > 0 for weight in weights) < num_parts:
         weights = [1] * len(graph)
@@ -277,17 +277,17 @@ def even_parts(graph: WorkGraph, num_parts: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_parts(graph: WorkGraph, num_parts: int, why: str = "") -> None:
-    """Raises ConfigError where there are more parts than nodes.
+def check_parts(num_pieces: int, num_parts: int, why: str = "") -> None:
+    """Raises ConfigError where there are more parts than pieces.
 
     Args:
-        why: they are no more.
+        why: these are no more.
     """
-    if num_parts > len(graph):
-        s = "s" * (len(graph) != 1)
+    if num_parts > num_pieces:
+        s = "s" * (num_pieces != 1)
         raise ConfigError(
-            f"{num_parts} parts are wanted, but this model has only {len(graph)} piece{s} that can "
-            f"be apart{f' ({why})' if why else ''}; write -n {len(graph)}, or split the data"
+            f"{num_parts} parts are wanted, but this model has only {num_pieces} piece{s} that can "
+            f"be apart{f' ({why})' if why else ''}; write -n {num_pieces}, or split the data"
         )
 
 

@@ -14,12 +14,12 @@
 
 Seconds are of an update: all computing, then what is sent, then the optimizer; what a run hides
 behind computing makes it shorter. n processes of t threads on c cores share them: where n t > c
-everything that all do at once takes n t / c times as long. What memory limits (the optimizer,
-copies) was measured by one process on all cores, and n at once take n times as long. Whole copies
-on one machine add up gradients in memory that all see, each in its share; ranks send messages, and
-meet before each pass (spread/meeting.py). Bytes are what the worker that sends most sends where
-nothing is shared; memory is that of the worker that holds most (memory.py). Above 300 lines, since
-one formula stands beside the others.
+everything that all do at once takes n t / c times as long, and longer by what turns on a core cost,
+which is measured. What memory limits (the optimizer, copies) was measured by one process on all
+cores, and n at once take n times as long. Whole copies on one machine add up gradients in memory
+that all see, each in its share; ranks send messages, and meet before each pass (spread/meeting.py).
+Bytes are what the worker that sends most sends where nothing is shared; memory is that of the
+worker that holds most (memory.py). Above 300 lines, since one formula stands beside the others.
 
 Sources: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", SC 2020 (shards 1, 2, 3 and their bytes); M. Shoeybi et al., "Megatron-LM", arXiv
@@ -304,7 +304,7 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     if not choices:
         return _too_few(name, costs)
     try:
-        cut = fastest_cut(choices, pipeline, costs.cores / costs.threads / replicas)
+        cut = fastest_cut(choices, pipeline, costs.places / replicas)
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
     num, found = cut.micro_batches, cut.placement

@@ -67,7 +67,7 @@ def find_placement(graph: WorkGraph, pipeline: Pipeline) -> FoundPlacement:
     Invariant: equals `brute_force.try_all_cuts` and is never worse than the even cut
     (tests/partition/test_search.py).
     """
-    check_parts(graph, pipeline.num_parts)
+    check_parts(len(graph), pipeline.num_parts)
     every = all_borders(graph)
     borders = _borders_of_order(graph, pipeline) if every is None else every
     found = _Search(graph, pipeline, borders).run()
@@ -142,6 +142,7 @@ class _Search:
         self._graph, self._pipeline = graph, pipeline
         self._sums = sorted((_Sums.of(graph, pipeline, one) for one in borders), key=_work)
         self._work = [one.work_s for one in self._sums]
+        self._num_nodes = [one.border.bit_count() for one in self._sums]
         self._kinds = list(dict.fromkeys(pipeline.workers))
         self._counts = tuple(pipeline.workers.count(kind) for kind in self._kinds)
         self._ties = [(sum(1 << i for i in tie.nodes), tie.num_bytes) for tie in graph.ties]
@@ -177,16 +178,19 @@ class _Search:
         self, at: int, used: tuple[int, ...], number: int
     ) -> Iterator[tuple[int, int, float]]:
         """Each part that can begin here: where it ends, the kind of its worker, its load."""
-        is_last = number == self._pipeline.num_parts - 1
+        parts_left = self._pipeline.num_parts - 1 - number
         before, end = self._sums[at], len(self._sums) - 1
+        most_nodes = self._num_nodes[end] - parts_left  # each part has one
         for which, kind in enumerate(self._kinds):
             if used[which] == self._counts[which]:
                 continue
             # A part alone that takes longer than the even cut's step is in no better one.
             most_s = before.work_s + self._bound_s / self._pipeline.micro_batches * kind.speed
             stop = bisect_right(self._work, most_s * (1.0 + 1e-9))
-            for to in [end] if is_last else range(at + 1, min(stop, end)):
+            for to in range(at + 1, min(stop, end)) if parts_left else [end]:
                 after = self._sums[to]
+                if self._num_nodes[to] > most_nodes:
+                    continue
                 if before.border & after.border != before.border:
                     continue
                 load_s = self._load_s(before, after, kind.speed)

@@ -6,6 +6,7 @@
                      at the same time, and where they are more than the cores, wait for one
     gather, reduce   of a unit of parameters                    spread/units.py
     a sum            of what is divided over channels           spread/columns.py
+    a round          each computes, then all meet               where some wait for a core
 
 What is timed is what a run calls, so it stays right when that changes. All processes call `measure`
 at the same time, and do the same in it: both directions of each link are busy, as in a run. Large
@@ -95,6 +96,22 @@ def measure(group: TorchGroup) -> ExchangeCosts:
         turn_s=_turn_s(group, meet, meeting_s),
         gather_s=tuple(gathered), reduce_s=tuple(reduced), sum_s=tuple(added),
     )  # fmt: skip
+
+
+def round_s(group: TorchGroup, work: Callable[[], object], times: int) -> float:
+    """Seconds until all have done this and have met; all others measure meanwhile.
+
+    Args:
+        times: of rounds, of which the median counts; a first one does not.
+    """
+    meeting, taken = Meeting(group, range(group.size)), list[float]()
+    meeting.show(Intent(PartTask.STEP_END))
+    for _ in range(1 + times):
+        start_s = time.perf_counter()
+        work()
+        meeting.show(Intent(PartTask.STEP_END))
+        taken.append(time.perf_counter() - start_s)
+    return statistics.median(taken[1:])
 
 
 def _usual_s(work: Callable[[], object], times: int) -> float:

@@ -13,6 +13,8 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -31,9 +33,30 @@ _WHOLE_S = 4.0
 """And of any batch that is measured as one."""
 _LEAST = 2
 """Samples; batch norm wants two."""
+_ROUNDS_S, _MOST_ROUNDS = 1.0, 15
 _AT_ONCE = 1 + MOST_NEIGHBOURS
 GraphAt = Callable[[float], WorkGraph]
 """The costs at any batch."""
+
+
+def least_of(batch_size: int) -> int:
+    """The smallest batch that is looked at."""
+    return min(batch_size, _LEAST)
+
+
+class MeasuredCosts(NamedTuple):
+    """Of a model.
+
+    Attributes:
+        graph_at: its costs at any batch.
+        alone_s: of the whole batch, by one process with all threads.
+        turns: what it costs that workers are more than the cores: `Neighbours.taking_turns`.
+    """
+
+    traced: TracedModel
+    graph_at: GraphAt
+    alone_s: float
+    turns: float = 1.0
 
 
 class Counting:
@@ -47,15 +70,14 @@ class Counting:
         self._model, self._inputs = model, inputs
 
     def all_of(
-        self, wanted: tuple[int, int], num_workers: int
-    ) -> tuple[TracedModel, GraphAt, float]:
+        self, traced: TracedModel, wanted: tuple[int, int], num_workers: int
+    ) -> MeasuredCosts:
         """As `Measuring`'s; both batches as they are, since nothing takes too long."""
-        traced = trace(self._model, self._inputs(min(wanted[1], _LEAST)))
         found = []
         for size in wanted:
             traced = _traced_for(traced, self._model, self._inputs(size))
             found.append(measure(traced, self._inputs(size)))
-        return traced, _between(*found), found[1].forward_s + found[1].backward_s
+        return MeasuredCosts(traced, _between(*found), found[1].forward_s + found[1].backward_s)
 
 
 class Measuring:
@@ -81,25 +103,28 @@ class Measuring:
         self._activation_bytes = 0.0  # of a sample
 
     def all_of(
-        self, wanted: tuple[int, int], num_workers: int
-    ) -> tuple[TracedModel, GraphAt, float]:
-        """The operations, their costs at any batch, and seconds of the whole batch by one process.
+        self, traced: TracedModel, wanted: tuple[int, int], num_workers: int
+    ) -> MeasuredCosts:
+        """All that is measured of it.
 
         Args:
+            traced: of a batch of `least_of`.
             wanted: a micro-batch and the whole batch.
         """
-        traced, graph_at = self.pieces(wanted)
+        traced, graph_at = self.pieces(traced, wanted)
         shares = {-(-wanted[1] // (num_workers * most)) for most in MICRO_BATCHES_EACH}
-        return traced, self.as_one(graph_at, {*wanted, *shares}), self.alone_s(wanted[1])
+        graph_at = self.as_one(graph_at, {*wanted, *shares})
+        turns = self._turns(-(-wanted[1] // num_workers))
+        return MeasuredCosts(traced, graph_at, self.alone_s(wanted[1]), turns)
 
-    def pieces(self, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
+    def pieces(self, traced: TracedModel, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
         """The operations, and what each takes with a worker's threads, while others compute, too.
 
         Args:
+            traced: of a batch of `least_of`.
             wanted: a micro-batch and the whole batch; smaller ones where these take too long.
         """
-        least = min(wanted[1], _LEAST)
-        traced = trace(self._model, self._inputs(least))
+        least = least_of(wanted[1])
         self._batch_size = wanted[1]
         most = self._grown(least)
         found = []
@@ -163,6 +188,18 @@ class Measuring:
         longest = self._longest
         sizes = {longest} if batch_size <= longest else {max(1, longest // 2), longest}
         return _on_lines({size: self._update_s(size) for size in sizes}, batch_size)
+
+    def _turns(self, size: int) -> float:
+        if self._beside is None:
+            return 1.0
+        size = min(max(size, _LEAST), self._longest)
+        given = self._inputs(size)
+        with untouched(self._model), torch.random.fork_rng(devices=[]), threads(self._threads):
+            step = partial(step_once, partial(self._model, *given), self._model)
+            start_s = time.perf_counter()
+            step()
+            times = _ROUNDS_S / (time.perf_counter() - start_s)
+            return self._beside.taking_turns(size, step, min(max(round(times), 4), _MOST_ROUNDS))
 
     def _update_s(self, size: int) -> float:
         given = self._inputs(size)

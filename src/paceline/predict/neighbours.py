@@ -3,6 +3,8 @@
     this process   rank 0         measures each piece of the model         what all do together
     neighbours     rank 1 .. n-1  compute the whole model all the time     (exchanges.py)
 
+    all, in rounds                a step each, then all meet: where they are more than the cores
+
 So what several processes take from each other on one machine, memory above all, is in what is
 measured. A neighbour makes the model anew by its name, and ends with this process: its connection
 breaks. This module must not know what is measured.
@@ -14,8 +16,9 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 
 from ..splits.clocks import step_once, threads
 from ..tuning.allocator import keep, may_keep
-from .exchanges import ExchangeCosts, NeighbourGroup, measure
+from .exchanges import ExchangeCosts, NeighbourGroup, measure, round_s
 from .split_models import SplitQuestion, find_model
 
 MOST_NEIGHBOURS = 3
@@ -95,6 +98,26 @@ class Neighbours:
         finally:
             self._store.set(f"enough {turn}", "1")
 
+    def taking_turns(self, batch_size: int, step: Callable[[], object], times: int) -> float:
+        """How many times as long a step takes all as it would if they shared the cores for nothing:
+        1.0 where each has its own, more where their memory and the cores' caches are in turns.
+
+        Args:
+            step: this process's own, of so many samples.
+            times: that it is measured.
+        """
+        if self._size <= self._computing:
+            return 1.0
+        few_s, all_s = (
+            self._round_s(f"round {batch_size} {times} {num}", step, times)
+            for num in (self._computing, self._size)
+        )
+        return max(1.0, all_s / few_s * self._computing / self._size)
+
+    def _round_s(self, word: str, step: Callable[[], object], times: int) -> float:
+        self._say(word)
+        return round_s(NeighbourGroup(self._group), step, times)
+
     def _say(self, word: str) -> int:
         self._turn += 1
         self._store.set(f"turn {self._turn}", word)
@@ -150,17 +173,23 @@ def _serve(port: int, rank: int, size: int) -> None:
     while True:
         turn += 1
         store.wait([f"turn {turn}"], _LONGEST)
-        word, _, number = store.get(f"turn {turn}").decode().partition(" ")
+        word, *numbers = store.get(f"turn {turn}").decode().split()
         if word == "end":
             return
         if word == "exchange":
             measure(NeighbourGroup(group))
             continue
+        inputs = subject.inputs(int(numbers[0]))
+        step = partial(step_once, partial(model, *inputs), model)
+        if word == "round":
+            times, num = map(int, numbers[1:])
+            round_s(NeighbourGroup(group), step if rank < num else lambda: None, times)
+            continue
         if rank >= computing:
             continue
-        inputs, begin_s, is_told = subject.inputs(int(number)), time.perf_counter(), False
+        begin_s, is_told = time.perf_counter(), False
         while not store.check([f"enough {turn}"]):
-            step_once(lambda: model(*inputs), model)  # noqa: B023  called at once
+            step()
             if not is_told and time.perf_counter() - begin_s > _ENOUGH_S:
                 store.set(f"computes {turn} {rank}", "1")
                 is_told = True

@@ -8,10 +8,11 @@ are cores.
 import functools
 import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -29,14 +30,14 @@ from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
 from ..splits.channels import find_pairs
 from ..splits.clocks import fresh_s_per_byte, measure_loopback, moved_s_per_byte, threads
-from ..splits.tracing import TracedModel
+from ..splits.tracing import TracedModel, trace
 from ..spread.units import unit_bytes
 from ..system.ceilings import read_ceilings
 from ..system.pages import SMALL_BYTES, lean_heap
 from ..system.processors import num_cores
 from ..tuning.allocator import as_in_workers
 from .exchanges import ExchangeCosts
-from .measuring import measuring_of
+from .measuring import MeasuredCosts, least_of, measuring_of
 from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
@@ -70,14 +71,24 @@ class PreparedModel:
         return sum(one.numel() for one in self.subject.model.parameters())
 
 
-def prepare(question: SplitQuestion) -> PreparedModel:
+def _anything(traced: TracedModel, batch_size: int) -> None:
+    pass
+
+
+def prepare(
+    question: SplitQuestion, check: Callable[[TracedModel, int], None] = _anything
+) -> PreparedModel:
     """The model, traced and measured.
+
+    Args:
+        check: of its operations and its batch, before anything is measured; it may raise.
 
     Raises:
         ConfigError: there is no such model, or it does not run.
     """
     load = os.getloadavg()[0]
     process_bytes = psutil.Process().memory_info().rss
+    left_bytes = _left_bytes(question.memory_bytes, process_bytes)
     light = on_meta(question)
     is_counted = light is not None and is_too_large(light.model)
     subject = light if light is not None and is_counted else find_model(question)
@@ -86,35 +97,43 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     cores = num_cores()
     own_threads = max(1, cores // question.num_workers)
     inputs = partial(_on_meta, subject) if is_counted else subject.inputs
-    num, places = question.micro_batches or USUAL_MICRO_BATCHES, cores / own_threads
-    wanted = (max(1, batch_size // num), batch_size)
+    places = cores / own_threads
+    traced = trace(model, inputs(least_of(batch_size)))
+    check(traced, batch_size)
     with (
         nullcontext() if is_counted else neighbours(question, places, own_threads) as beside,
         as_in_workers(),
     ):
         messages = _messages(question.num_workers, places, beside)
         measuring = measuring_of(model, inputs, own_threads, beside)
-        traced, graph_at, alone_s = measuring.all_of(wanted, question.num_workers)
+        num = question.micro_batches or USUAL_MICRO_BATCHES
+        wanted = (max(1, batch_size // num), batch_size)
+        measured = measuring.all_of(traced, wanted, question.num_workers)
+    pipeline = _pipeline(question, subject, left_bytes, messages.link, _update(subject, is_counted))
     costs = SplitCosts(
-        graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
-        pipeline=_pipeline(
-            question, subject, process_bytes, messages.link, _update(subject, is_counted)
-        ),
-        exchanges=messages.exchanges, moved_s_per_byte=moved_s_per_byte(),
+        graph_at=measured.graph_at, alone_s=measured.alone_s, batch_size=batch_size,
+        pipeline=pipeline, exchanges=messages.exchanges, moved_s_per_byte=moved_s_per_byte(),
         fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
-        cores=cores, threads=own_threads,
+        cores=cores, threads=own_threads, turns=measured.turns,
         micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
-        has_fixed_rows=traced.how == "torch.export",
-        pairs=find_pairs(traced, graph_at(batch_size)), unit_bytes=unit_bytes(model),
-        buffer_kinds=len({one.dtype for one in model.buffers()}),
-        largest_bytes=max(node.parameter_bytes for node in graph_at(batch_size).nodes),
-        process_bytes=process_bytes,
-        num_parameters=sum(one.numel() for one in model.parameters()),
+        process_bytes=process_bytes, **_shape(model, measured, batch_size),
     )  # fmt: skip
     return PreparedModel(
-        subject=subject, traced=traced, costs=costs, link_source=messages.source,
+        subject=subject, traced=measured.traced, costs=costs, link_source=messages.source,
         is_counted=is_counted, load=load,
     )  # fmt: skip
+
+
+def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[str, Any]:
+    """Of `SplitCosts`, what the model is."""
+    traced, graph = measured.traced, measured.graph_at(batch_size)
+    return {
+        "has_fixed_rows": traced.how == "torch.export",
+        "pairs": find_pairs(traced, graph), "unit_bytes": unit_bytes(model),
+        "buffer_kinds": len({one.dtype for one in model.buffers()}),
+        "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
+        "num_parameters": sum(one.numel() for one in model.parameters()),
+    }  # fmt: skip
 
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
@@ -132,11 +151,10 @@ def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
 def _pipeline(
     question: SplitQuestion,
     subject: Subject,
-    process_bytes: int,
+    left_bytes: int | None,
     link: LinkCost,
     update: tuple[float, int],
 ) -> Pipeline:
-    left_bytes = _left_bytes(question.memory_bytes, process_bytes)
     update_s_per_byte, state_copies = update
     return Pipeline(
         workers=workers(question.num_workers, left_bytes, question.speeds), link=link,

@@ -16,6 +16,7 @@ from ..partition.placement import Placement, check_parts, even_cut, is_allowed, 
 from ..partition.prices import price_splits
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
+from ..splits.tracing import TracedModel
 from .split_costs import USUAL_MICRO_BATCHES, PreparedModel, prepare
 from .split_models import SplitQuestion, is_too_large, on_meta
 
@@ -27,16 +28,20 @@ def partition(question: SplitQuestion) -> PartitionReport:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
     """
     num = question.micro_batches or USUAL_MICRO_BATCHES
-    made = prepare(question := replace(question, micro_batches=num))
+    question = replace(question, micro_batches=num)
+
+    def check(traced: TracedModel, batch_size: int) -> None:
+        if why := uneven(batch_size, num):
+            raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
+        kept = [f"{one.name} is kept whole: {one.why}" for one in traced.kept]
+        check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
+
+    made = prepare(question, check)
     costs = made.costs
-    if why := uneven(costs.batch_size, num):
-        raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
     micro_batch = costs.batch_size / num
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
-    kept = [f"{one.name} is kept whole: {one.why}" for one in made.traced.kept]
-    check_parts(graph, pipeline.num_parts, "; ".join(kept[:2]))
     start_s = time.perf_counter()
-    found = best_cut(graph, pipeline, costs.cores / costs.threads)
+    found = best_cut(graph, pipeline, costs.places)
     took_s = time.perf_counter() - start_s
     cuts = {"best": found.placement, "even": even_cut(graph, pipeline)}
     about = _about(question, made)
@@ -62,7 +67,7 @@ def partition(question: SplitQuestion) -> PartitionReport:
 
 
 def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
-    pipeline, cores = costs.pipeline, costs.cores / costs.threads
+    pipeline, cores = costs.pipeline, costs.places
     other = "gpipe" if pipeline.schedule == "1f1b" else "1f1b"
     return CutRow(
         name=name,
@@ -105,6 +110,11 @@ def wants_splits(question: SplitQuestion) -> bool:
     return num_parameters >= LARGE_MODEL or is_too_large(made.model)
 
 
+def _turns(costs: SplitCosts) -> str:
+    longer = round(100 * (costs.turns - 1))
+    return f", whose turns take {longer} % more (measured)" if longer else ""
+
+
 def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str], ...]:
     """What was measured and how, in rows of a label and its text."""
     traced, costs = made.traced, made.costs
@@ -113,7 +123,7 @@ def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str
                   f"{len(traced.pieces)} pieces by {traced.how}"),
         ("batch", f"{costs.batch_size} samples an update, {_micro_batches(question, costs)}"),
         ("workers", f"{costs.num_workers} of {costs.threads} thread{'s' * (costs.threads > 1)} on "
-                    f"{costs.cores:g} cores"),
+                    f"{costs.cores:g} cores{_turns(costs)}"),
         ("messages", f"{costs.pipeline.link.latency_s * 1e6:.0f} us and "
                      f"{_rate(costs.pipeline.link)} ({made.link_source})"),
     ]  # fmt: skip
