@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from forked import Forked
@@ -19,7 +20,7 @@ from paceline.doctor.examine import examine
 from paceline.doctor.fixes.applying import undo
 from paceline.doctor.fixes.asked import fix
 from paceline.doctor.fixes.mending import with_edits
-from paceline.doctor.observed import launching, pairs, session
+from paceline.doctor.observed import knobs, launching, pairs, session
 from paceline.doctor.observed.child import FoundFile
 from paceline.doctor.observed.clock import PartsClock
 from paceline.doctor.observed.feed import WatchedFeed
@@ -158,6 +159,21 @@ class Slow:
         made = min(self._steps, int(self.now_s // 100))
         if made:
             self.file.write_text(f'{{"steps": {made}}}')
+
+
+def test_algorithms_that_repeat_to_the_bit_are_tried_off_and_put_back_as_they_were() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        knob, *_ = knobs._of_process(on_cpu=True)
+        assert knob.changes
+        knob.turn(True)
+        assert not torch.are_deterministic_algorithms_enabled()
+        knob.turn(False)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all("repeat" not in one.name for one in knobs._of_process(on_cpu=True))
 
 
 @pytest.mark.parametrize(

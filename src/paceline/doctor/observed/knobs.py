@@ -158,6 +158,14 @@ def _of_process(on_cpu: bool) -> Iterator[Knob]:
         yield Setting("anomaly detection off", "leave torch.autograd.set_detect_anomaly out",
                       partial(torch.autograd.set_detect_anomaly, False),
                       partial(torch.autograd.set_detect_anomaly, True))  # fmt: skip
+    if torch.are_deterministic_algorithms_enabled():
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        yield Setting(
+            "algorithms that repeat to the bit off",
+            "leave torch.use_deterministic_algorithms out where no run has to repeat to the bit",
+            partial(torch.use_deterministic_algorithms, False),
+            partial(torch.use_deterministic_algorithms, True, warn_only=warns), changes=True,
+        )  # fmt: skip
     if not on_cpu:
         yield from _of_device()
         return
@@ -177,6 +185,11 @@ def _of_process(on_cpu: bool) -> Iterator[Knob]:
 
 def _of_device() -> Iterator[Knob]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if cudnn.deterministic:
+        yield Setting("cudnn.deterministic off",
+                      "leave cudnn.deterministic out where no run has to repeat to the bit",
+                      partial(setattr, cudnn, "deterministic", False),
+                      partial(setattr, cudnn, "deterministic", True), changes=True)  # fmt: skip
     if not cudnn.benchmark:
         yield Setting("cudnn.benchmark", "torch.backends.cudnn.benchmark = True",
                       partial(setattr, cudnn, "benchmark", True),
