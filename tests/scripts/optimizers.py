@@ -185,6 +185,51 @@ def subclass_of_sgd(record: Record) -> None:
     training(record, Subclassed, lr=0.2, momentum=0.9)
 
 
+class Anew(Optimizer):
+    """A user's own that changes nothing in place: its weights and momentum are made anew."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    state = self.state[one]
+                    state["mean"] = 0.9 * state.get("mean", 0.0) + one.grad
+                    one.data = one.data - group["lr"] * state["mean"]
+
+
+def makes_all_anew(record: Record) -> None:
+    """A class of the user's own that assigns p.data and its state instead of changing them."""
+    training(record, Anew, lr=0.1)
+
+
+class Remembering(Optimizer):
+    """A user's own that keeps something from its third step on."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    state = self.state[one]
+                    state["number"] = state.get("number", 0) + 1
+                    if state["number"] >= 3:
+                        state.setdefault("slow", one.clone()).lerp_(one, 0.5)
+                        one.copy_(state["slow"])
+                    one.add_(one.grad, alpha=-group["lr"])
+
+
+def keeps_more_later(record: Record) -> None:
+    """A class of the user's own whose state has more from its third step on."""
+    training(record, Remembering, lr=0.2)
+
+
 class Fading(Optimizer):
     """A user's own whose steps grow shorter: it counts them in its groups, as many do."""
 
@@ -591,6 +636,8 @@ SCRIPTS = (
     Script(tensor_rate),
     Script(own_optimizer),
     Script(subclass_of_sgd, refused=loose("self.num_steps", is_early=True)),
+    Script(makes_all_anew),
+    Script(keeps_more_later, refused=pushed("had none behind its first step")),
     Script(counts_in_its_groups, refused=loose("keeps group", is_early=True)),
     Script(clips_in_its_step),
     Script(momentum_from_the_second_epoch, refused=pushed("build it with the setting")),
