@@ -344,7 +344,18 @@ torch.manual_seed(1)
 generator = torch.Generator().manual_seed(3)
 inputs = torch.randn(60, 4, generator=generator, dtype=torch.float64)
 data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1)).double()
+
+class Counted(nn.Linear):
+    num_calls = 0
+    def forward(self, x):
+        self.num_calls += 1
+        return super().forward(x)
+    def get_extra_state(self):
+        return {"calls": self.num_calls}
+    def set_extra_state(self, state):
+        self.num_calls = state["calls"]
+
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), Counted(8, 1)).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
 by_epoch = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], gamma=0.5)
 by_step = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.06, step_size_up=3)
@@ -354,10 +365,10 @@ model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, sch
 
 class Mean:
     def __init__(self):
-        self.values = {name: value.clone() for name, value in model.state_dict().items()}
+        self.values = {name: value.detach().clone() for name, value in model.named_parameters()}
     def update(self):
-        for name, value in model.state_dict().items():
-            self.values[name].lerp_(value, 0.1)
+        for name, value in model.named_parameters():
+            self.values[name].lerp_(value.detach(), 0.1)
     def state_dict(self):
         return self.values
     def load_state_dict(self, values):
@@ -379,6 +390,7 @@ for epoch in pace.epochs(4):
 pace.save()
 if pace.is_main:
     from safetensors.torch import save_file
+    mean.values["calls"] = torch.tensor(model[2].num_calls)
     save_file(mean.values, "mean.safetensors")
 """
 

@@ -202,6 +202,14 @@ def test_a_part_whose_parent_may_live_is_no_ghost(parent: Process, part: Process
     assert choose(snapshot, for_s=LOOK_S).targets == ()
 
 
+def test_a_loader_worker_that_a_fork_server_has_forked_is_no_ghost() -> None:
+    """multiprocessing's own, which ends with the script and has no torch itself."""
+    words = ("python", "-c", "from multiprocessing.forkserver import main; main(5, 6, [])")
+    server = process(101, parent=100, has_torch=False, command=words)
+    loader = process(102, parent=101, command=words, **{**LOADER, "group": 100})
+    assert ghost_pids(seen(SCRIPT, server, loader)) == set()
+
+
 def test_a_parent_that_began_later_is_none() -> None:
     """Its number has been given to another process, which runs the same program."""
     later = process(100, start_ticks=500)

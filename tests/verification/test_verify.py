@@ -52,6 +52,13 @@ def test_nothing_of_a_run_is_left_in_this_process() -> None:
     assert len(cloudpickle.dumps(small)) < 1_000_000
 
 
+def test_what_is_infinite_in_both_is_equal_and_what_is_no_number_never() -> None:
+    mask = torch.tensor([0.0, -math.inf, math.nan])
+    assert plain.differ({"mask": mask[:2]}, {"mask": mask[:2].clone()}) == 0.0
+    assert plain.differ({"mask": mask[:2]}, {"mask": torch.zeros(2)}) == math.inf
+    assert plain.differ({"mask": mask}, {"mask": mask.clone()}) == math.inf
+
+
 def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
     found = verify(TASK, (1, 2, 4))
     assert found.is_equal

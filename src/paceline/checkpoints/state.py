@@ -68,10 +68,10 @@ def save_tensors(
 
 
 def _state_of(model: nn.Module) -> dict[str, Tensor]:
-    """``state_dict()``, names without a compiler's prefix."""
+    """``state_dict()``, names without a compiler's prefix; of extra state only what is a tensor."""
     inner = getattr(model, "_orig_mod", model)
-    found: dict[str, Tensor] = inner.state_dict()
-    return found
+    found: dict[str, Any] = inner.state_dict()
+    return {name: one for name, one in found.items() if isinstance(one, Tensor)}
 
 
 _TYPES = {

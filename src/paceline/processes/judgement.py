@@ -162,8 +162,8 @@ def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
         return True
     if not parent.exe or not process.exe:  # another's, or closed to us: it may well be the one
         return parent.pid == _INIT
-    if role is Role.LOADER_WORKER:  # its loader lives in a process that has torch
-        return not parent.has_torch
+    if role is Role.LOADER_WORKER:  # its loader lives in a process that has torch, or forks it
+        return not (parent.has_torch or _FORKED_FROM in " ".join(parent.command))
     if process.is_forked:  # so its parent's program was its own
         return parent.exe != process.exe
     return not (_is_python(parent) or parent.has_torch)

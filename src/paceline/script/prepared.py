@@ -522,6 +522,9 @@ class Prepared:
             for number, one in enumerate(self.optimizers):
                 name = f"optimizer {number}" if number else "optimizer"
                 add(name, one.state_dict, one.load_state_dict)
+        for name, module in self.whole.named_modules():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                add(f"extra state of {name}", module.get_extra_state, module.set_extra_state)
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)

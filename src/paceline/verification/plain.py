@@ -82,7 +82,11 @@ def _batches(num_samples: int, batch_size: int, epoch: int) -> Iterator[Lease]:
 
 def state_of(model: nn.Module) -> State:
     """Clones of all parameters and buffers."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return {
+        name: value.detach().clone()
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)  # else it is what get_extra_state() gives
+    }
 
 
 def differ(one: State, other: State) -> float:
@@ -91,7 +95,7 @@ def differ(one: State, other: State) -> float:
 
 
 def largest_difference(one: State, other: State) -> tuple[str, float]:
-    """Where any element differs most, and by how much; what is not finite in one differs."""
+    """Where any element differs most, and by how much; what is not finite in one alone differs."""
     assert one.keys() == other.keys()
     found = ("", 0.0)
     for name, value in one.items():
@@ -102,7 +106,8 @@ def largest_difference(one: State, other: State) -> tuple[str, float]:
 
 
 def _most(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite where it is no number."""
+    """The largest difference; infinite where one is no number, or infinite alone."""
     gap = one != other if one.dtype == torch.bool else (one - other).abs()
+    gap = gap.masked_fill(one == other, 0)  # of infinite ones it is no number
     most = float(gap.max()) if gap.numel() else 0.0
     return math.inf if math.isnan(most) else most
