@@ -81,8 +81,9 @@ def write_table(
 def write_rows(
     path: Path, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str
 ) -> None:
-    """Write one page: title, command, table, note."""
-    lines = [f"# {title}", "", f"`{' '.join(['python', *sys.argv])}`", ""]
+    """Write one page: title, command, table, note; a folder of this machine has no name in it."""
+    words = ["FOLDER" if Path(one).is_absolute() else one for one in sys.argv]
+    lines = [f"# {title}", "", f"`{' '.join(['python', *words])}`", ""]
     lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     path.write_text("\n".join([*lines, "", note, ""]))

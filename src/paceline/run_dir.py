@@ -130,7 +130,9 @@ def is_at_work(folder: Path, locks: Path = Path("/proc/locks")) -> bool:
         held = [line.split() for line in locks.read_text().splitlines()]
     except OSError:
         return True
-    return any(f":{number}" in word for line in held if "FLOCK" in line for word in line)
+    return any(
+        word.rpartition(":")[2] == str(number) for line in held if "FLOCK" in line for word in line
+    )
 
 
 def refuse_trials(folder: Path) -> None:

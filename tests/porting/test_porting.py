@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.porting.accelerate import leave_accelerate
+from paceline.porting.check import check
 from paceline.porting.parts import Parts
 from paceline.porting.porting import advise, check_script, read
 from paceline.porting.reading import Source
@@ -368,3 +370,87 @@ def test_only_who_is_refused_waits_for_libcst() -> None:
         f"check_script(ScriptProgram(path={__file__!r})); sys.exit('libcst' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+LOOP = """
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+HEAD = """import torch
+from torch import nn
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "updates"),
+    [
+        ("start, steps or 20", "(steps or 20) - start"),
+        ("1, 10 if short else n + 1", "(10 if short else n + 1) - 1"),
+        ("1, n + 1", "n"),
+    ],
+)
+def test_a_number_of_turns_is_a_difference_whatever_it_is_made_of(count: str, updates: str) -> None:
+    text = f"{HEAD}for it in range({count}):\n    loss = model(torch.ones(1, 4)).sum(){LOOP}"
+    assert f"pace.updates({updates})" in port(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "last"),
+    [
+        ("batch = draw()\nprint(batch.shape)\n", "    batch = draw()\n"),
+        ("batch = draw()\n", "    if batch.sum() > 3:\n        batch = draw()\n"),
+    ],
+)
+def test_what_is_made_before_a_loop_and_needed_there_stays(before: str, last: str) -> None:
+    draw = "def draw():\n    return torch.randn(8, 4)\n"
+    text = f"{HEAD}{draw}{before}for it in range(9):\n    loss = model(batch).sum(){LOOP}{last}"
+    assert "\nbatch = draw()\n" in port(text)
+
+
+def test_a_file_that_is_open_while_all_train_is_not_the_main_workers_alone() -> None:
+    train = "def train():\n    for x in data:\n        loss = model(x).sum()"
+    train += LOOP.replace("\n    ", "\n        ")
+    data = "data = torch.utils.data.DataLoader(torch.ones(8, 4))\n"
+    rest = 'with open("log", "w") as log:\n    for epoch in range(3):\n        train()\n'
+    assert "is_main" not in port(HEAD + data + train + rest)
+    grown = "known = []\n" + HEAD + data + "for epoch in range(3):\n"
+    grown += "    for x in data:\n        loss = model(x).sum()" + LOOP.replace(
+        "\n    ", "\n        "
+    )
+    grown += '    with open("log", "a") as log:\n        known.append(epoch)\n'
+    assert "is_main" not in port(grown)
+    assert "is_main" in port(grown.replace("known.append(epoch)", "log.write(str(epoch))"))
+
+
+def test_a_file_that_begins_with_a_mark_of_byte_order_keeps_it_in_front(tmp_path: Path) -> None:
+    path = tmp_path / "marked.py"
+    loop = f"for it in range(9):\n    loss = model(torch.ones(1, 4)).sum(){LOOP}"
+    path.write_text("\ufeff" + HEAD + loop, encoding="utf-8")
+    check_script(ScriptProgram(path=str(path)))
+    diff = check(ScriptProgram(path=str(path))).diff
+    subprocess.run(["patch", "-p0"], input=diff, text=True, cwd=tmp_path, check=True)
+    assert path.read_text(encoding="utf-8").startswith("\ufeffimport paceline\n")
+
+
+def test_what_accelerate_gave_another_name_keeps_it() -> None:
+    text = HEAD.replace("import torch\n", "import torch\nfrom accelerate import Accelerator\n", 1)
+    text += """accelerator = Accelerator()
+train_loader = torch.utils.data.DataLoader(torch.ones(8, 4))
+test_loader = torch.utils.data.DataLoader(torch.ones(8, 4))
+model, optimizer, train_dl, test_dl = accelerator.prepare(
+    model, optimizer, train_loader, test_loader
+)
+for epoch in range(3):
+    for x in train_dl:
+        optimizer.zero_grad()
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+    print(len(test_dl))
+torch.save(accelerator.unwrap_model(model=model).state_dict(), "model.pt")
+"""
+    after, _ = leave_accelerate(text)
+    assert "\ntest_dl = test_loader\n" in after
+    assert "torch.save(model.state_dict()" in after

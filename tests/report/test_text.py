@@ -30,6 +30,7 @@ def test_a_time_reads_as_its_reader_needs_it(
 
 def test_what_nobody_knows_is_a_dash() -> None:
     assert (or_dash(None, str), three_figures(None), size(None)) == ("-", "-", "-")
+    assert (size(1_023_000), size(1_047_000_000)) == ("999 KiB", "998 MiB")
 
 
 def test_a_column_is_as_wide_as_its_widest_cell() -> None:

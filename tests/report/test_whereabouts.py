@@ -12,10 +12,10 @@ from paceline.cli.app import run
 from paceline.data.loader import LeasedLoader
 from paceline.data.order import redraw
 from paceline.errors import ConfigError
-from paceline.events import Grant, Lease, Ticket
+from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed, Ticket
 from paceline.report.whereabouts import Fates, report_sample
 from paceline.trace import Trace, read_trace
-from paceline.trace.records import Header
+from paceline.trace.records import Handed, Header, Heard, Ordered, Resumed
 from runs import leases_of, train
 from tiny import NUM_SAMPLES, TASK
 
@@ -125,3 +125,37 @@ def test_a_number_of_a_loop_without_a_loader_is_found_by_its_position(
     code, _, err = say("report runs/n --position 18")
     assert code == 2
     assert "it has 18 samples, 0 to 17" in err
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_what_was_at_work_at_a_stop_is_looked_for_where_it_went(before: int, after: int) -> None:
+    """16 samples, 8 an update; the second is begun, stopped, and cut anew for more or fewer."""
+    fates, version = Fates(), 0
+    fates.add(Header(fields={"num_samples": 16, "order": "shuffled"}))
+
+    def granted(members: range, start: int, turn: int) -> list[Ticket]:
+        size, tickets = 8 // len(members), []
+        for place, member in enumerate(members):
+            fates.add(Heard(fact=Joined(member, 0.0), worker=member))
+            begin = start + place * size
+            tickets.append(Ticket(member, turn, version))
+            lease = Lease(100 * member + turn, 0, begin, begin + size)
+            fates.add(Ordered(t_s=0.0, order=Grant(tickets[-1], (lease,), ())))
+        return tickets
+
+    def applied(tickets: list[Ticket]) -> None:
+        for one in tickets:
+            pushed = Pushed(one, 8 // len(tickets), 0.0, True, 0.0)
+            fates.add(Handed(fact=pushed, compute_s=0.0, wait_s=0.0, push_s=0.0))
+        weights = (1 / len(tickets),) * len(tickets)
+        fates.add(Ordered(t_s=0.0, order=Apply(tuple(tickets), weights)))
+
+    applied(granted(range(before), 0, 0))
+    version = 1
+    granted(range(before), 8, 1)
+    fates.add(Resumed(t_s=1.0, version=1, workers=after, lost=0, changes={}))
+    applied(granted(range(10, 10 + after), 8, 0))
+    fates.add(Ordered(t_s=2.0, order=EpochEnd(0, 2)))
+    assert [fates.fate(0, position).update for position in (0, 8, 11, 15)] == [1, 2, 2, 2]
+    ledger = fates.ledger(0, 16)
+    assert (ledger.used, ledger.dropped) == (16, 0)

@@ -146,12 +146,20 @@ def _leaves(script: SourceTree, loop: AnyLoop) -> tuple[cst.CSTNode, ...]:
     return tuple(found)
 
 
+_WEAKER = cst.IfExp | cst.BooleanOperation | cst.UnaryOperation | cst.Comparison | cst.NamedExpr
+"""What a minus behind it would be a part of."""
+
+
 def _minus(last: str, first: str) -> str:
     """``last - first``, without what cancels: ``n + 1 - 1``."""
     if first == "0":
         return last
-    if last.replace(" ", "").endswith(f"+{first.replace(' ', '')}"):
+    made = cst.parse_expression(last)
+    is_added = isinstance(made, cst.BinaryOperation) and isinstance(made.operator, cst.Add)
+    if is_added and last.replace(" ", "").endswith(f"+{first.replace(' ', '')}"):
         return last[: last.rindex("+")].rstrip()
+    if isinstance(made, _WEAKER):
+        last = f"({last})"
     is_sum = re.search(r"[^\w.()\[\]]", first) is not None
     return f"{last} - ({first})" if is_sum else f"{last} - {first}"
 

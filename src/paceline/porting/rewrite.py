@@ -14,6 +14,7 @@ a script, so it runs as by plain ``python``. Above 300 lines, since all passes o
 together. This module must not know where a script lies.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -311,10 +312,23 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
         if not _is_ahead(script, node, own, inside):
             continue
         text, block = script.code(node), script.parents[script.block_line(node)]
-        if text in before and isinstance(block, cst.IndentedBlock):
+        made = {one.name for one in own if one.node is node}
+        around = itertools.takewhile(lambda up: up is not loop, script.up(node))
+        if any(isinstance(up, cst.If | cst.Else | cst.Try | cst.While) for up in around):
+            continue  # not in each turn
+        if not isinstance(block, cst.IndentedBlock) or text not in before:
+            continue
+        if _is_first_used(script, made, before[text], loop):
             edits.remove(node)
             edits.remove(before[text])
             edits.insert(block.body[0], text, is_before=True)
+
+
+def _is_first_used(script: SourceTree, made: set[str], before: cst.CSTNode, loop: AnyLoop) -> bool:
+    """Whether what was made before a loop is first used in it: else it is needed there."""
+    last = max(script.order[one] for one in script.within(before))
+    uses = [script.order[one] for name in made for one in script.uses(name)]
+    return not any(last < one < script.order[loop] for one in uses)
 
 
 def _is_ahead(
@@ -383,13 +397,15 @@ def guard(
     there = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
         text = there.get((script.line(call), script.code(call.func)))
-        line = None if text is None else _written_line(script, call)
+        line = None if text is None else _written_line(script, flow, before, call)
         if text is None or line is None:
             continue
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
         is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
-        is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
+        is_bound = any(isinstance(one, _BINDS) for one in script.within(line)) or (
+            isinstance(line, cst.With) and _grows(script, line)
+        )
         if any(flow.around(call)):
             if is_download:
                 continue
@@ -400,7 +416,19 @@ def guard(
         edits.wrap(lines, found[lines[0]])
 
 
-def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
+_BINDS = cst.Assign | cst.AnnAssign | cst.AugAssign | cst.NamedExpr
+_GROWING = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "clear", "remove")
+
+
+def _grows(script: SourceTree, line: cst.With) -> bool:
+    """Whether it changes a list or dict that was made outside."""
+    held = set(script.within(line))
+    return any(one in held for one in script.calls(*_GROWING))
+
+
+def _written_line(
+    script: SourceTree, flow: Flow, before: cst.CSTNode, call: cst.Call
+) -> cst.CSTNode | None:
     """The line that may be done by one worker; None: more than the writing hangs on it."""
     line = script.block_line(call)
     if isinstance(line, cst.SimpleStatementLine):
@@ -410,11 +438,11 @@ def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
     elif not isinstance(line, cst.With):
         return None
     kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global
-    names = ("step", "backward")
-    held = list(script.within(line))
-    if any(isinstance(one, kept) for one in held):
+    held = set(script.within(line))
+    if any(isinstance(one, kept) for one in held) or before in held:
         return None
-    if any(call in held for call in script.calls(*names)):
+    reached = {one for part in flow.reached([line]) for one in script.within(part)}
+    if any(one in held | reached for one in script.calls("step", "backward")):
         return None
     return line
 

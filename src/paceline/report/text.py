@@ -78,7 +78,7 @@ def size(num_bytes: int | None) -> str:
         return "-"
     value = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB"):
-        if value < 1024:
+        if value < 999.5:  # from there on three figures would be 1.02e+03
             return f"{value:.3g} {unit}" if unit != "bytes" else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.3g} GiB"
