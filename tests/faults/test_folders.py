@@ -196,6 +196,10 @@ def test_another_folder_in_its_place_is_not_written_to(tmp_path: Path) -> None:
         place.write("a", b"1")
         with pytest.raises(FileError, match="another folder than the one that the run began in"):
             OpenFolder.open(tmp_path / "run", place.identity)
+        with pytest.raises(FileError, match="another folder"):  # as another machine knows it
+            OpenFolder.open(tmp_path / "run", place.identity[1:])
+        with closing(OpenFolder.open(tmp_path / "moved", place.identity[1:])) as same:
+            assert same.identity == place.identity
         checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints", within=place.identity)
         with pytest.raises(FileError, match="another folder"):
             checkpoints.begin()

@@ -397,6 +397,28 @@ def test_a_number_of_turns_is_a_difference_whatever_it_is_made_of(count: str, up
     assert f"pace.updates({updates})" in port(text)
 
 
+def test_turns_that_are_passed_by_are_no_updates() -> None:
+    loop = "for it in range(9):\n    loss = model(torch.ones(1, 4)).sum()\n    loss.backward()\n"
+    loop += "    if (it + 1) % 3:\n        continue\n    optimizer.step()\n"
+    with pytest.raises(CannotDerive, match="steps in some turns only"):
+        port(HEAD + loop + "    optimizer.zero_grad()\n")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "epochs"),
+    [
+        ("reversed(range(3))", "pace.epochs(list(reversed(range(3))))"),
+        ("tqdm(range(3))", "tqdm(pace.epochs(3))"),
+        ("range(1, 4)", "pace.epochs(range(1, 4))"),
+    ],
+)
+def test_epochs_are_gone_through_one_by_one(numbers: str, epochs: str) -> None:
+    text = HEAD + "from tqdm import tqdm\n"
+    text += "data = torch.utils.data.DataLoader(torch.ones(8, 4))\n"
+    text += f"for epoch in {numbers}:\n    for x in data:\n        loss = model(x).sum()"
+    assert f"for epoch in {epochs}:" in port(text + LOOP.replace("\n    ", "\n        "))
+
+
 @pytest.mark.parametrize(
     ("before", "last"),
     [

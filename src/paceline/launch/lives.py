@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
+from ..checkpoints.best import BEST, INDEX
 from ..checkpoints.folder import FOLDER
 from ..checkpoints.resumption import Origin, Resumption, has_checkpoint, locate, read
 from ..conditions.faults import FaultPlan
@@ -37,7 +38,7 @@ from ..trace.records import Ended
 
 WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", "wandb", *CLIENTS_RUNS, FOLDER)
 """What lies in the folder of a run that has not begun."""
-_LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors")
+_LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors", INDEX, BEST)
 """And what one leaves that was cut off."""
 _TRIES = 3
 MOST_IN_VAIN = 3
@@ -94,8 +95,8 @@ def _set_aside(folder: RunFolder) -> str:
     names = place.names()
     number = next(n for n in range(1, len(names) + 2) if f"cut-off-{n}" not in names)
     with closing(place.make_inner(f"cut-off-{number}", is_new=True)) as aside:
-        for name in _LEFT:
-            if name in names:
+        for name in names:
+            if name in _LEFT or name.startswith("best-"):
                 place.rename(name, name, into=aside)
         return (
             f"the run in {folder.path} was cut off before its first checkpoint: it begins anew; "
@@ -234,7 +235,7 @@ def context_of(
         path=path_of(settings, protocol),
         resume=None,
         run_dir=str(place.path.resolve()),
-        run_identity=place.identity,
+        run_identity=place.identity[1:] if settings.engine == "torchrun" else place.identity,
         checkpoints=settings.checkpoint_every != "never",
         source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
     )

@@ -87,9 +87,10 @@ def _refuse_turns_without_a_step(
             for one in script.bindings
             if one.node in inside and names & script.inside(one.value)
         }
+    passed_by = [one.test for one in _passes_by(script, loop, steps)]
     for call in steps:
         tests = [one.test for one in script.up(call) if isinstance(one, cst.If)]
-        if not any(names & script.inside(test) for test in tests):
+        if not any(names & script.inside(test) for test in [*tests, *passed_by]):
             return
     line = script.line(steps[0])
     raise CannotDerive(
@@ -97,6 +98,23 @@ def _refuse_turns_without_a_step(
         "them, with a loop over its batches: for number in pace.updates(n): with pace.step(): for "
         "_ in range(k): ... backward(), then optimizer.step()"
     )
+
+
+def _passes_by(script: SourceTree, loop: AnyLoop, steps: Sequence[cst.Call]) -> list[cst.If]:
+    """``if (it + 1) % 4: continue`` before the step."""
+    first = min(script.order[one] for one in steps)
+    rows = [one for one in script.within(loop.body) if isinstance(one, cst.If)]
+    return [
+        one
+        for one in rows
+        if script.parents[one] is loop.body
+        and script.order[one] < first
+        and any(
+            isinstance(end, cst.Continue)
+            and next(up for up in script.up(end) if isinstance(up, cst.For | cst.While)) is loop
+            for end in script.within(one.body)
+        )
+    ]
 
 
 def _of_for(flow: Flow, loop: cst.For) -> TurnCount:

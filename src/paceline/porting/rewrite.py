@@ -187,13 +187,22 @@ def step(loop: Loop, edits: TreeEdits, first: str = "", who: str = "pace") -> No
     edits.change(loop.node.body, wrapped)
 
 
+_AT_ONCE = ("reversed", "list", "sorted", "tuple")
+"""What looks at all numbers before the first turn."""
+
+
 def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits, who: str = "pace") -> None:
     """``pace.epochs`` where the loop over epochs is one over numbers."""
     if not isinstance(loop, cst.For):
         return
     for call in script.calls("range"):
-        if any(one is loop.iter for one in (call, *script.up(call))):
-            if len(call.args) == 1:
+        ups = [call, *script.up(call)]
+        if any(one is loop.iter for one in ups):
+            calls = [one for one in ups[1 : ups.index(loop.iter) + 1] if isinstance(one, cst.Call)]
+            if any(script.code(one.func) in _AT_ONCE for one in calls):
+                numbers = f"list({script.code(loop.iter)})"
+                edits.replace(loop.iter, f"{who}.epochs({numbers})")
+            elif len(call.args) == 1:
                 edits.replace(call.func, f"{who}.epochs")
             else:
                 edits.replace(call, f"{who}.epochs({script.code(call)})")

@@ -283,7 +283,7 @@ class Checkpointing:
     @property
     def _place(self) -> CheckpointsMoved:
         folder = self._places.folder
-        within = None if folder.within is None else tuple(folder.within)
+        within = None if folder.within is None else tuple(folder.within[-1:])  # on any machine
         return CheckpointsMoved(str(folder.folder), within)
 
     def _tell_place(self) -> None:

@@ -74,7 +74,7 @@ class OpenFolder:
         if place is None:
             raise _refused(path, "too many links")
         place._checked()
-        if identity is not None and place.identity != tuple(identity):
+        if identity is not None and place.identity[-len(identity) :] != tuple(identity):
             place.close()
             raise _refused(path, "it is another folder than the one that the run began in")
         return place
@@ -95,7 +95,10 @@ class OpenFolder:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What no other folder of this machine has, as long as this one is there."""
+        """What no other folder of this machine has, as long as this one is there.
+
+        Of its two numbers the first, of the file system, differs between machines that share it.
+        """
         now = os.fstat(self.fd)
         return now.st_dev, now.st_ino
 
