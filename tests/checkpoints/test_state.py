@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from paceline.checkpoints.state import model_file, pack, save_tensors, unpack
+from paceline.checkpoints.state import model_file, pack, save_model, save_tensors, unpack
 from paceline.errors import ConfigError, LinkError, PacelineError
 
 PLAIN = st.recursive(
@@ -87,6 +87,13 @@ def test_a_models_file_is_what_the_formats_own_library_writes() -> None:
     module = of_all_kinds()
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
     assert model_file(module) == save(state)
+
+
+def test_others_may_read_a_model_as_any_file_that_was_made_here(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    save_model(of_all_kinds(), tmp_path / "model.safetensors")
+    modes = [one.stat().st_mode for one in tmp_path.iterdir()]
+    assert modes[0] == modes[1]
 
 
 def test_one_tensor_is_read_at_a_time_and_what_fails_leaves_no_file(tmp_path: Path) -> None:

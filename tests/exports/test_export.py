@@ -193,3 +193,34 @@ def test_a_run_of_an_own_task_is_exported_and_of_a_script_the_way_is_said(
     code, _, err = say("export runs/script")
     assert code == 2
     assert "runs/script ran the script lenet.py; give the model by the function" in err
+
+
+ARRAYS = """
+import numpy as np
+import torch
+from torch import nn
+from paceline import Splits, Task
+from paceline.workloads.base import loss_metrics
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return np.full(4, index, dtype=np.float32), index % 2
+
+
+loss = nn.functional.cross_entropy
+task = Task(
+    name="arrays", model=lambda: nn.Linear(4, 2), loss=loss, data=lambda: Splits(train=Rows()),
+    learning_rate=0.1, batch_size=4, epochs=1, metrics=loss_metrics(loss),
+)
+"""
+
+
+def test_a_data_set_of_arrays_is_batched_as_by_a_loader(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "arrays.py").write_text(ARRAYS)
+    code, out, err = say("export arrays:task --format torchscript --json")
+    assert code == 0, err
+    assert set(json.loads(out)["max_differences"]) == {"1", "7"}

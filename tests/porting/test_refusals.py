@@ -365,6 +365,14 @@ def test_turns_that_are_counted_once_are_carried(calls: str) -> None:
     assert "pace.updates(n)" in judge(Source(SCRIPT.replace(LOOP, function + calls)), "t.py").diff
 
 
+@pytest.mark.parametrize(
+    "row", ["from multiprocessing import Pipe; a, b = Pipe()", "net = load(device_map='cpu')"]
+)
+def test_what_spreads_no_model_is_carried(row: str) -> None:
+    text = SCRIPT.replace("model = ", f"{row}\nmodel = ", 1)
+    assert judge(Source(text), "train.py").reason == ""
+
+
 def test_without_these_the_script_is_carried() -> None:
     assert judge(Source(SCRIPT), "train.py").added == 5
     assert judge(Source(SCRIPT.replace(LOOP, DRAWS)), "train.py").added == 5

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.errors import ConfigError
@@ -113,6 +114,14 @@ def test_a_task_with_an_impossible_setting_is_refused(
 
     with pytest.raises(ConfigError, match=said):
         own_tasks.mine(**change)
+
+
+def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+    import own_tasks
+
+    task = own_tasks.mine(batch_size=np.int64(8))
+    assert (type(task.batch_size), task.batch_size) == (int, 8)
 
 
 def test_the_door_gives_the_same_task_class() -> None:

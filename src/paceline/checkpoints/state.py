@@ -141,6 +141,7 @@ def write_whole(path: Path, data: bytes | Iterator[Any]) -> None:
             try:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
                 os.fsync(file.fileno())
                 os.replace(file.name, path)
             except BaseException:  # raised again: no half file stays
@@ -148,6 +149,13 @@ def write_whole(path: Path, data: bytes | Iterator[Any]) -> None:
                 raise
     except OSError as error:
         raise FileError(error.errno, f"{error.strerror}: it is not written", str(path)) from error
+
+
+def _umask() -> int:
+    """What this process takes from the modes of its files; there is no way to ask but to set it."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
 
 
 def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:

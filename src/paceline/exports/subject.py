@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -189,7 +189,7 @@ def random_inputs(
 
 def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
     """The first samples of a task's data, opened when they are first wanted."""
-    opened: list[Tensor] = []
+    opened: list[Any] = []
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         if len(opened) < batch:
@@ -197,7 +197,13 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
             data = splits.test if splits.test is not None else splits.train
             count = len(data)  # type: ignore[arg-type]  # a map-style data set has a length
             opened[:] = [data[i % count][0] for i in range(batch)]
-        return (torch.stack(opened[:batch]),)
+        found = torch.utils.data.default_collate(opened[:batch])  # as a loader makes batches
+        if not isinstance(found, Tensor):
+            raise ConfigError(
+                f"task {task.name}: its data set gives inputs as {type(opened[0]).__name__}, and a "
+                "model is exported for one tensor"
+            )
+        return (found,)
 
     return inputs
 

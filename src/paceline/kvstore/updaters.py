@@ -176,9 +176,19 @@ class Optimize(Rule):
         self._options = dict(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
         self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
-        self._build(torch.zeros(1))  # refused here, where it is named, and not at the first push
+        self._try()
         # One for each key: the lock of the key is also the lock of its optimizer.
         self._optimizers: dict[str, Optimizer] = {}
+
+    def _try(self) -> None:
+        """Refused here, where it is named, and not at the first push; some take matrices alone."""
+        try:
+            self._build(torch.zeros(1))
+        except ValueError:
+            try:
+                self._build(torch.zeros(1, 1))
+            except ValueError as error:
+                raise ConfigError(f"{self.name} cannot be made: {error}") from None
 
     def check(self, like: Tensor) -> None:
         if not like.dtype.is_floating_point and not like.dtype.is_complex:
@@ -186,6 +196,13 @@ class Optimize(Rule):
                 f"{self.name} updates floating-point tensors, not {like.dtype}; keep other tensors "
                 'in a store of their own: KVStore(updater="assign")'
             )
+        try:
+            self._build(nn.Parameter(torch.zeros_like(like), requires_grad=False))
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.name} takes no tensor of shape {tuple(like.shape)}: {error}; keep such "
+                "tensors in a store of their own"
+            ) from None
 
     def entries(self, like: Tensor) -> tuple[StateEntry, ...]:
         parameter = nn.Parameter(torch.empty_like(like), requires_grad=False)

@@ -42,12 +42,12 @@ def refuse_anywhere(script: SourceTree) -> None:
                 f"line {line}: sparse gradients cannot be averaged; write sparse=False and a dense "
                 "optimizer"
             )
-        if _OWN_WORKERS.search(name):
+        if _OWN_WORKERS.search(name) and not name.startswith("multiprocessing."):
             raise CannotDerive(
                 f"line {line}: {last} spreads one model over several devices, and here each worker "
                 "has a whole one; leave it out, or start the script by its own launcher"
             )
-        if "device_map" in words:
+        if words.get("device_map", "None") not in ("None", '"cpu"', "'cpu'"):
             raise CannotDerive(
                 f"line {line}: device_map spreads one model over several devices, and here each "
                 "worker has a whole one; leave it out"
