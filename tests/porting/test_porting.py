@@ -476,3 +476,12 @@ torch.save(accelerator.unwrap_model(model=model).state_dict(), "model.pt")
     after, _ = leave_accelerate(text)
     assert "\ntest_dl = test_loader\n" in after
     assert "torch.save(model.state_dict()" in after
+
+
+def test_noise_behind_a_step_is_not_put_into_one_of_each_worker() -> None:
+    loop = f"for it in range(9):\n    loss = model(torch.ones(1, 4)).sum(){LOOP}"
+    behind = "    with torch.no_grad():\n        for p in model.parameters():\n            p.{}\n"
+    assert "register_step_post_hook" in port(HEAD + loop + behind.format("clamp_(-1, 1)"))
+    noise = behind.format("add_(torch.randn_like(p), alpha=0.1)")
+    assert "register_step_post_hook" not in port(HEAD + loop + noise)
+    assert "register_step_post_hook" not in port(HEAD + loop + behind.format("data.normal_()"))

@@ -11,6 +11,7 @@ step has it. Lines that need what the loop makes stay where they are. This modul
 a tree is edited.
 """
 
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,6 +23,10 @@ from .parts import Parts
 from .tree import SourceTree, TreeEdits, by_name
 
 _OF_A_MODEL = ("parameters", "named_parameters")
+_DRAWS = re.compile(
+    r"(^|[._])(rand\w*|normal_?|uniform_?|bernoulli_?|multinomial|dropout\w*|exponential_|cauchy_|"
+    r"geometric_|random_|trunc_normal_)$"
+)
 
 
 class StepHook(NamedTuple):
@@ -92,8 +97,12 @@ def _changes_weights(script: SourceTree, row: cst.CSTNode, models: set[str]) -> 
 
 
 def _is_in_place(script: SourceTree, row: cst.CSTNode) -> bool:
-    """Whether this is ``p.data.clamp_(...)`` or the like."""
+    """Whether this is ``p.data.clamp_(...)`` or the like, and draws nothing: of noise that each
+    worker draws, the average has less."""
     if not isinstance(row, cst.SimpleStatementLine):
+        return False
+    calls = [one for one in script.within(row) if isinstance(one, cst.Call)]
+    if any(_DRAWS.search(script.code(one.func)) for one in calls):
         return False
     for one in row.body:
         call = one.value if isinstance(one, cst.Expr) else None
