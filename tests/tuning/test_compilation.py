@@ -44,3 +44,19 @@ def test_a_model_is_compiled_once(calls: list[int]) -> None:
     Compilation().apply(objects, "default")
     with pytest.raises(ConfigError, match="compiled already; leave --compile out"):
         Compilation().apply(objects, "default")
+
+
+def test_samples_of_a_dict_are_counted_too(calls: list[int]) -> None:
+    class OfDict(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, given: Any) -> Any:
+            return self.inner(given["x"])
+
+    model, (inputs, _) = OfDict(), batch()
+    compile_model(model, "default", frozenset({SIZE}))
+    model({"x": inputs})
+    model({"x": inputs[:3]})
+    assert calls == [1]  # by a dict of one tensor

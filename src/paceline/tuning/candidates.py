@@ -244,7 +244,8 @@ def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
     for one in (*arguments, *options.values()):
         if isinstance(one, Tensor) and one.ndim:
             return len(one)
-    return 0
+    held = torch.utils._pytree.tree_leaves((arguments, options))  # in dicts and lists
+    return next((len(one) for one in held if isinstance(one, Tensor) and one.ndim), 0)
 
 
 class LoaderWorkers(Candidate):
