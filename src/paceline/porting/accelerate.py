@@ -173,7 +173,7 @@ def _prepare(
         )
     assert training.loop.loader is not None
     trained = flow.express(training.loop.loader, script.scope(call))
-    kept, rows = [], []
+    kept = []
     for one, back in zip(given, returned, strict=True):
         name = script.code(one)
         is_other = name != trained and script.code(back) != trained
@@ -182,14 +182,10 @@ def _prepare(
             is_loader is None and re.search(r"loader|_dl$|^dl_", name) is not None
         )
         if is_loader and is_other:
-            if script.code(back) != name:
-                rows.append(f"{script.code(back)} = {name}")
             continue
         kept.append((_on_device(script, training, one, own.name), script.code(back)))
     left, right = ", ".join(b for _, b in kept), ", ".join(a for a, _ in kept)
     edits.change(statement, lambda _: _small(f"{left} = {own.name}.prepare({right})"))
-    if rows:
-        edits.insert(script.block_line(statement), "; ".join(rows))
 
 
 def _small(text: str) -> cst.BaseSmallStatement:
@@ -213,14 +209,6 @@ def _on_device(script: SourceTree, training: Stepping, one: cst.BaseExpression, 
 # -- what an accelerator does ----------------------------------------------------------------------
 
 
-def _model_given(script: SourceTree, around: cst.CSTNode) -> str:
-    assert isinstance(around, cst.Call)
-    model = [*positional(around), by_name(around).get("model")][0]
-    if model is None:
-        raise CannotDerive(f"line {script.line(around)}: no model in {script.code(around)}")
-    return script.code(model)
-
-
 def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEdits) -> None:
     """Everything that the script asks of its accelerator."""
     _check_names(script, training.flow, own)
@@ -238,7 +226,7 @@ def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits:
             edits.remove(script.statement(node))
         elif is_call and asked in ("unwrap_model", "get_state_dict"):
             end = ".state_dict()" if asked == "get_state_dict" else ""
-            edits.replace(around, f"{_model_given(script, around)}{end}")
+            edits.replace(around, f"{script.code(positional(around)[0])}{end}")  # type: ignore[arg-type]  # is_call: a call
         elif is_call and asked == "save":
             edits.replace(node, "torch.save")
         elif is_call and asked == "log":

@@ -68,18 +68,14 @@ def _due(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEd
     assert own.steps is not None
     assert training.loop.loader is not None
     loop, share = training.loop.node, script.code(own.steps)
-    loader = script.code(training.loop.loader)
     scope, home = script.scope(loop), script.scope(own.made[0])
     if not isinstance(own.steps, cst.BaseNumber) and scope is not home:
         raise CannotDerive(
             f"line {script.line(own.made[0])}: gradient_accumulation_steps={share} is not known in "
             f"the function of the loop of line {script.line(loop)}; make it a name of the file"
         )
-    if not isinstance(loop, cst.For):
-        raise CannotDerive(
-            f"line {script.line(loop)}: a loop that accumulates is written for batch in {loader}:"
-        )
-    target = loop.target
+    assert isinstance(loop, cst.For)
+    loader, target = script.code(training.loop.loader), loop.target
     over = loop.iter
     is_counted = isinstance(over, cst.Call) and script.code(over.func) == "enumerate"
     if is_counted and isinstance(target, cst.Tuple) and len(positional(over)) == 1:  # type: ignore[arg-type]  # is_counted: a call

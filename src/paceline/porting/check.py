@@ -19,9 +19,6 @@ from .reading import Source, note_of_writes
 from .rewrite import port
 from .tree import CannotDerive
 
-_MARK = "\ufeff"
-"""Of the order of bytes, with which some editors begin a file; Python passes over it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
@@ -64,23 +61,17 @@ def check(program: ScriptProgram) -> CheckResult:
     if path is None:
         raise ConfigError(f"module {program.path} has no file of Python to read")
     try:
-        raw = path.read_bytes().decode("utf-8")
-        text = raw.removeprefix(_MARK)
+        text = path.read_bytes().decode("utf-8")
         source = Source(text)
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno} is no valid Python ({error.msg})") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
-    return judge(source, str(path), "" if text == raw else _MARK)
+    return judge(source, str(path))
 
 
-def judge(source: Source, name: str, mark: str = "") -> CheckResult:
-    """What a text needs.
-
-    Args:
-        name: its path.
-        mark: that the file has in front of it.
-    """
+def judge(source: Source, name: str) -> CheckResult:
+    """What a text needs; ``name`` is its path."""
     if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         known = read(source, name)
         return CheckResult(
@@ -96,7 +87,7 @@ def judge(source: Source, name: str, mark: str = "") -> CheckResult:
     more = [*notes_of_loop(source.text, name), note_of_writes(ported, name), left_over(ported)]
     return CheckResult(
         script=name,
-        diff=unified(mark + source.text, mark + after, _label(name)),
+        diff=unified(source.text, after, _label(name)),
         added=added_lines(source.text, after),
         notes=(*notes, *(one for one in more if one)),
     )

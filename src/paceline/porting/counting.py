@@ -87,10 +87,9 @@ def _refuse_turns_without_a_step(
             for one in script.bindings
             if one.node in inside and names & script.inside(one.value)
         }
-    passed_by = [one.test for one in _passes_by(script, loop, steps)]
     for call in steps:
         tests = [one.test for one in script.up(call) if isinstance(one, cst.If)]
-        if not any(names & script.inside(test) for test in [*tests, *passed_by]):
+        if not any(names & script.inside(test) for test in tests):
             return
     line = script.line(steps[0])
     raise CannotDerive(
@@ -98,23 +97,6 @@ def _refuse_turns_without_a_step(
         "them, with a loop over its batches: for number in pace.updates(n): with pace.step(): for "
         "_ in range(k): ... backward(), then optimizer.step()"
     )
-
-
-def _passes_by(script: SourceTree, loop: AnyLoop, steps: Sequence[cst.Call]) -> list[cst.If]:
-    """``if (it + 1) % 4: continue`` before the step."""
-    first = min(script.order[one] for one in steps)
-    rows = [one for one in script.within(loop.body) if isinstance(one, cst.If)]
-    return [
-        one
-        for one in rows
-        if script.parents[one] is loop.body
-        and script.order[one] < first
-        and any(
-            isinstance(end, cst.Continue)
-            and next(up for up in script.up(end) if isinstance(up, cst.For | cst.While)) is loop
-            for end in script.within(one.body)
-        )
-    ]
 
 
 def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
@@ -164,20 +146,12 @@ def _leaves(script: SourceTree, loop: AnyLoop) -> tuple[cst.CSTNode, ...]:
     return tuple(found)
 
 
-_WEAKER = cst.IfExp | cst.BooleanOperation | cst.UnaryOperation | cst.Comparison | cst.NamedExpr
-"""What a minus behind it would be a part of."""
-
-
 def _minus(last: str, first: str) -> str:
     """``last - first``, without what cancels: ``n + 1 - 1``."""
     if first == "0":
         return last
-    made = cst.parse_expression(last)
-    is_added = isinstance(made, cst.BinaryOperation) and isinstance(made.operator, cst.Add)
-    if is_added and last.replace(" ", "").endswith(f"+{first.replace(' ', '')}"):
+    if last.replace(" ", "").endswith(f"+{first.replace(' ', '')}"):
         return last[: last.rindex("+")].rstrip()
-    if isinstance(made, _WEAKER):
-        last = f"({last})"
     is_sum = re.search(r"[^\w.()\[\]]", first) is not None
     return f"{last} - ({first})" if is_sum else f"{last} - {first}"
 

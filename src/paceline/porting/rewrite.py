@@ -14,7 +14,6 @@ a script, so it runs as by plain ``python``. Above 300 lines, since all passes o
 together. This module must not know where a script lies.
 """
 
-import itertools
 import re
 from collections.abc import Sequence
 
@@ -187,22 +186,13 @@ def step(loop: Loop, edits: TreeEdits, first: str = "", who: str = "pace") -> No
     edits.change(loop.node.body, wrapped)
 
 
-_AT_ONCE = ("reversed", "list", "sorted", "tuple")
-"""What looks at all numbers before the first turn."""
-
-
 def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits, who: str = "pace") -> None:
     """``pace.epochs`` where the loop over epochs is one over numbers."""
     if not isinstance(loop, cst.For):
         return
     for call in script.calls("range"):
-        ups = [call, *script.up(call)]
-        if any(one is loop.iter for one in ups):
-            calls = [one for one in ups[1 : ups.index(loop.iter) + 1] if isinstance(one, cst.Call)]
-            if any(script.code(one.func) in _AT_ONCE for one in calls):
-                numbers = f"list({script.code(loop.iter)})"
-                edits.replace(loop.iter, f"{who}.epochs({numbers})")
-            elif len(call.args) == 1:
+        if any(one is loop.iter for one in (call, *script.up(call))):
+            if len(call.args) == 1:
                 edits.replace(call.func, f"{who}.epochs")
             else:
                 edits.replace(call, f"{who}.epochs({script.code(call)})")
@@ -321,23 +311,10 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
         if not _is_ahead(script, node, own, inside):
             continue
         text, block = script.code(node), script.parents[script.block_line(node)]
-        made = {one.name for one in own if one.node is node}
-        around = itertools.takewhile(lambda up: up is not loop, script.up(node))
-        if any(isinstance(up, cst.If | cst.Else | cst.Try | cst.While) for up in around):
-            continue  # not in each turn
-        if not isinstance(block, cst.IndentedBlock) or text not in before:
-            continue
-        if _is_first_used(script, made, before[text], loop):
+        if text in before and isinstance(block, cst.IndentedBlock):
             edits.remove(node)
             edits.remove(before[text])
             edits.insert(block.body[0], text, is_before=True)
-
-
-def _is_first_used(script: SourceTree, made: set[str], before: cst.CSTNode, loop: AnyLoop) -> bool:
-    """Whether what was made before a loop is first used in it: else it is needed there."""
-    last = max(script.order[one] for one in script.within(before))
-    uses = [script.order[one] for name in made for one in script.uses(name)]
-    return not any(last < one < script.order[loop] for one in uses)
 
 
 def _is_ahead(
@@ -406,15 +383,13 @@ def guard(
     there = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
         text = there.get((script.line(call), script.code(call.func)))
-        line = None if text is None else _written_line(script, flow, before, call)
+        line = None if text is None else _written_line(script, call)
         if text is None or line is None:
             continue
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
         is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
-        is_bound = any(isinstance(one, _BINDS) for one in script.within(line)) or (
-            isinstance(line, cst.With) and _grows(script, line)
-        )
+        is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
         if any(flow.around(call)):
             if is_download:
                 continue
@@ -425,19 +400,7 @@ def guard(
         edits.wrap(lines, found[lines[0]])
 
 
-_BINDS = cst.Assign | cst.AnnAssign | cst.AugAssign | cst.NamedExpr
-_GROWING = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "clear", "remove")
-
-
-def _grows(script: SourceTree, line: cst.With) -> bool:
-    """Whether it changes a list or dict that was made outside."""
-    held = set(script.within(line))
-    return any(one in held for one in script.calls(*_GROWING))
-
-
-def _written_line(
-    script: SourceTree, flow: Flow, before: cst.CSTNode, call: cst.Call
-) -> cst.CSTNode | None:
+def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
     """The line that may be done by one worker; None: more than the writing hangs on it."""
     line = script.block_line(call)
     if isinstance(line, cst.SimpleStatementLine):
@@ -447,11 +410,11 @@ def _written_line(
     elif not isinstance(line, cst.With):
         return None
     kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global
-    held = set(script.within(line))
-    if any(isinstance(one, kept) for one in held) or before in held:
+    names = ("step", "backward")
+    held = list(script.within(line))
+    if any(isinstance(one, kept) for one in held):
         return None
-    reached = {one for part in flow.reached([line]) for one in script.within(part)}
-    if any(one in held | reached for one in script.calls("step", "backward")):
+    if any(call in held for call in script.calls(*names)):
         return None
     return line
 

@@ -102,19 +102,12 @@ class Fates:
                 self._seats[member] = member if record.worker is None else record.worker
             case Resumed():
                 self._version = record.version  # that of before, but for a trace that was damaged
-                self._forget_begun()
             case Heard(fact=Left(member, _)):
                 self._gone[member] = record.reason or "gone"
             case Handed():
                 self._pushed[record.fact.ticket[:2]] = record.fact
             case Ordered():
                 self._ordered(record)
-
-    def _forget_begun(self) -> None:
-        """What was at work when the run stopped is handed out anew, by other batches maybe."""
-        for leases in self.epochs.values():
-            for start in [start for start, one in leases.items() if one.update is None]:
-                del leases[start]
 
     def _ordered(self, record: Ordered) -> None:
         match record.order:

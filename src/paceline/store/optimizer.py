@@ -10,7 +10,7 @@ module must not know who executes which update, or when.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -78,8 +78,7 @@ class Updater:
             groups.append({**group, "params": [parameter for _, parameter in held]})
         self._optimizer = make_twin(optimizer, groups)
         self._parts = twin_parts(optimizer, self._optimizer, number_of)
-        self._is_in_place = keeps_gradients(optimizer)
-        """Torch's own, which changes its memory where it lies, and no gradient."""
+        self._may_change_gradients = not keeps_gradients(optimizer)
         self._unbound = [
             (piece, parameter)
             for piece, parameter in self._held
@@ -132,7 +131,7 @@ class Updater:
         gradients = self._gradients_in(slot)
         for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
             parameter.grad = gradient if present[piece.number] else None
-            if not self._is_in_place and parameter.grad is not None:
+            if self._may_change_gradients and parameter.grad is not None:
                 parameter.grad = gradient.clone()  # who does this step again reads what it read
         if self._numbers:
             self._read_numbers()
@@ -147,50 +146,8 @@ class Updater:
             self._refuse_late_state()
         if self._unbound:
             self._bind_created()
-        if not self._is_in_place:
-            self._take_replaced()
         if self._numbers:
             self._write_numbers()
-
-    def _take_replaced(self) -> None:
-        """What a step has put in the place of its memory, as ``p.data = p.data - rate * p.grad`` or
-        ``state["m"] = 0.9 * state["m"] + p.grad``, goes into the block, and is bound again.
-
-        Raises:
-            ConfigError: it is of another shape, or new behind the first step.
-        """
-        for piece, parameter in self._held:
-            view = self._view(piece, self._block)
-            if parameter.data_ptr() != view.data_ptr():
-                self._copy_like(parameter.data, view, piece, "the weights")
-                parameter.data = view
-            state = self._optimizer.state.get(parameter)
-            if not state:
-                continue
-            known = {entry.key for entry in self._entries[piece.number]}
-            for entry in self._entries[piece.number]:
-                view_of_state = None if entry.is_number else self._state_view(entry, piece)
-                if entry.key == EXISTS or view_of_state is None:
-                    continue
-                made = state.get(entry.key)
-                if not isinstance(made, Tensor) or made.data_ptr() != view_of_state.data_ptr():
-                    self._copy_like(made, view_of_state, piece, repr(entry.key))
-                    state[entry.key] = view_of_state
-            for key in state.keys() - known:
-                if state[key] is not None:
-                    self._refuse(piece, repr(key), "had none behind its first step: make it there")
-
-    def _copy_like(self, made: Any, view: Tensor, piece: Piece, what: str) -> None:
-        if not isinstance(made, Tensor) or made.shape != view.shape or made.dtype != view.dtype:
-            self._refuse(piece, what, "had another shape or type before: keep to one")
-        view.copy_(made)
-
-    def _refuse(self, piece: Piece, what: str, why: str) -> NoReturn:
-        name = self._layout.parameters.places[piece.number].name
-        raise ConfigError(
-            f"{type(self._optimizer).__name__} has made {what} of {name!r} anew in its step, and "
-            f"{why}"
-        )
 
     def _refuse_late_state(self) -> None:
         """Raise ConfigError where a parameter that had no state has some by now."""
