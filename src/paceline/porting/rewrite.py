@@ -16,6 +16,7 @@ together. This module must not know where a script lies.
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 import libcst as cst
 
@@ -228,7 +229,7 @@ def _updates(parts: Parts, edits: TreeEdits) -> None:
     count = count_of(parts.flow, loop, [call for call, _ in parts.training.steps])
     if count.end is not None:
         edits.remove(count.end)
-    _draw_first(script, loop, edits)
+    _draw_first(parts.flow, loop, edits)
     _keep_numbers(parts, count, edits)
     step(parts.loop, edits, _numbered(script, count, loop, edits))
     target = script.code(loop.target) if isinstance(loop, cst.For) else "_"
@@ -296,8 +297,9 @@ def _numbered(script: SourceTree, count: TurnCount, loop: AnyLoop, edits: TreeEd
     return f"{count.name} = {first} + {count.place}"
 
 
-def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
+def _draw_first(flow: Flow, loop: AnyLoop, edits: TreeEdits) -> None:
     """A batch that is drawn one turn ahead is drawn in its own: a turn is what is counted."""
+    script = flow.script
     inside = set(script.within(loop.body))
     before = {
         script.code(one.node): one.node
@@ -308,13 +310,37 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
     }
     own = [one for one in script.bindings if one.node in inside]
     for node in dict.fromkeys(one.node for one in own):
-        if not _is_ahead(script, node, own, inside):
+        first = before.get(script.code(node))
+        if first is None or not _is_ahead(script, node, own, inside):
             continue
-        text, block = script.code(node), script.parents[script.block_line(node)]
-        if text in before and isinstance(block, cst.IndentedBlock):
-            edits.remove(node)
-            edits.remove(before[text])
-            edits.insert(block.body[0], text, is_before=True)
+        line = script.block_line(node)
+        block, made = script.parents[line], [one.name for one in own if one.node is node]
+        if isinstance(line, cst.SimpleStatementLine) and isinstance(block, cst.IndentedBlock):
+            if _is_of_turns(flow, loop, first, block, made):
+                edits.remove(node)
+                edits.remove(first)
+                edits.insert(block.body[0], script.code(node), is_before=True)
+
+
+def _is_of_turns(
+    flow: Flow, loop: AnyLoop, first: cst.CSTNode, block: cst.IndentedBlock, made: Sequence[str]
+) -> bool:
+    """Whether every turn makes this anew in ``block``, and nothing else uses what it makes."""
+    script = flow.script
+    between = takewhile(lambda one: one is not loop, script.up(block))
+    if not all(isinstance(one, cst.For | cst.IndentedBlock) for one in between):
+        return False  # under an if some turns make it
+    if script.parents[script.block_line(first)] not in list(script.up(loop)):
+        return False
+    own = {*script.within(first), *script.within(block)}
+    end = max(script.order[one] for one in script.within(loop))
+    return not any(
+        one not in own
+        and script.order[first] < script.order[one] <= end
+        and flow.home(name, script.scope(one)) is flow.home(name, script.scope(loop))
+        for name in made
+        for one in script.uses(name)
+    )
 
 
 def _is_ahead(
