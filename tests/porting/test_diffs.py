@@ -1,6 +1,6 @@
-"""Scripts whose lines look like ones that are carried over and are not: a diff leaves them right."""
+"""Lines that look like ones that are carried over, and are others: a diff leaves them right."""
 
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -57,3 +57,44 @@ def test_a_batch_that_is_drawn_one_turn_ahead_is_drawn_in_its_own() -> None:
     text = f"{MODEL}x = draw()\ndef draw():\n    x = torch.randn(2, 4)\n    return x\n"
     found = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
     assert [one for one in found if "x = draw()" in one] == ["        x = draw()"]
+
+
+TRAINED = f"""\
+{MODEL}loader = DataLoader(data, batch_size=8)
+def train():
+    for x in loader:
+{indent(TURN, "    ")}    return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    for epoch in range(3):\n        print(train(), file=log)\n",
+        "    log.write(str(train()))\n",
+    ],
+)
+def test_a_file_that_is_open_around_training_is_every_workers(body: str) -> None:
+    loop = f"with open('log', 'w') as log:\n{body}"
+    if "epoch" not in body:
+        loop = f"for epoch in range(3):\n{indent(loop, '    ')}"
+    found = judged(f"{TRAINED}{loop}")
+    assert "pace.prepare(" in found.diff
+    assert "is_main" not in found.diff
+    assert any("on the same files" in one for one in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_written_by_one"),
+    [
+        ("seen.append(1)", False),
+        ("best += 1", False),
+        ("(best := 1)", False),
+        ("log.flush()", True),
+    ],
+)
+def test_what_all_go_on_with_is_not_made_by_one(change: str, is_written_by_one: bool) -> None:
+    end = f"    with open('log', 'a') as log:\n        {change}\n        log.write('epoch')\n"
+    found = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
+    assert ("is_main" in found.diff) is is_written_by_one
+    assert bool(found.notes) is not is_written_by_one

@@ -37,6 +37,8 @@ from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 _REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
 """Endings of what may be done again by each worker behind the first, before `prepare`."""
+_IN_PLACE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear")
+"""Methods that leave a list, a set or a dict otherwise than it was."""
 
 
 def port(text: str) -> str:
@@ -315,11 +317,14 @@ def _draw_first(flow: Flow, loop: AnyLoop, edits: TreeEdits) -> None:
             continue
         line = script.block_line(node)
         block, made = script.parents[line], [one.name for one in own if one.node is node]
-        if isinstance(line, cst.SimpleStatementLine) and isinstance(block, cst.IndentedBlock):
-            if _is_of_turns(flow, loop, first, block, made):
-                edits.remove(node)
-                edits.remove(first)
-                edits.insert(block.body[0], script.code(node), is_before=True)
+        if not isinstance(line, cst.SimpleStatementLine) or not isinstance(
+            block, cst.IndentedBlock
+        ):
+            continue
+        if _is_of_turns(flow, loop, first, block, made):
+            edits.remove(node)
+            edits.remove(first)
+            edits.insert(block.body[0], script.code(node), is_before=True)
 
 
 def _is_of_turns(
@@ -409,13 +414,13 @@ def guard(
     there = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
         text = there.get((script.line(call), script.code(call.func)))
-        line = None if text is None else _written_line(script, call)
+        line = None if text is None else _written_line(flow, call, before)
         if text is None or line is None:
             continue
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
         is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
-        is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
+        is_bound = any(_changes(one) for one in script.within(line))
         if any(flow.around(call)):
             if is_download:
                 continue
@@ -426,8 +431,17 @@ def guard(
         edits.wrap(lines, found[lines[0]])
 
 
-def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
+def _changes(node: cst.CSTNode) -> bool:
+    """Whether this gives a name, or what a name stands for, another value."""
+    if isinstance(node, cst.Assign | cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
+        return True
+    func = node.func if isinstance(node, cst.Call) else None
+    return isinstance(func, cst.Attribute) and func.attr.value in _IN_PLACE
+
+
+def _written_line(flow: Flow, call: cst.Call, before: cst.CSTNode) -> cst.CSTNode | None:
     """The line that may be done by one worker; None: more than the writing hangs on it."""
+    script = flow.script
     line = script.block_line(call)
     if isinstance(line, cst.SimpleStatementLine):
         around = script.parents.get(script.parents[line])
@@ -436,11 +450,11 @@ def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
     elif not isinstance(line, cst.With):
         return None
     kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global
-    names = ("step", "backward")
     held = list(script.within(line))
-    if any(isinstance(one, kept) for one in held):
+    if any(isinstance(one, kept) or (one is before and one is not line) for one in held):
         return None
-    if any(call in held for call in script.calls(*names)):
+    trains = set(script.calls("step", "backward"))
+    if any(not trains.isdisjoint(script.within(one)) for one in flow.reached([line])):
         return None
     return line
 
