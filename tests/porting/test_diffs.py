@@ -98,3 +98,65 @@ def test_what_all_go_on_with_is_not_made_by_one(change: str, is_written_by_one: 
     found = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
     assert ("is_main" in found.diff) is is_written_by_one
     assert bool(found.notes) is not is_written_by_one
+
+
+ACCELERATED = """\
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+net = nn.Linear(4, 2)
+optim = torch.optim.SGD(net.parameters(), lr=0.1)
+train_loader = DataLoader(data, batch_size=8)
+eval_loader = DataLoader(data, batch_size=8)
+model, optimizer, train_dl, eval_dl = accelerator.prepare(net, optim, train_loader, eval_loader)
+for epoch in range(3):
+    for x in train_dl:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    for x in eval_dl:
+        print(model(x))
+"""
+
+
+def test_an_accelerators_other_loader_keeps_its_other_name() -> None:
+    found = lines_of(ACCELERATED)
+    kept = "accelerator.prepare(net.to(accelerator.device), optim, train_loader)"
+    at = found.index(f"model, optimizer, train_dl = {kept}")
+    assert found[at + 1] == "eval_dl = eval_loader"
+    assert "    for x in eval_dl:" in found
+
+
+@pytest.mark.parametrize("verb", ["unwrap_model(model=model)", "get_state_dict(model=model)"])
+def test_an_accelerator_may_be_given_its_model_by_name(verb: str) -> None:
+    found = lines_of(f"{ACCELERATED}torch.save(accelerator.{verb}, 'model.pt')\n")
+    end = ".state_dict()" if "state" in verb else ""
+    assert found[-1].strip() == f"torch.save(model{end}, 'model.pt')"
+
+
+TAKEN = """\
+it = iter(train_loader)
+step = 0
+while step < 9:
+    try:
+        x = next(it)
+    except StopIteration:
+        it = iter(train_loader)
+        x = next(it)
+    with accelerator.accumulate(model):
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    step += 1
+"""
+
+
+def test_accumulating_batches_that_are_taken_by_hand_is_refused() -> None:
+    head = ACCELERATED[: ACCELERATED.index("for epoch")].replace("train_dl", "train_loader")
+    head = head.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=2)")
+    why = judged(head + TAKEN).reason
+    assert "takes its batches by hand under accelerator.accumulate" in why
+    assert "write for batch in train_loader" in why
