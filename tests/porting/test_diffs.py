@@ -160,3 +160,37 @@ def test_accumulating_batches_that_are_taken_by_hand_is_refused() -> None:
     why = judged(head + TAKEN).reason
     assert "takes its batches by hand under accelerator.accumulate" in why
     assert "write for batch in train_loader" in why
+
+
+@pytest.mark.parametrize(
+    ("numbers", "total"),
+    [
+        ("start, steps or 20", "(steps or 20) - start"),
+        ("1, 10 if short else n + 1", "(10 if short else n + 1) - 1"),
+        ("1, n + 1", "n"),
+        ("1, k * (n + 1)", "k * (n + 1) - 1"),
+        ("1, k << n + 1", "(k << n + 1) - 1"),
+        ("a + 1, n - a + 1", "n - a + 1 - (a + 1)"),
+    ],
+)
+def test_the_turns_of_a_range_are_all_counted(numbers: str, total: str) -> None:
+    found = lines_of(f"{MODEL}for it in range({numbers}):\n{TURN}")
+    assert f"for it in pace.updates({total}):" in found
+
+
+@pytest.mark.parametrize("turn", [TURN, "    learn()\n"])
+def test_going_on_by_a_turns_number_before_the_step_is_refused(turn: str) -> None:
+    function = f"def learn():\n{TURN}\n" if "learn" in turn else ""
+    text = f"{MODEL}{function}for it in range(100):\n"
+    why = judged(f"{text}    if (it + 1) % 4:\n        continue\n{turn}").reason
+    assert "steps in some turns only, and pace.updates(n) counts updates" in why
+    assert not judged(f"{text}{turn}    if (it + 1) % 4:\n        continue\n").reason
+
+
+def test_going_on_by_something_else_before_the_step_is_noted() -> None:
+    end = "    if len(seen) < 9:\n        continue\n"
+    said = "train.py:9 goes on to the next turn without a step"
+    for turn, is_noted in ((end + TURN, True), (TURN + end, False)):
+        found = judged(f"{MODEL}for it in range(100):\n{turn}")
+        assert not found.reason
+        assert any(one.startswith(said) for one in found.notes) is is_noted
