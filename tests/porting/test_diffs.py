@@ -194,3 +194,18 @@ def test_going_on_by_something_else_before_the_step_is_noted() -> None:
         found = judged(f"{MODEL}for it in range(100):\n{turn}")
         assert not found.reason
         assert any(one.startswith(said) for one in found.notes) is is_noted
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ported"),
+    [
+        ("reversed(range(3))", "pace.epochs(list(reversed(range(3))))"),
+        ("tqdm(sorted(range(3), key=f))", "tqdm(pace.epochs(sorted(range(3), key=f)))"),
+        ("list(range(3))", "pace.epochs(list(range(3)))"),
+        ("tqdm(range(3))", "tqdm(pace.epochs(3))"),
+        ("enumerate(range(1, 3))", "enumerate(pace.epochs(range(1, 3)))"),
+    ],
+)
+def test_epochs_begin_one_by_one(numbers: str, ported: str) -> None:
+    found = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
+    assert f"for epoch in {ported}:" in found

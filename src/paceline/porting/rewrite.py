@@ -194,12 +194,23 @@ def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits, who: str 
     if not isinstance(loop, cst.For):
         return
     for call in script.calls("range"):
-        if any(one is loop.iter for one in (call, *script.up(call))):
-            if len(call.args) == 1:
+        way = [call, *script.up(call)]
+        if any(one is loop.iter for one in way):
+            made = [one for one in way if isinstance(one, cst.Call) and _takes_all(script, one)]
+            if made:
+                values, is_list = script.code(made[-1]), script.code(made[-1].func) != "reversed"
+                given = values if is_list else f"list({values})"
+                edits.replace(made[-1], f"{who}.epochs({given})")
+            elif len(call.args) == 1:
                 edits.replace(call.func, f"{who}.epochs")
             else:
                 edits.replace(call, f"{who}.epochs({script.code(call)})")
             return
+
+
+def _takes_all(script: SourceTree, call: cst.Call) -> bool:
+    """Whether it goes through all that it is given before it gives anything."""
+    return script.meaning(call.func) in ("list", "reversed", "sorted", "tuple")
 
 
 def connect(script: SourceTree, edits: TreeEdits) -> None:
