@@ -15,6 +15,7 @@ from paceline.context import Context
 from paceline.porting.around_step import step_hooks
 from paceline.porting.check import CheckResult, check, judge
 from paceline.porting.parts import Parts
+from paceline.porting.porting import check_script
 from paceline.porting.reading import Source
 from paceline.porting.rewrite import port
 from paceline.porting.tree import SourceTree
@@ -208,7 +209,13 @@ def test_no_line_of_a_script_is_run_and_nothing_is_written(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("\n", "\r\n"), ("    ", "\t"), ('"end.pt")\n', '"end.pt")'), ("epochs", "Größe")],
+    [
+        ("\n", "\r\n"),
+        ("    ", "\t"),
+        ('"end.pt")\n', '"end.pt")'),
+        ("epochs", "Größe"),
+        ((HERE / "plain" / "functions.py").read_text().partition("import torch\n")[0], "\ufeff"),
+    ],
 )
 def test_a_diff_applies_whatever_the_line_ends(old: str, new: str, tmp_path: Path) -> None:
     text = (HERE / "plain" / "functions.py").read_text().replace(old, new)
@@ -219,7 +226,9 @@ def test_a_diff_applies_whatever_the_line_ends(old: str, new: str, tmp_path: Pat
         subprocess.run(["git", "apply"], input=verdict.diff.encode(), check=True)
     after = path.read_bytes().decode()
     assert "with pace.step():" in after
-    assert judge(Source(after), "train.py").diff == ""
+    check_script(ScriptProgram(path=str(path)))
+    assert check(ScriptProgram(path=str(path))).diff == ""
+    assert after.startswith("\ufeff") is new.startswith("\ufeff")
     assert after.count("\r\n") in (0, after.count("\n"))
 
 

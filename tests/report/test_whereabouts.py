@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,35 @@ def test_a_dead_workers_sample_says_who_did_it_then(tmp_path: Path) -> None:
     (fate,) = report_sample(tmp_path, 5, in_order).fates
     assert fate.reason == "worker 1: killed by signal 9; the run ended before it was used"
     assert report_sample(tmp_path, 5, in_order).ledgers[0].open == 8
+
+
+@pytest.mark.parametrize(("before", "behind"), [(1, 2), (2, 1)])
+def test_a_run_that_is_resumed_with_other_workers_has_its_batches_cut_anew(
+    tmp_path: Path, before: int, behind: int
+) -> None:
+    trace, ids = Trace(tmp_path / "trace.jsonl"), count()
+    trace.header(task="t", num_samples=8, seed=0)
+
+    def granted(workers: int, first: int) -> list[Ticket]:
+        tickets, share = [Ticket(first + one, 0, 0) for one in range(workers)], 8 // workers
+        for one, ticket in enumerate(tickets):
+            trace.joined(0.0, ticket.member, one, 1)
+            lease = Lease(next(ids), 0, one * share, (one + 1) * share)
+            trace.order(Grant(ticket, (lease,), ()), 1.0)
+        return tickets
+
+    granted(before, 0)
+    at = trace.mark()
+    trace.close()
+    trace = Trace(tmp_path / "trace.jsonl", goes_on=True)
+    trace.go_on(at, 2.0, 0, behind, {"workers": behind})
+    tickets = tuple(granted(behind, 10))
+    trace.order(Apply(tickets, (1 / behind,) * behind), 3.0)
+    trace.order(EpochEnd(0, 1), 3.0)
+    trace.close()
+    found = report_sample(tmp_path, 5, in_order)
+    assert [(one.update, one.tries) for one in found.fates] == [(1, 2)]
+    assert [(one.used, one.dropped, one.twice) for one in found.ledgers] == [(8, 0, 0)]
 
 
 @pytest.mark.parametrize("is_shuffled", [True, False])

@@ -87,6 +87,17 @@ def test_a_tensor_that_is_no_number_in_one_of_the_two_differs_wherever_it_stands
         assert plain.largest_difference(one, differing) == (name, math.inf)
 
 
+def test_what_is_infinite_in_both_is_no_difference() -> None:
+    """As the mask of a causal model: ``-inf - -inf`` is no number."""
+    one = {"mask": torch.full((3, 3), -math.inf).triu(1), "seen": torch.tensor([3])}
+    other = {name: value.clone() for name, value in one.items()}
+    assert plain.largest_difference(one, other) == ("", 0.0)
+    other["mask"][2, 0] = 0.5
+    assert plain.largest_difference(one, other) == ("mask", 0.5)
+    other["mask"][0, 1] = math.inf
+    assert plain.largest_difference(one, other) == ("mask", math.inf)
+
+
 def test_what_is_no_number_is_not_put_down_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be as large as what rounding makes, and so be allowed."""
     first = cases.FirstUpdate(losses=(1.0,), samples=(2,), weights=(1.0,))

@@ -15,6 +15,7 @@ Above 300 lines because all that has a counterpart, and all that has none, is na
 
 import ast
 import re
+from collections.abc import Sequence
 
 import libcst as cst
 
@@ -162,18 +163,15 @@ def _prepare(
             else f"{own.name}.prepare(...) is called nowhere in it"
         )
     (call,) = calls
-    statement = script.statement(call)
-    given = positional(call)
-    targets = statement.targets[0].target if isinstance(statement, cst.Assign) else None
-    returned = [one.value for one in targets.elements] if isinstance(targets, cst.Tuple) else []
-    is_single = len(call.args) == len(given) == len(returned)
-    if not is_single or targets is None or not isinstance(statement, cst.Assign):
-        raise CannotDerive(
-            f"line {lines}: {own.name}.prepare is not written as a, b = prepare(a, b)"
-        )
+    given, returned = _pairs(script, call, own)
     assert training.loop.loader is not None
     trained = flow.express(training.loop.loader, script.scope(call))
-    kept = []
+    optimizers = [
+        one
+        for one, back in zip(given, returned, strict=True)
+        if script.code(back) in training.optimizers
+    ]
+    kept, other = [], []
     for one, back in zip(given, returned, strict=True):
         name = script.code(one)
         is_other = name != trained and script.code(back) != trained
@@ -182,10 +180,27 @@ def _prepare(
             is_loader is None and re.search(r"loader|_dl$|^dl_", name) is not None
         )
         if is_loader and is_other:
+            other += [f"{script.code(back)} = {name}"] * (script.code(back) not in (name, "_"))
             continue
-        kept.append((_on_device(script, training, one, own.name), script.code(back)))
+        kept.append((_on_device(training, one, optimizers, own.name), script.code(back)))
     left, right = ", ".join(b for _, b in kept), ", ".join(a for a, _ in kept)
-    edits.change(statement, lambda _: _small(f"{left} = {own.name}.prepare({right})"))
+    edits.change(script.statement(call), lambda _: _small(f"{left} = {own.name}.prepare({right})"))
+    if other:
+        edits.insert(script.block_line(call), "; ".join(other))
+
+
+def _pairs(
+    script: SourceTree, call: cst.Call, own: Accelerator
+) -> tuple[list[cst.BaseExpression], list[cst.BaseExpression]]:
+    """What `prepare` is given, and what gets it back."""
+    statement, given = script.statement(call), positional(call)
+    targets = statement.targets[0].target if isinstance(statement, cst.Assign) else None
+    returned = [one.value for one in targets.elements] if isinstance(targets, cst.Tuple) else []
+    if not len(call.args) == len(given) == len(returned):
+        raise CannotDerive(
+            f"line {script.line(call)}: {own.name}.prepare is not written as a, b = prepare(a, b)"
+        )
+    return given, returned
 
 
 def _small(text: str) -> cst.BaseSmallStatement:
@@ -194,10 +209,16 @@ def _small(text: str) -> cst.BaseSmallStatement:
     return line.body[0]
 
 
-def _on_device(script: SourceTree, training: Stepping, one: cst.BaseExpression, name: str) -> str:
+def _on_device(
+    training: Stepping,
+    one: cst.BaseExpression,
+    optimizers: Sequence[cst.BaseExpression],
+    name: str,
+) -> str:
     """A model is put where this worker computes, unless the script does that."""
-    code = script.code(one)
-    trained = {text for each in training.optimizers.values() for text in training.models(each)}
+    script, code = training.script, training.script.code(one)
+    known = (*training.optimizers.values(), *optimizers)  # by the names of the loop, and by others
+    trained = {text for each in known for text in training.models(each)}
     if code not in trained:
         return code
     moved = [f"{script.code(call.func)}" for call in script.calls("to", "cuda")]
@@ -226,7 +247,7 @@ def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits:
             edits.remove(script.statement(node))
         elif is_call and asked in ("unwrap_model", "get_state_dict"):
             end = ".state_dict()" if asked == "get_state_dict" else ""
-            edits.replace(around, f"{script.code(positional(around)[0])}{end}")  # type: ignore[arg-type]  # is_call: a call
+            edits.replace(around, f"{_model(script, around)}{end}")  # type: ignore[arg-type]  # is_call: a call
         elif is_call and asked == "save":
             edits.replace(node, "torch.save")
         elif is_call and asked == "log":
@@ -248,6 +269,14 @@ def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits:
             raise CannotDerive(
                 f"line {script.line(node)}: {own.name}.{asked} has no counterpart; {instead}"
             )
+
+
+def _model(script: SourceTree, call: cst.Call) -> str:
+    """What ``unwrap_model`` or ``get_state_dict`` is given."""
+    given = [*positional(call), *(one for key, one in by_name(call).items() if key == "model")]
+    if not given:
+        raise CannotDerive(f"line {script.line(call)}: name the model in {script.code(call)}")
+    return script.code(given[0])
 
 
 def _refuse_otherwise(script: SourceTree, call: cst.Call, verb: str, own: Accelerator) -> None:

@@ -74,7 +74,11 @@ def _due(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEd
             f"line {script.line(own.made[0])}: gradient_accumulation_steps={share} is not known in "
             f"the function of the loop of line {script.line(loop)}; make it a name of the file"
         )
-    assert isinstance(loop, cst.For)
+    if not isinstance(loop, cst.For):
+        raise CannotDerive(
+            f"the loop of line {script.line(loop)} takes its batches by hand under "
+            f"{own.name}.accumulate; write for batch in {script.code(training.loop.loader)}"
+        )
     loader, target = script.code(training.loop.loader), loop.target
     over = loop.iter
     is_counted = isinstance(over, cst.Call) and script.code(over.func) == "enumerate"

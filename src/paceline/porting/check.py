@@ -19,6 +19,9 @@ from .reading import Source, note_of_writes
 from .rewrite import port
 from .tree import CannotDerive
 
+_MARK = "\ufeff"
+"""What some editors begin a file of UTF-8 with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
@@ -62,16 +65,16 @@ def check(program: ScriptProgram) -> CheckResult:
         raise ConfigError(f"module {program.path} has no file of Python to read")
     try:
         text = path.read_bytes().decode("utf-8")
-        source = Source(text)
+        source = Source(text.removeprefix(_MARK))
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno} is no valid Python ({error.msg})") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
-    return judge(source, str(path))
+    return judge(source, str(path), _MARK if text.startswith(_MARK) else "")
 
 
-def judge(source: Source, name: str) -> CheckResult:
-    """What a text needs; ``name`` is its path."""
+def judge(source: Source, name: str, mark: str = "") -> CheckResult:
+    """What a text needs; ``name`` is its path, and ``mark`` what stands before it in its file."""
     if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         known = read(source, name)
         return CheckResult(
@@ -87,7 +90,7 @@ def judge(source: Source, name: str) -> CheckResult:
     more = [*notes_of_loop(source.text, name), note_of_writes(ported, name), left_over(ported)]
     return CheckResult(
         script=name,
-        diff=unified(source.text, after, _label(name)),
+        diff=unified(mark + source.text, mark + after, _label(name)),
         added=added_lines(source.text, after),
         notes=(*notes, *(one for one in more if one)),
     )

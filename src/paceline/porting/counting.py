@@ -79,7 +79,7 @@ def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
 def _refuse_turns_without_a_step(
     flow: Flow, name: str, loop: AnyLoop, steps: Sequence[cst.Call]
 ) -> None:
-    """``if (it + 1) % 4 == 0: optimizer.step()``"""
+    """``if (it + 1) % 4 == 0: optimizer.step()``, or ``if (it + 1) % 4: continue`` before it."""
     script, names, inside = flow.script, {name}, set(flow.script.within(loop.body))
     for _ in range(_DEPTH):  # due = (it + 1) % 4 == 0
         names |= {
@@ -88,7 +88,8 @@ def _refuse_turns_without_a_step(
             if one.node in inside and names & script.inside(one.value)
         }
     for call in steps:
-        tests = [one.test for one in script.up(call) if isinstance(one, cst.If)]
+        ends = [call, *skips(flow, loop, call)]
+        tests = [up.test for one in ends for up in script.up(one) if isinstance(up, cst.If)]
         if not any(names & script.inside(test) for test in tests):
             return
     line = script.line(steps[0])
@@ -97,6 +98,27 @@ def _refuse_turns_without_a_step(
         "them, with a loop over its batches: for number in pace.updates(n): with pace.step(): for "
         "_ in range(k): ... backward(), then optimizer.step()"
     )
+
+
+def skips(flow: Flow, loop: AnyLoop, step: cst.Call) -> list[cst.Continue]:
+    """What goes on to the next turn before a turn comes to its step."""
+    script = flow.script
+    calls = (one for one in script.within(loop.body) if isinstance(one, cst.Call))
+    way = {one for node in flow.reached([loop.body]) for one in script.within(node)}
+    if step not in way:
+        return []
+    comes = next(
+        one
+        for one in calls
+        if one is step or any(step in script.within(each) for each in flow.reached([one]))
+    )
+    return [
+        one
+        for one in script.within(loop.body)
+        if isinstance(one, cst.Continue)
+        and script.order[one] < script.order[comes]
+        and next(up for up in script.up(one) if isinstance(up, cst.For | cst.While)) is loop
+    ]
 
 
 def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
@@ -150,10 +172,23 @@ def _minus(last: str, first: str) -> str:
     """``last - first``, without what cancels: ``n + 1 - 1``."""
     if first == "0":
         return last
-    if last.replace(" ", "").endswith(f"+{first.replace(' ', '')}"):
-        return last[: last.rindex("+")].rstrip()
+    whole, code = cst.parse_expression(last), cst.Module([]).code_for_node
+    is_sum = isinstance(whole, cst.BinaryOperation) and isinstance(whole.operator, cst.Add)
+    if is_sum and not whole.lpar and code(whole.right) == first.strip():  # type: ignore[attr-defined]  # is_sum: of two
+        return code(whole.left)  # type: ignore[attr-defined]  # the same
     is_sum = re.search(r"[^\w.()\[\]]", first) is not None
-    return f"{last} - ({first})" if is_sum else f"{last} - {first}"
+    return f"{_term(last)} - ({first})" if is_sum else f"{_term(last)} - {first}"
+
+
+def _term(text: str) -> str:
+    """An expression as one of a sum: in brackets where it binds less."""
+    whole = cst.parse_expression(text)
+    bits = cst.BitAnd | cst.BitOr | cst.BitXor | cst.LeftShift | cst.RightShift
+    loose = cst.IfExp | cst.BooleanOperation | cst.Comparison | cst.NamedExpr | cst.Lambda
+    is_loose = isinstance(whole, loose) or isinstance(
+        getattr(whole, "operator", None), bits | cst.Not
+    )
+    return f"({text})" if is_loose and not whole.lpar else text
 
 
 # -- while -----------------------------------------------------------------------------------------
@@ -187,7 +222,7 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
     if is_after_step and place < order[grows]:
         extra += 1
     first = _first(flow, name, loop)
-    total = _minus(f"{last} + {extra}" if extra else last, first)
+    total = _minus(f"{_term(last)} + {extra}" if extra else last, first)
     if asked and not (asked == f"{last} is not None" and total == last):
         total = f"{total} if {asked} else None"
     return TurnCount(total, name, first, is_changed=first == name, end=end)

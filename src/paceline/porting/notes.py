@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from .counting import count_of
+from .counting import count_of, skips
 from .dataflow import Flow
 from .endless import endless
 from .leftovers import leftovers
@@ -54,6 +54,7 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
             "batch is what one worker draws"
         )
         yield from _notes_of_numbers(training, name)
+        yield from _notes_of_skips(training, name)
         yield from _notes_of_breaks(script, training, name)
     steps = [call for call, _ in training.steps]
     if training.loop.taken is not None:
@@ -153,6 +154,17 @@ def _notes_of_numbers(training: Stepping, name: str) -> Iterator[str]:
             "it is pace.turn, so that what goes into an update is what one process learns from in "
             "that turn, the same in each worker; to share the turns out write for number in "
             f"pace.updates(n), and number for {code}"
+        )
+
+
+def _notes_of_skips(training: Stepping, name: str) -> Iterator[str]:
+    """Where a turn may end before its step."""
+    found = [skips(training.flow, training.loop.node, call) for call, _ in training.steps]
+    for node in found[0] if all(found) else ():
+        yield (
+            f"{name}:{training.flow.script.line(node)} goes on to the next turn without a step, and "
+            "pace.updates(n) counts updates: it makes n of them in any case, in more turns; where "
+            "a run is to have fewer, give it so many"
         )
 
 

@@ -63,7 +63,7 @@ def check_script(program: ScriptProgram) -> Reading:
         return Reading()
     name = str(path) if program.is_module else program.path
     try:
-        source = Source(path.read_text(encoding="utf-8"))
+        source = Source(path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
         where = f"{name}:{error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""

@@ -16,6 +16,7 @@ together. This module must not know where a script lies.
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 import libcst as cst
 
@@ -36,6 +37,8 @@ from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 _REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
 """Endings of what may be done again by each worker behind the first, before `prepare`."""
+_IN_PLACE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear")
+"""Methods that leave a list, a set or a dict otherwise than it was."""
 
 
 def port(text: str) -> str:
@@ -191,12 +194,23 @@ def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits, who: str 
     if not isinstance(loop, cst.For):
         return
     for call in script.calls("range"):
-        if any(one is loop.iter for one in (call, *script.up(call))):
-            if len(call.args) == 1:
+        way = [call, *script.up(call)]
+        if any(one is loop.iter for one in way):
+            made = [one for one in way if isinstance(one, cst.Call) and _takes_all(script, one)]
+            if made:
+                values, is_list = script.code(made[-1]), script.code(made[-1].func) != "reversed"
+                given = values if is_list else f"list({values})"
+                edits.replace(made[-1], f"{who}.epochs({given})")
+            elif len(call.args) == 1:
                 edits.replace(call.func, f"{who}.epochs")
             else:
                 edits.replace(call, f"{who}.epochs({script.code(call)})")
             return
+
+
+def _takes_all(script: SourceTree, call: cst.Call) -> bool:
+    """Whether it goes through all that it is given before it gives anything."""
+    return script.meaning(call.func) in ("list", "reversed", "sorted", "tuple")
 
 
 def connect(script: SourceTree, edits: TreeEdits) -> None:
@@ -228,7 +242,7 @@ def _updates(parts: Parts, edits: TreeEdits) -> None:
     count = count_of(parts.flow, loop, [call for call, _ in parts.training.steps])
     if count.end is not None:
         edits.remove(count.end)
-    _draw_first(script, loop, edits)
+    _draw_first(parts.flow, loop, edits)
     _keep_numbers(parts, count, edits)
     step(parts.loop, edits, _numbered(script, count, loop, edits))
     target = script.code(loop.target) if isinstance(loop, cst.For) else "_"
@@ -296,8 +310,9 @@ def _numbered(script: SourceTree, count: TurnCount, loop: AnyLoop, edits: TreeEd
     return f"{count.name} = {first} + {count.place}"
 
 
-def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
+def _draw_first(flow: Flow, loop: AnyLoop, edits: TreeEdits) -> None:
     """A batch that is drawn one turn ahead is drawn in its own: a turn is what is counted."""
+    script = flow.script
     inside = set(script.within(loop.body))
     before = {
         script.code(one.node): one.node
@@ -308,13 +323,40 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
     }
     own = [one for one in script.bindings if one.node in inside]
     for node in dict.fromkeys(one.node for one in own):
-        if not _is_ahead(script, node, own, inside):
+        first = before.get(script.code(node))
+        if first is None or not _is_ahead(script, node, own, inside):
             continue
-        text, block = script.code(node), script.parents[script.block_line(node)]
-        if text in before and isinstance(block, cst.IndentedBlock):
+        line = script.block_line(node)
+        block, made = script.parents[line], [one.name for one in own if one.node is node]
+        if not isinstance(line, cst.SimpleStatementLine) or not isinstance(
+            block, cst.IndentedBlock
+        ):
+            continue
+        if _is_of_turns(flow, loop, first, block, made):
             edits.remove(node)
-            edits.remove(before[text])
-            edits.insert(block.body[0], text, is_before=True)
+            edits.remove(first)
+            edits.insert(block.body[0], script.code(node), is_before=True)
+
+
+def _is_of_turns(
+    flow: Flow, loop: AnyLoop, first: cst.CSTNode, block: cst.IndentedBlock, made: Sequence[str]
+) -> bool:
+    """Whether every turn makes this anew in ``block``, and nothing else uses what it makes."""
+    script = flow.script
+    between = takewhile(lambda one: one is not loop, script.up(block))
+    if not all(isinstance(one, cst.For | cst.IndentedBlock) for one in between):
+        return False  # under an if some turns make it
+    if script.parents[script.block_line(first)] not in list(script.up(loop)):
+        return False
+    own = {*script.within(first), *script.within(block)}
+    end = max(script.order[one] for one in script.within(loop))
+    return not any(
+        one not in own
+        and script.order[first] < script.order[one] <= end
+        and flow.home(name, script.scope(one)) is flow.home(name, script.scope(loop))
+        for name in made
+        for one in script.uses(name)
+    )
 
 
 def _is_ahead(
@@ -383,13 +425,13 @@ def guard(
     there = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
         text = there.get((script.line(call), script.code(call.func)))
-        line = None if text is None else _written_line(script, call)
+        line = None if text is None else _written_line(flow, call, before)
         if text is None or line is None:
             continue
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
         is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
-        is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
+        is_bound = any(_changes(one) for one in script.within(line))
         if any(flow.around(call)):
             if is_download:
                 continue
@@ -400,8 +442,17 @@ def guard(
         edits.wrap(lines, found[lines[0]])
 
 
-def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
+def _changes(node: cst.CSTNode) -> bool:
+    """Whether this gives a name, or what a name stands for, another value."""
+    if isinstance(node, cst.Assign | cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
+        return True
+    func = node.func if isinstance(node, cst.Call) else None
+    return isinstance(func, cst.Attribute) and func.attr.value in _IN_PLACE
+
+
+def _written_line(flow: Flow, call: cst.Call, before: cst.CSTNode) -> cst.CSTNode | None:
     """The line that may be done by one worker; None: more than the writing hangs on it."""
+    script = flow.script
     line = script.block_line(call)
     if isinstance(line, cst.SimpleStatementLine):
         around = script.parents.get(script.parents[line])
@@ -410,11 +461,11 @@ def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
     elif not isinstance(line, cst.With):
         return None
     kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global
-    names = ("step", "backward")
     held = list(script.within(line))
-    if any(isinstance(one, kept) for one in held):
+    if any(isinstance(one, kept) or (one is before and one is not line) for one in held):
         return None
-    if any(call in held for call in script.calls(*names)):
+    trains = set(script.calls("step", "backward"))
+    if any(not trains.isdisjoint(script.within(one)) for one in flow.reached([line])):
         return None
     return line
 

@@ -4,7 +4,8 @@
 
 A run hands out positions of an epoch's order. The order is drawn by the user's sampler, which a
 trace does not hold; where the sampler is torch's own it is drawn again here from the run's seed.
-Everything else comes from the trace alone. This module must not know terminals or engines.
+Everything else comes from the trace alone. Above 300 lines, since one pass over the trace answers
+all. This module must not know terminals or engines.
 """
 
 from collections import Counter
@@ -84,6 +85,8 @@ class Fates:
         self.header: Header | None = None
         self.epochs: dict[int, dict[int, _Lease]] = {}
         self.ended: set[int] = set()
+        self._returned: dict[int, list[_Lease]] = {}
+        """What no update had used when a run was resumed, by epoch: then others have its range."""
         self._seats: dict[int, int] = {}
         self._work: dict[tuple[int, int], list[_Lease]] = {}
         self._current: dict[int, tuple[int, int]] = {}
@@ -101,13 +104,23 @@ class Fates:
             case Heard(fact=Joined(member, _)):
                 self._seats[member] = member if record.worker is None else record.worker
             case Resumed():
-                self._version = record.version  # that of before, but for a trace that was damaged
+                self._resumed(record)
             case Heard(fact=Left(member, _)):
                 self._gone[member] = record.reason or "gone"
             case Handed():
                 self._pushed[record.fact.ticket[:2]] = record.fact
             case Ordered():
                 self._ordered(record)
+
+    def _resumed(self, record: Resumed) -> None:
+        """What no update has used is handed out anew, and cut anew for other workers."""
+        self._version = record.version  # that of before, but for a trace that was damaged
+        self._work.clear()
+        for epoch, leases in self.epochs.items():
+            returned = [one for one in leases.values() if one.update is None]
+            self._returned.setdefault(epoch, []).extend(returned)
+            for one in returned:
+                del leases[one.lease.start]
 
     def _ordered(self, record: Ordered) -> None:
         match record.order:
@@ -158,10 +171,10 @@ class Fates:
         said = self._given_up.get(ticket)
         self._given_up[ticket] = why if said is None else f"{said}, {why}"
 
-    def _history(self, one: _Lease) -> list[str]:
+    def _history(self, tickets: Iterable[tuple[int, int]]) -> list[str]:
         """What came to nothing before the update, or instead of one."""
         said = []
-        for ticket in one.tickets:
+        for ticket in tickets:
             why = self._given_up.get(ticket)
             if why is None and ticket not in self._pushed:  # a trace may tell of a death early
                 why = self._gone.get(ticket[0])
@@ -173,12 +186,16 @@ class Fates:
         leases = self.epochs.setdefault(lease.epoch, {})
         return leases.setdefault(lease.start, _Lease(lease))
 
+    def _handed_out(self, epoch: int) -> list[_Lease]:
+        """All leases of an epoch, those last that stand for its samples now."""
+        return [*self._returned.get(epoch, ()), *self.epochs[epoch].values()]
+
     def fate(self, epoch: int, position: int) -> Fate:
         """What became of the sample at this position of an epoch's order."""
-        found = next(
-            (one for one in self.epochs[epoch].values() if _holds(one.lease, position)), None
-        )
-        reason = "" if found is None else "; then ".join(self._history(found))
+        held = [one for one in self._handed_out(epoch) if _holds(one.lease, position)]
+        found = held[-1] if held else None
+        tickets = [ticket for one in held for ticket in one.tickets]
+        reason = "; then ".join(self._history(tickets))
         if found is None or found.update is None:
             last = "dropped" if epoch in self.ended else "the run ended before it was used"
             if found is None and epoch in self.ended:
@@ -187,7 +204,7 @@ class Fates:
         return Fate(
             epoch=epoch + 1,
             position=position,
-            tries=len(found.tickets) if found else 0,
+            tries=len(tickets),
             update=found.update if found else None,
             worker=found.worker if found else None,
             staleness_versions=found.staleness if found else None,
@@ -198,7 +215,7 @@ class Fates:
         """Samples of an epoch's order; of a stream or of numbers those that were handed out."""
         assert self.header is not None
         if self.header.text("order", "own") in ("numbers", "stream"):
-            return max(one.lease.stop for one in self.epochs[epoch].values())
+            return max(one.lease.stop for one in self._handed_out(epoch))
         return self.header.number("num_samples")
 
     def ledger(self, epoch: int, num_samples: int) -> EpochLedger:

@@ -106,8 +106,8 @@ def largest_difference(one: State, other: State) -> tuple[str, float]:
 
 
 def _most(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite where one is no number, or infinite alone."""
-    gap = one != other if one.dtype == torch.bool else (one - other).abs()
-    gap = gap.masked_fill(one == other, 0)  # of infinite ones it is no number
+    """The largest difference; infinite where one is no number: two of those prove nothing."""
+    is_same = one == other  # else inf - inf, as in a causal mask, would be no number
+    gap = ~is_same if one.dtype == torch.bool else (one - other).abs().masked_fill(is_same, 0)
     most = float(gap.max()) if gap.numel() else 0.0
     return math.inf if math.isnan(most) else most

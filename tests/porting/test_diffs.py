@@ -1,0 +1,211 @@
+"""Lines that look like ones that are carried over, and are others: a diff leaves them right."""
+
+from textwrap import dedent, indent
+
+import pytest
+
+from paceline.porting.check import CheckResult, judge
+from paceline.porting.reading import Source
+
+MODEL = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+STEP = """\
+optimizer.zero_grad()
+model(x).square().mean().backward()
+optimizer.step()
+"""
+TURN = "".join(f"    {one}\n" for one in STEP.splitlines())
+
+
+def judged(text: str) -> CheckResult:
+    return judge(Source(dedent(text)), "train.py")
+
+
+def lines_of(text: str) -> list[str]:
+    """What stands in the script with its diff, where it gets one."""
+    found = judged(text)
+    assert not found.reason
+    return [one[1:] for one in found.diff.splitlines()[2:] if one[0] in " +"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("x = draw()\n", "    if done:\n        x = draw()\n"),
+        ("x = draw()\n", "    if done: x = draw()\n"),
+        ("x = draw()\nprint(x.shape)\n", "    x = draw()\n"),
+        ("if fresh:\n    x = draw()\n", "    x = draw()\n"),
+        (
+            "x = draw()\n",
+            "    print(x)\n    for _ in range(3):\n        y = x\n        x = draw()\n",
+        ),
+    ],
+)
+def test_what_is_used_beside_the_turn_that_draws_it_anew_stays(first: str, last: str) -> None:
+    found = lines_of(f"{MODEL}{first}for it in range(100):\n{TURN}{last}")
+    assert sum("x = draw()" in one for one in found) == 2
+
+
+def test_a_batch_that_is_drawn_one_turn_ahead_is_drawn_in_its_own() -> None:
+    """A function may call its own as the script does."""
+    text = f"{MODEL}x = draw()\ndef draw():\n    x = torch.randn(2, 4)\n    return x\n"
+    found = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
+    assert [one for one in found if "x = draw()" in one] == ["        x = draw()"]
+
+
+TRAINED = f"""\
+{MODEL}loader = DataLoader(data, batch_size=8)
+def train():
+    for x in loader:
+{indent(TURN, "    ")}    return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    for epoch in range(3):\n        print(train(), file=log)\n",
+        "    log.write(str(train()))\n",
+    ],
+)
+def test_a_file_that_is_open_around_training_is_every_workers(body: str) -> None:
+    loop = f"with open('log', 'w') as log:\n{body}"
+    if "epoch" not in body:
+        loop = f"for epoch in range(3):\n{indent(loop, '    ')}"
+    found = judged(f"{TRAINED}{loop}")
+    assert "pace.prepare(" in found.diff
+    assert "is_main" not in found.diff
+    assert any("on the same files" in one for one in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_written_by_one"),
+    [
+        ("seen.append(1)", False),
+        ("best += 1", False),
+        ("(best := 1)", False),
+        ("log.flush()", True),
+    ],
+)
+def test_what_all_go_on_with_is_not_made_by_one(change: str, is_written_by_one: bool) -> None:
+    end = f"    with open('log', 'a') as log:\n        {change}\n        log.write('epoch')\n"
+    found = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
+    assert ("is_main" in found.diff) is is_written_by_one
+    assert bool(found.notes) is not is_written_by_one
+
+
+ACCELERATED = """\
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+net = nn.Linear(4, 2)
+optim = torch.optim.SGD(net.parameters(), lr=0.1)
+train_loader = DataLoader(data, batch_size=8)
+eval_loader = DataLoader(data, batch_size=8)
+model, optimizer, train_dl, eval_dl = accelerator.prepare(net, optim, train_loader, eval_loader)
+for epoch in range(3):
+    for x in train_dl:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    for x in eval_dl:
+        print(model(x))
+"""
+
+
+def test_an_accelerators_other_loader_keeps_its_other_name() -> None:
+    found = lines_of(ACCELERATED)
+    kept = "accelerator.prepare(net.to(accelerator.device), optim, train_loader)"
+    at = found.index(f"model, optimizer, train_dl = {kept}")
+    assert found[at + 1] == "eval_dl = eval_loader"
+    assert "    for x in eval_dl:" in found
+
+
+@pytest.mark.parametrize("verb", ["unwrap_model(model=model)", "get_state_dict(model=model)"])
+def test_an_accelerator_may_be_given_its_model_by_name(verb: str) -> None:
+    found = lines_of(f"{ACCELERATED}torch.save(accelerator.{verb}, 'model.pt')\n")
+    end = ".state_dict()" if "state" in verb else ""
+    assert found[-1].strip() == f"torch.save(model{end}, 'model.pt')"
+
+
+TAKEN = """\
+it = iter(train_loader)
+step = 0
+while step < 9:
+    try:
+        x = next(it)
+    except StopIteration:
+        it = iter(train_loader)
+        x = next(it)
+    with accelerator.accumulate(model):
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    step += 1
+"""
+
+
+def test_accumulating_batches_that_are_taken_by_hand_is_refused() -> None:
+    head = ACCELERATED[: ACCELERATED.index("for epoch")].replace("train_dl", "train_loader")
+    head = head.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=2)")
+    why = judged(head + TAKEN).reason
+    assert "takes its batches by hand under accelerator.accumulate" in why
+    assert "write for batch in train_loader" in why
+
+
+@pytest.mark.parametrize(
+    ("numbers", "total"),
+    [
+        ("start, steps or 20", "(steps or 20) - start"),
+        ("1, 10 if short else n + 1", "(10 if short else n + 1) - 1"),
+        ("1, n + 1", "n"),
+        ("1, k * (n + 1)", "k * (n + 1) - 1"),
+        ("1, k << n + 1", "(k << n + 1) - 1"),
+        ("a + 1, n - a + 1", "n - a + 1 - (a + 1)"),
+    ],
+)
+def test_the_turns_of_a_range_are_all_counted(numbers: str, total: str) -> None:
+    found = lines_of(f"{MODEL}for it in range({numbers}):\n{TURN}")
+    assert f"for it in pace.updates({total}):" in found
+
+
+@pytest.mark.parametrize("turn", [TURN, "    learn()\n"])
+def test_going_on_by_a_turns_number_before_the_step_is_refused(turn: str) -> None:
+    function = f"def learn():\n{TURN}\n" if "learn" in turn else ""
+    text = f"{MODEL}{function}for it in range(100):\n"
+    why = judged(f"{text}    if (it + 1) % 4:\n        continue\n{turn}").reason
+    assert "steps in some turns only, and pace.updates(n) counts updates" in why
+    assert not judged(f"{text}{turn}    if (it + 1) % 4:\n        continue\n").reason
+
+
+def test_going_on_by_something_else_before_the_step_is_noted() -> None:
+    end = "    if len(seen) < 9:\n        continue\n"
+    said = "train.py:9 goes on to the next turn without a step"
+    for turn, is_noted in ((end + TURN, True), (TURN + end, False)):
+        found = judged(f"{MODEL}for it in range(100):\n{turn}")
+        assert not found.reason
+        assert any(one.startswith(said) for one in found.notes) is is_noted
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ported"),
+    [
+        ("reversed(range(3))", "pace.epochs(list(reversed(range(3))))"),
+        ("tqdm(sorted(range(3), key=f))", "tqdm(pace.epochs(sorted(range(3), key=f)))"),
+        ("list(range(3))", "pace.epochs(list(range(3)))"),
+        ("tqdm(range(3))", "tqdm(pace.epochs(3))"),
+        ("enumerate(range(1, 3))", "enumerate(pace.epochs(range(1, 3)))"),
+    ],
+)
+def test_epochs_begin_one_by_one(numbers: str, ported: str) -> None:
+    found = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
+    assert f"for epoch in {ported}:" in found
