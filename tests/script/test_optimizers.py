@@ -216,6 +216,12 @@ def _in_no_parameters_state(one: Any) -> None:
     one.state["all"] = {"t": 1}
 
 
+def _late_in_the_state(one: Any) -> None:
+    for parameter in one.param_groups[0]["params"]:
+        if one.state[parameter].setdefault("t", torch.zeros(())).add_(1) > 1:
+            one.state[parameter]["slow"] = parameter.detach().clone()
+
+
 def _by_the_norm(one: Any) -> None:
     held = [each for group in one.param_groups for each in group["params"]]
     nn.utils.clip_grad_norm_(held, 0.01)
@@ -233,6 +239,7 @@ def _nothing(one: Any) -> None:
         (_in_a_tensor, "self.seen", False),
         (_in_a_list, "self.counts", False),
         (_in_no_parameters_state, "self.state['all']", False),
+        (_late_in_the_state, "self.state[p]['slow']", False),
         (_by_the_norm, "", True),
         (_nothing, "", False),
     ],

@@ -10,6 +10,7 @@
 
 In the last, a worker that has no mini-batch of a version steps all the same, with a closure that
 only takes the means (``exchange/lockstep.py``), so that its optimizer stays what all others are.
+Above 300 lines, since which steps are carried and how they are made are read together.
 This module must not know how means are made.
 """
 
@@ -26,7 +27,13 @@ from ..context import Context
 from ..errors import ConfigError
 from ..exchange.base import Exchange, not_finite
 from ..exchange.lockstep import Stage
-from ..store.optimizer_copy import has_hooks, own_memory, reads_others, too_mixed_to_fuse
+from ..store.optimizer_copy import (
+    has_hooks,
+    is_made_late,
+    own_memory,
+    reads_others,
+    too_mixed_to_fuse,
+)
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 
@@ -116,12 +123,7 @@ def _with_own(context: Context, optimizers: Sequence[Optimizer], *, is_split: bo
         if is_split and memory.startswith("self."):
             memory = ""  # each part has one twin, which makes all of its steps
         if memory and not context.is_spmd:
-            raise ConfigError(
-                f"{name} keeps {memory} from step to step, and under {context.protocol} an update "
-                "is made by whoever comes last, who has another: keep it for each parameter, "
-                "self.state[p]['t'], or use --protocol full-sync (all workers make each step "
-                "together) or --protocol local-sgd:1"
-            )
+            raise _refused_memory(name, memory, context)
         if not context.is_spmd or not (memory or reads_others(one)):
             continue
         if context.nonfinite == "skip" or context.fast == "auto":
@@ -133,6 +135,18 @@ def _with_own(context: Context, optimizers: Sequence[Optimizer], *, is_split: bo
             )
         return replace(context, steps_together=True, is_difference=True)
     return context
+
+
+def _refused_memory(name: str, memory: str, context: Context) -> ConfigError:
+    does = f"keeps {memory} from step to step"
+    instead = "keep it for each parameter, self.state[p]['t']"
+    if is_made_late(memory):
+        does, instead = f"makes {memory} later than in its first step", "make it in the first one"
+    return ConfigError(
+        f"{name} {does}, and under {context.protocol} an update is made by whoever comes last, who "
+        f"has another: {instead}, or use --protocol full-sync (all workers make each step "
+        "together) or --protocol local-sgd:1"
+    )
 
 
 class OwnSteps:

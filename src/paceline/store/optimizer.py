@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from .joint import parameters_of, parts_of
 from .layout import Layout, StateEntry
-from .optimizer_copy import EXISTS, keeps_gradients, make_twin, twin_parts
+from .optimizer_copy import EXISTS, is_elementwise, keeps_gradients, make_twin, twin_parts
+from .replaced import Bound, Replaced
 
 _OURS = ("params", "capturable", "fused", "foreach")
 """Keys of a group that say how to compute, not what: a user's choice of them is kept."""
@@ -97,6 +99,7 @@ class Updater:
             if entry.is_number
         ]
         self._gradients: dict[int, list[Tensor]] = {}
+        self._replaced = None if is_elementwise(optimizer) else self._watched(optimizer)
         self._is_share = pieces is not None
         self._created: list[tuple[Piece, nn.Parameter]] = []
         if self._is_share:
@@ -135,6 +138,8 @@ class Updater:
                 parameter.grad = gradient.clone()  # who does this step again reads what it read
         if self._numbers:
             self._read_numbers()
+        if self._replaced is not None:
+            self._replaced.begin()
         is_only = len(self._parts) == 1
         for i, part in enumerate(self._parts):
             if self._unbound:
@@ -146,8 +151,31 @@ class Updater:
             self._refuse_late_state()
         if self._unbound:
             self._bind_created()
+        if self._replaced is not None:
+            self._replaced.take_back()
         if self._numbers:
             self._write_numbers()
+
+    def _watched(self, optimizer: Optimizer) -> Replaced:
+        """What a step of a class of the user's own may replace; its pieces are whole."""
+        kinds = {
+            held: type(one).__name__ for one in parts_of(optimizer) for held in parameters_of(one)
+        }
+        bound = []
+        for piece, parameter in self._held:
+            entries = [one for one in self._entries[piece.number] if one.key != EXISTS]
+            state = {one.key: one.place.view(self._block) for one in entries if not one.is_number}
+            bound.append(
+                Bound(
+                    kind=kinds[self._parameters[piece.number]],
+                    name=self._layout.parameters.places[piece.number].name,
+                    parameter=parameter,
+                    place=parameter.data,
+                    state=state,
+                    numbers=frozenset(one.key for one in entries if one.is_number),
+                )
+            )
+        return Replaced(self._optimizer, bound)
 
     def _refuse_late_state(self) -> None:
         """Raise ConfigError where a parameter that had no state has some by now."""

@@ -150,9 +150,15 @@ def _trial_state(
 def own_memory(optimizer: Optimizer) -> str:
     """Where steps of a class of the user's own keep numbers beside ``state``; empty: nowhere.
 
-    As ``group['t'] += 1`` or ``self.t += 1``: each twin would have its own, or none.
+    As ``group['t'] += 1`` or ``self.t += 1``: each twin would have its own, or none. So it is with
+    keys of the state that the second or third step makes.
     """
     return next((found for one in _own_parts(optimizer) if (found := _memory_of(one))), "")
+
+
+def is_made_late(memory: str) -> bool:
+    """Whether what ``own_memory`` found lies in ``state``, and not from the first step on."""
+    return memory.startswith("self.state[p]")
 
 
 def reads_others(optimizer: Optimizer) -> bool:
@@ -181,6 +187,20 @@ def _memory_of(optimizer: Optimizer) -> str:
         before, after = optimizer.__dict__.get(name, twin), twin.__dict__[name]
         if before is twin or not _is_equal(before, after):
             return f"self.{name}"
+    return _made_later(optimizer, twin)
+
+
+def _made_later(optimizer: Optimizer, twin: Optimizer) -> str:
+    """What steps that come later than the first add to the state; the trial of a layout has one."""
+    first, _ = _stepped(optimizer, is_alone=False, num_steps=1)
+    if first is None:
+        return ""
+    known = {key for state in optimizer.state.values() if isinstance(state, dict) for key in state}
+    for once, now in zip(parameters_of(first), parameters_of(twin), strict=True):
+        begun = {key for key, value in first.state.get(once, {}).items() if value is not None}
+        for key, value in twin.state.get(now, {}).items():
+            if value is not None and key not in begun | known:
+                return f"self.state[p][{key!r}]"
     return ""
 
 
@@ -192,8 +212,10 @@ def _first_is_moved_by_others(optimizer: Optimizer) -> bool:
     return alone is None or not torch.allclose(first, other, rtol=1e-4, equal_nan=True)
 
 
-def _stepped(optimizer: Optimizer, *, is_alone: bool) -> tuple[Optimizer | None, Tensor]:
-    """Three steps on copies of each group's smallest parameters, and what the first has become.
+def _stepped(
+    optimizer: Optimizer, *, is_alone: bool, num_steps: int = 3
+) -> tuple[Optimizer | None, Tensor]:
+    """Steps on copies of each group's smallest parameters, and what the first has become.
 
     Args:
         is_alone: only the first of them, all other groups without any.
@@ -217,7 +239,7 @@ def _stepped(optimizer: Optimizer, *, is_alone: bool) -> tuple[Optimizer | None,
     rngs = [torch.Generator().manual_seed(number) for number in range(len(every))]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for _ in range(3):
+        for _ in range(num_steps):
             for one, rng in zip(every, rngs, strict=True):
                 one.grad = 100 * torch.randn(one.shape, generator=rng).to(one.dtype)
             try:
