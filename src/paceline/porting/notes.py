@@ -162,9 +162,9 @@ def _notes_of_skips(training: Stepping, name: str) -> Iterator[str]:
     found = [skips(training.flow, training.loop.node, call) for call, _ in training.steps]
     for node in found[0] if all(found) else ():
         yield (
-            f"{name}:{training.flow.script.line(node)} goes on to the next turn without a step, and "
-            "pace.updates(n) counts updates: it makes n of them in any case, in more turns; where "
-            "a run is to have fewer, give it so many"
+            f"{name}:{training.flow.script.line(node)} goes on to the next turn without a step, "
+            "and pace.updates(n) counts updates: it makes n of them in any case, in more turns; "
+            "where a run is to have fewer, give it so many"
         )
 
 

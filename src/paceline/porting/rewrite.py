@@ -431,7 +431,7 @@ def guard(
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
         is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
-        is_bound = any(_changes(one) for one in script.within(line))
+        is_bound = any(_changes(one) for one in script.within(line) if one is not call)
         if any(flow.around(call)):
             if is_download:
                 continue
