@@ -20,6 +20,7 @@ from meanwhile import stopped_at
 from paceline.context import Context
 from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.solo import SoloExchange
+from paceline.script.closures import context_with
 from paceline.script.worker import Pace
 from paceline.store.optimizer_copy import own_memory, reads_others
 from reference import differ
@@ -182,6 +183,39 @@ def test_blocks_are_counted_where_each_step_is_a_version() -> None:
                 several.block(parts, several.CASES["gan"][1], number)
         versions.append(pace.version)
     assert versions == [8, 8, 16]
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Of the user's: clips, and lets another one step."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            nn.utils.clip_grad_value_(group["params"], 0.01)
+        return self.inner.step()
+
+
+def _wrapped(model: nn.Module) -> Wrapper:
+    return Wrapper(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+def test_an_optimizer_inside_another_steps_with_it_or_is_refused() -> None:
+    """And no trial steps it."""
+    model = nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.clone()
+    optimizer = _wrapped(model)
+    assert own_memory(optimizer) == "self.inner"
+    assert torch.equal(model.weight, before)
+    together = context_with(
+        Context(is_spmd=True, workers=2), [optimizer], asked=False, has_others=True
+    )
+    assert together.steps_together
+    with pytest.raises(ConfigError, match=r"Wrapper steps another optimizer, self\.inner, and"):
+        context_with(Context(is_spmd=False), [optimizer], asked=False, has_others=True)
 
 
 class Own(torch.optim.SGD):

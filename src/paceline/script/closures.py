@@ -29,6 +29,7 @@ from ..exchange.base import Exchange, not_finite
 from ..exchange.lockstep import Stage
 from ..store.optimizer_copy import (
     has_hooks,
+    inner_of,
     is_made_late,
     own_memory,
     reads_others,
@@ -120,10 +121,10 @@ def _with_own(context: Context, optimizers: Sequence[Optimizer], *, is_split: bo
     """Of several workers with an optimizer of the user's own, some of which need whole steps."""
     for one in optimizers:
         memory, name = own_memory(one), type(one).__name__
-        if is_split and memory.startswith("self."):
+        if is_split and memory.startswith("self.") and not inner_of(one):
             memory = ""  # each part has one twin, which makes all of its steps
         if memory and not context.is_spmd:
-            raise _refused_memory(name, memory, context)
+            raise _refused_memory(one, memory, context)
         if not context.is_spmd or not (memory or reads_others(one)):
             continue
         if context.nonfinite == "skip" or context.fast == "auto":
@@ -137,15 +138,17 @@ def _with_own(context: Context, optimizers: Sequence[Optimizer], *, is_split: bo
     return context
 
 
-def _refused_memory(name: str, memory: str, context: Context) -> ConfigError:
+def _refused_memory(optimizer: Optimizer, memory: str, context: Context) -> ConfigError:
     does = f"keeps {memory} from step to step"
     instead = "keep it for each parameter, self.state[p]['t']"
     if is_made_late(memory):
         does, instead = f"makes {memory} later than in its first step", "make it in the first one"
+    if inner_of(optimizer):
+        does, instead = f"steps another optimizer, {memory}", "write its step without one"
     return ConfigError(
-        f"{name} {does}, and under {context.protocol} an update is made by whoever comes last, who "
-        f"has another: {instead}, or use --protocol full-sync (all workers make each step "
-        "together) or --protocol local-sgd:1"
+        f"{type(optimizer).__name__} {does}, and under {context.protocol} an update is made by "
+        f"whoever comes last, who has another: {instead}, or use --protocol full-sync (all "
+        "workers make each step together) or --protocol local-sgd:1"
     )
 
 

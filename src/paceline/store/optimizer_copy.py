@@ -166,6 +166,19 @@ def reads_others(optimizer: Optimizer) -> bool:
     return any(_first_is_moved_by_others(one) for one in _own_parts(optimizer))
 
 
+def inner_of(optimizer: Optimizer) -> str:
+    """The attribute in which a class of the user's own holds another optimizer; empty: none does.
+
+    A twin would have the user's own there, which steps the user's own parameters.
+    """
+    for name, value in optimizer.__dict__.items():
+        held = [*(value.values() if isinstance(value, dict) else ())]
+        held += value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(one, Optimizer) and one is not optimizer for one in held):
+            return f"self.{name}"
+    return ""
+
+
 def _own_parts(optimizer: Optimizer) -> list[Optimizer]:
     return [
         one for one in parts_of(optimizer) if not type(one).__module__.startswith("torch.optim.")
@@ -173,6 +186,8 @@ def _own_parts(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _memory_of(optimizer: Optimizer) -> str:
+    if inner := inner_of(optimizer):
+        return inner
     twin, _ = _stepped(optimizer, is_alone=False)
     if twin is None:
         return ""
