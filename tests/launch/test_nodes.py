@@ -29,6 +29,11 @@ def test_without_a_place_to_meet_all_are_begun_here() -> None:
     ]  # fmt: skip
 
 
+def test_one_machine_meets_nobody() -> None:
+    begun = Nodes(count=1, workers=4).command({"MASTER_ADDR": "localhost"}, WORDS)
+    assert begun[3:6] == ["--standalone", "--nproc-per-node", "4"]
+
+
 def test_a_machine_begins_its_own_where_all_meet() -> None:
     env = {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}
     begun = " ".join(TWO.command(env, WORDS))

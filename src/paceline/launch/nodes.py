@@ -98,7 +98,7 @@ class Nodes:
         settings_of_ranks(resolved, first)
         begun = self.command(os.environ, words)
         here = self.workers
-        if are_all_here(os.environ):
+        if self._are_all_here(os.environ):
             here = self.size
             if self.count > 1:
                 sys.stderr.write(
@@ -112,6 +112,10 @@ class Nodes:
             os.environ |= lean_heap(os.environ)  # divided, so that it takes little memory
         os.execv(begun[0], begun)
 
+    def _are_all_here(self, env: Mapping[str, str]) -> bool:
+        """Whether this machine begins all: it is the only one, or nobody says where they meet."""
+        return self.count == 1 or are_all_here(env)
+
     def command(self, env: Mapping[str, str], words: Sequence[str]) -> list[str]:
         """What begins them.
 
@@ -119,7 +123,7 @@ class Nodes:
             ConfigError: machines meet somewhere, and nobody says which this one is.
         """
         what = ["-m", "paceline", *words]
-        if are_all_here(env):
+        if self._are_all_here(env):
             number = str(self.size)
             return [sys.executable, *_TORCHRUN, "--standalone", "--nproc-per-node", number, *what]
         number = env.get("NODE_RANK", "")
