@@ -1,5 +1,7 @@
 """What a user of a key-value store may rely on, within one process."""
 
+import gc
+import os
 import threading
 
 import pytest
@@ -217,6 +219,21 @@ def test_a_closed_store_says_so() -> None:
     with pytest.raises(ConfigError, match="closed"):
         store.keys()
     assert repr(store) == "KVStore(closed)"
+
+
+def test_what_is_no_shared_memory_is_named_and_let_go_of(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("kv") / "file"
+    path.write_bytes(b"\0" * 8191)
+    with path.open("r+b") as file:
+        before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+        for fd in (file.fileno(), 999_999):
+            with pytest.raises(ConfigError, match=f"descriptor {fd} is no shared memory"):
+                KVStore.attach(fd)
+        gc.collect()  # what the errors hold
+        after = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    assert len(after) == len(before)
 
 
 def test_what_is_no_store_cannot_be_attached(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -108,6 +108,54 @@ def test_pushes_step_as_the_optimizer_alone_does(
             assert torch.equal(store.pull(key), parameter.detach())
 
 
+class Own(Optimizer):
+    """Of the user's: what a step does to a parameter and its state."""
+
+    def __init__(self, parameters: Any, also: Callable[[Any, Any, Any], None]) -> None:
+        self.also = also
+        super().__init__(parameters, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.also(group, one, self.state[one])
+
+
+def _assigned(group: Any, one: Any, state: Any) -> None:
+    one.data = one.data - group["lr"] * one.grad
+
+
+def _counted(group: Any, one: Any, state: Any) -> None:
+    group["t"] = group.get("t", 0) + 1
+
+
+def _late(group: Any, one: Any, state: Any) -> None:
+    state["slow" if state else "t"] = 1
+
+
+def test_an_optimizer_of_ones_own_may_assign_and_keeps_nothing_elsewhere(store: KVStore) -> None:
+    store.set_optimizer(Own, also=_assigned)
+    store.init("w", torch.zeros(2))
+    store.push("w", torch.ones(2))
+    store.push("w", torch.ones(2))
+    assert torch.equal(store.pull("w"), torch.full((2,), -1.0))
+    for also, memory in ((_counted, r"group\['t'\]"), (_late, r"self.state\[p\]\['slow'\]")):
+        with pytest.raises(ConfigError, match=rf"keeps {memory} from push to push"):
+            store.set_optimizer(Own, also=also)
+
+
+def test_an_optimizer_of_matrices_takes_these_and_names_others(store: KVStore) -> None:
+    store.set_optimizer(torch.optim.Muon, lr=0.02)
+    store.init("w", torch.ones(2, 2))
+    store.push("w", torch.eye(2))
+    assert not torch.equal(store.pull("w"), torch.ones(2, 2))
+    with pytest.raises(ConfigError, match=r"for a key of shape \(3,\) \(ValueError: Muon only"):
+        store.init("b", torch.ones(3))
+    with pytest.raises(ConfigError, match=r"Invalid learning rate: -1"):
+        store.set_optimizer(torch.optim.SGD, lr=-1)
+
+
 def test_an_optimizer_that_comes_back_remembers_nothing(store: KVStore) -> None:
     """What it remembered belongs to versions from before the other updater's."""
     store.init("w", torch.zeros(2))

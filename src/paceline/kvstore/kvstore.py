@@ -5,7 +5,6 @@ nothing is left when they end. This file is what a user holds, and checks what a
 wrong; entries.py says how a push stays whole when its process dies. It must not know of training.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from multiprocessing.reduction import DupFd
 from typing import Any, Self, overload
@@ -95,7 +94,7 @@ class KVStore:
                 ``set_optimizer`` there, call it with the same arguments here.
         """
         rule = make_rule(updater) if updater is not None else None
-        return cls._opened(Entries(Region.attach(os.dup(fd)), rule, patience_s))
+        return cls._opened(Entries(Region.attach(fd), rule, patience_s))
 
     # -- the interface of MXNet's KVStore ----------------------------------------------------------
 

@@ -5,8 +5,8 @@
 A wrong shape would otherwise be broadcast and a wrong dtype converted, without a word. A rule reads
 the old value and writes the new one beside it, so the rules of one line of arithmetic take one pass
 over the data and the others one copy more. What an optimizer remembers lies in shared memory, too,
-and is read and written in the same way. This module must not know about locks, versions or where
-the memory comes from.
+and is read and written in the same way. Above 300 lines, since what is pushed is checked beside
+what it does. This module must not know about locks, versions or where the memory comes from.
 """
 
 import abc
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError, unknown
 from ..store.layout import StateEntry, lay_out
-from ..store.optimizer_copy import EXISTS, state_rows
+from ..store.optimizer_copy import EXISTS, own_memory, state_rows
 
 Values: TypeAlias = Tensor | Sequence[Tensor]
 """One tensor, or one of each device."""
@@ -47,11 +47,12 @@ def pairs_of(key: str | Mapping[str, _V], value: _V | None) -> list[tuple[str, _
 
 def each_once(keys: Iterable[str]) -> dict[str, None]:
     """The keys of a list, refused if one stands there twice."""
-    names = list(keys)
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    found: dict[str, None] = {}
+    for name in keys:
+        if name in found:
             raise ConfigError(f"key {name!r} is given twice; leave one out")
-    return dict.fromkeys(names)
+        found[name] = None
+    return found
 
 
 def check_tensor(key: str, value: object, what: str = "value") -> None:
@@ -176,7 +177,56 @@ class Optimize(Rule):
         self._options = dict(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
         self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
-        self._try()
+        trial = self._tried()  # refused here, where it is named, and not at the first push
+        self._begins_with_state = bool(trial.state)
+        # One for each key: the lock of the key is also the lock of its optimizer.
+        self._optimizers: dict[str, Optimizer] = {}
+
+    def check(self, like: Tensor) -> None:  # noqa: B027  most rules take everything
+        """Raise ConfigError where keys like this cannot be updated."""
+
+
+class Sum(Rule):
+    name = "sum"
+
+    def write(self, change: Change) -> None:
+        torch.add(change.old, change.pushed, out=change.new)
+
+
+class Assign(Rule):
+    name = "assign"
+
+    def write(self, change: Change) -> None:
+        change.new.copy_(change.pushed)
+
+
+class Function(Rule):
+    """The user's own ``updater(key, pushed, stored)``."""
+
+    def __init__(self, function: UpdateFunction) -> None:
+        self._function = function
+        inner = getattr(function, "__qualname__", type(function).__qualname__)
+        self.name = f"updater {inner}"
+
+    def write(self, change: Change) -> None:
+        change.new.copy_(change.old)
+        self._function(change.key, change.pushed, change.new)
+
+
+class Optimize(Rule):
+    """One step of a ``torch.optim`` optimizer, with the pushed value as the gradient.
+
+    Args:
+        kind: the class, or any function ``(parameters, **options) -> Optimizer``.
+    """
+
+    def __init__(self, kind: Callable[..., Optimizer], options: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._options = dict(options)
+        listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
+        self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
+        trial = self._tried()  # refused here, where it is named, and not at the first push
+        self._begins_with_state = bool(trial.state)
         # One for each key: the lock of the key is also the lock of its optimizer.
         self._optimizers: dict[str, Optimizer] = {}
 
@@ -196,13 +246,7 @@ class Optimize(Rule):
                 f"{self.name} updates floating-point tensors, not {like.dtype}; keep other tensors "
                 'in a store of their own: KVStore(updater="assign")'
             )
-        try:
-            self._build(nn.Parameter(torch.zeros_like(like), requires_grad=False))
-        except ValueError as error:
-            raise ConfigError(
-                f"{self.name} takes no tensor of shape {tuple(like.shape)}: {error}; keep such "
-                "tensors in a store of their own"
-            ) from None
+        self._made(nn.Parameter(torch.empty_like(like), requires_grad=False))
 
     def entries(self, like: Tensor) -> tuple[StateEntry, ...]:
         parameter = nn.Parameter(torch.empty_like(like), requires_grad=False)
@@ -212,19 +256,53 @@ class Optimize(Rule):
         change.new.copy_(change.old)
         change.new_state.copy_(change.old_state)
         parameter = nn.Parameter(change.new, requires_grad=False)
-        if change.key not in self._optimizers:
-            self._optimizers[change.key] = self._build(parameter)
-        optimizer = self._optimizers[change.key]
-        if known := _read(change):
-            optimizer.state.clear()
-            optimizer.state[parameter] = known
-        else:  # what it begins with, which some make before their first step
+        known, optimizer = _read(change), self._optimizers.get(change.key)
+        if optimizer is None or (self._begins_with_state and not known):
             optimizer = self._optimizers[change.key] = self._build(parameter)
+        if known or not self._begins_with_state:
+            optimizer.state.clear()
+        if known:
+            optimizer.state[parameter] = known
         optimizer.param_groups[0]["params"] = [parameter]
         parameter.grad = change.pushed
         optimizer.step()
+        if parameter.data_ptr() != change.new.data_ptr():  # p.data = ..., of a class of one's own
+            change.new.copy_(parameter.data)
         _write(change, optimizer.state.get(parameter, {}))
         parameter.grad = None
+
+    def _tried(self) -> Optimizer:
+        """One over a small parameter, which is a matrix where it takes nothing else.
+
+        Raises:
+            ConfigError: it cannot be made, or keeps what the store does not hold.
+        """
+        small, matrix = (nn.Parameter(torch.zeros(shape)) for shape in ((1,), (1, 1)))
+        try:
+            optimizer = self._build(small)
+        except ConfigError:
+            raise
+        except Exception:  # code of the user's: Muon's takes matrices alone
+            optimizer = self._made(matrix)
+        if memory := own_memory(optimizer):
+            raise ConfigError(
+                f"{self.name} keeps {memory} from push to push, which the store does not hold and "
+                "each process would have another: keep it for each parameter from the first step "
+                "on, self.state[p]['t']"
+            )
+        return optimizer
+
+    def _made(self, parameter: nn.Parameter) -> Optimizer:
+        try:
+            return self._build(parameter)
+        except ConfigError:
+            raise
+        except Exception as error:  # code of the user's
+            raise ConfigError(
+                f"{self.name} cannot be made for a key of shape {tuple(parameter.shape)} "
+                f"({type(error).__name__}: {error}); set other options, or keep such keys in a "
+                "store of their own"
+            ) from None
 
     def _build(self, parameter: Tensor) -> Optimizer:
         optimizer = self._kind([parameter], **self._options)

@@ -15,6 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ConfigError, LinkError
@@ -124,7 +125,8 @@ class SharedMemory:
         page = mmap.PAGESIZE
         first, last = -(-start // page) * page, stop // page * page
         if hasattr(mmap, "MADV_REMOVE") and last > first:
-            self.buffer.madvise(mmap.MADV_REMOVE, first, last - first)
+            with suppress(OSError):  # a kernel that knows no such advice keeps the memory
+                self.buffer.madvise(mmap.MADV_REMOVE, first, last - first)
 
 
 class PrivateMemory:
@@ -168,19 +170,23 @@ class Region:
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
-        self._finalizer = weakref.finalize(self, os.close, memory.fd)
         self.data = memory.tensor()
         """``(num_bytes,)`` uint8."""
         self.words = memoryview(memory.buffer).cast("q")
         """The same memory as int64: each is read and written whole."""
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
+        self._finalizer = weakref.finalize(self, os.close, memory.fd)
 
     @classmethod
     def attach(cls, fd: int) -> "Region":
-        """The region behind a descriptor that another process has handed over."""
+        """The region behind a descriptor that another process has handed over, which stays open."""
+        own = -1
         try:
-            return cls(SharedMemory(fd))
-        except (OSError, ValueError) as error:
+            own = os.dup(fd)
+            return cls(SharedMemory(own))
+        except (OSError, TypeError, ValueError) as error:
+            if own >= 0:
+                os.close(own)
             raise ConfigError(
                 f"descriptor {fd} is no shared memory of a store ({error}); hand over store.fd: "
                 "subprocess.Popen(..., pass_fds=[store.fd])"
