@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.exports import FORMATS
 from paceline.exports.reduced import Precision, quantise, reduced
 
@@ -57,6 +58,17 @@ def test_tokens_stay_whole_numbers(precision: Precision) -> None:
     small = reduced(model, precision, (tokens,))
     with torch.no_grad():
         assert (small(tokens) - model(tokens)).abs().max() < 0.05
+
+
+def test_torchs_encoder_stays_as_it_is_where_it_reads_its_layers_weights() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Linear(8, 2)).eval()
+    rows = torch.randn(1, 3, 8)
+    small = reduced(model, Precision.INT8, (rows,))
+    with torch.no_grad():
+        assert (small(rows) - model(rows)).abs().max() < 0.05
+    with pytest.raises(ConfigError, match=r"none but in nn\.TransformerEncoderLayer"):
+        reduced(model[0], Precision.INT8, (rows,))
 
 
 def test_the_model_itself_is_left_as_it_is() -> None:

@@ -116,7 +116,10 @@ def reduced(model: nn.Module, precision: Precision, inputs: tuple[Tensor, ...]) 
     if precision is Precision.INT8:
         made = _with_int8(own)
         if not any(isinstance(one, _Int8Linear | _Int8Conv2d) for one in made.modules()):
-            raise ConfigError("--precision int8: the model has no nn.Linear or nn.Conv2d layer")
+            raise ConfigError(
+                "--precision int8: the model has no nn.Linear or nn.Conv2d layer, or "
+                "none but in nn.TransformerEncoderLayer(batch_first=True), which stays as it is"
+            )
     else:
         made = _Half(own, _DTYPES[precision])
     try:
@@ -135,6 +138,8 @@ def _with_int8(module: nn.Module) -> nn.Module:
         return _Int8Linear(module)
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
         return module if isinstance(module.padding, str) else _Int8Conv2d(module)
+    if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn.batch_first:
+        return module  # torch's own kernel of it reads the weights of its layers
     for name, child in module.named_children():
         setattr(module, name, _with_int8(child))
     return module

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from ..checkpoints.state import load_tensors
 from ..errors import ConfigError, PacelineError, unknown
@@ -189,7 +190,7 @@ def random_inputs(
 
 def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
     """The first samples of a task's data, opened when they are first wanted."""
-    opened: list[Any] = []
+    opened: list[object] = []
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         if len(opened) < batch:
@@ -197,13 +198,17 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
             data = splits.test if splits.test is not None else splits.train
             count = len(data)  # type: ignore[arg-type]  # a map-style data set has a length
             opened[:] = [data[i % count][0] for i in range(batch)]
-        found = torch.utils.data.default_collate(opened[:batch])  # as a loader makes batches
-        if not isinstance(found, Tensor):
+        try:
+            made = default_collate(opened[:batch])  # as a loader does
+        except TypeError:  # no numbers: pictures, texts
+            made = None
+        if not isinstance(made, Tensor):
             raise ConfigError(
-                f"task {task.name}: its data set gives inputs as {type(opened[0]).__name__}, and a "
-                "model is exported for one tensor"
+                f"the inputs of the task's data are {type(opened[0]).__name__}, and a model that "
+                "is exported or measured takes tensors: give it by the function that makes it, "
+                "--model package.module:function --input 1,28,28"
             )
-        return (found,)
+        return (made,)
 
     return inputs
 

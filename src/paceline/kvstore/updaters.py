@@ -182,7 +182,7 @@ class Optimize(Rule):
         # One for each key: the lock of the key is also the lock of its optimizer.
         self._optimizers: dict[str, Optimizer] = {}
 
-    def check(self, like: Tensor) -> None:  # noqa: B027  most rules take everything
+    def check(self, like: Tensor) -> None:
         """Raise ConfigError where keys like this cannot be updated."""
 
 
