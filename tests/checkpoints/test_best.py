@@ -77,6 +77,14 @@ def test_what_is_not_finite_or_not_measured_is_not_kept(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_another_metric_is_not_compared(tmp_path: Path) -> None:
+    _look(_models(tmp_path), (1, 0.9))
+    now = tmp_path.stat()
+    other = BestModels(tmp_path, (now.st_dev, now.st_ino), "loss")
+    with pytest.raises(ConfigError, match=r"best models by 'acc', and this run keeps them by 'los"):
+        other.look({"loss": (0.3, 1)}, 2, bytes)
+
+
 def test_a_damaged_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text('{"models": [{"version": -1, "worth": 1.0}]}')
     with pytest.raises(ConfigError, match=r"best\.json is damaged .* move it away"):

@@ -152,11 +152,16 @@ def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
     (tmp_path / "go").touch()
     folder = tmp_path / ("out" if place[0] == "--run-dir" else "runs/one")
     assert (folder / "trace.jsonl").exists()
+    best = {"best.json", "best.safetensors", "best-7.safetensors"}
+    for name in (*best, "best-of-mine.safetensors"):
+        (folder / name).touch()
     code, said = ended(*place, "--resume", "auto")
     assert code == 0, said
     (note,) = [line for line in said.splitlines() if "was cut off before its first" in line]
     assert note.endswith("cut-off-1")
     assert (folder / "cut-off-1" / "trace.jsonl").stat().st_size > 0
+    assert {one.name for one in (folder / "cut-off-1").glob("best*")} == best
+    assert [one.name for one in folder.glob("best*")] == ["best-of-mine.safetensors"]
     assert (folder / "summary.json").exists()
 
 

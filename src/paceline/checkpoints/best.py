@@ -105,13 +105,21 @@ class BestModels:
             return self._own
         try:
             with place.read(INDEX) as file:
-                rows = json.loads(read_text(file, _MOST_BYTES))["models"]
-            return [Kept(count(row["version"]), real(row["worth"])) for row in rows]
+                said = json.loads(read_text(file, _MOST_BYTES))
+            kept = [Kept(count(row["version"]), real(row["worth"])) for row in said["models"]]
+            metric = said.get("metric", self.name)
         except (FileError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models cannot be "
                 "told: move it away"
             ) from None
+        if metric != self.name:
+            raise ConfigError(
+                f"{place.path / INDEX} has the best models by {_named(metric)}, and this run keeps "
+                f"them by {_named(self.name)}, which cannot be compared: move it away, or keep by "
+                "the same metric"
+            )
+        return kept
 
     def _write(self, place: OpenFolder, kept: list[Kept], version: int, data: bytes) -> None:
         """The new model first, then what says that it is there."""
@@ -130,6 +138,16 @@ class BestModels:
         text = json.dumps({"metric": self.name, "models": rows}, indent=1)
         place.replace(INDEX, text.encode())
         self._own = kept
+
+
+def _named(metric: str | None) -> str:
+    return "accuracy or loss" if metric is None else repr(metric)
+
+
+def is_of_kept(name: str) -> bool:
+    """Whether a file of this name is one of several models that are kept."""
+    version = name.removeprefix("best-").removesuffix(".safetensors")
+    return version.isdecimal() and name == _file(int(version))
 
 
 def _file(version: int) -> str:

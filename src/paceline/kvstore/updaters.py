@@ -183,64 +183,6 @@ class Optimize(Rule):
         self._optimizers: dict[str, Optimizer] = {}
 
     def check(self, like: Tensor) -> None:
-        """Raise ConfigError where keys like this cannot be updated."""
-
-
-class Sum(Rule):
-    name = "sum"
-
-    def write(self, change: Change) -> None:
-        torch.add(change.old, change.pushed, out=change.new)
-
-
-class Assign(Rule):
-    name = "assign"
-
-    def write(self, change: Change) -> None:
-        change.new.copy_(change.pushed)
-
-
-class Function(Rule):
-    """The user's own ``updater(key, pushed, stored)``."""
-
-    def __init__(self, function: UpdateFunction) -> None:
-        self._function = function
-        inner = getattr(function, "__qualname__", type(function).__qualname__)
-        self.name = f"updater {inner}"
-
-    def write(self, change: Change) -> None:
-        change.new.copy_(change.old)
-        self._function(change.key, change.pushed, change.new)
-
-
-class Optimize(Rule):
-    """One step of a ``torch.optim`` optimizer, with the pushed value as the gradient.
-
-    Args:
-        kind: the class, or any function ``(parameters, **options) -> Optimizer``.
-    """
-
-    def __init__(self, kind: Callable[..., Optimizer], options: Mapping[str, Any]) -> None:
-        self._kind = kind
-        self._options = dict(options)
-        listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-        self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
-        trial = self._tried()  # refused here, where it is named, and not at the first push
-        self._begins_with_state = bool(trial.state)
-        # One for each key: the lock of the key is also the lock of its optimizer.
-        self._optimizers: dict[str, Optimizer] = {}
-
-    def _try(self) -> None:
-        """Refused here, where it is named, and not at the first push; some take matrices alone."""
-        try:
-            self._build(torch.zeros(1))
-        except ValueError:
-            try:
-                self._build(torch.zeros(1, 1))
-            except ValueError as error:
-                raise ConfigError(f"{self.name} cannot be made: {error}") from None
-
-    def check(self, like: Tensor) -> None:
         if not like.dtype.is_floating_point and not like.dtype.is_complex:
             raise ConfigError(
                 f"{self.name} updates floating-point tensors, not {like.dtype}; keep other tensors "

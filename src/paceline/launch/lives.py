@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
-from ..checkpoints.best import BEST, INDEX
+from ..checkpoints.best import BEST, INDEX, is_of_kept
 from ..checkpoints.folder import FOLDER
 from ..checkpoints.resumption import Origin, Resumption, has_checkpoint, locate, read
 from ..conditions.faults import FaultPlan
@@ -39,7 +39,7 @@ from ..trace.records import Ended
 WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", "wandb", *CLIENTS_RUNS, FOLDER)
 """What lies in the folder of a run that has not begun."""
 _LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors", INDEX, BEST)
-"""And what one leaves that was cut off."""
+"""And what one leaves that was cut off, beside the files of models that it kept."""
 _TRIES = 3
 MOST_IN_VAIN = 3
 """Lives in a row that may end without a version that the run had not reached before."""
@@ -95,8 +95,9 @@ def _set_aside(folder: RunFolder) -> str:
     names = place.names()
     number = next(n for n in range(1, len(names) + 2) if f"cut-off-{n}" not in names)
     with closing(place.make_inner(f"cut-off-{number}", is_new=True)) as aside:
-        for name in names:
-            if name in _LEFT or name.startswith("best-"):
+        kept = [name for name in names if is_of_kept(name)]
+        for name in (*_LEFT, *kept):
+            if name in names:
                 place.rename(name, name, into=aside)
         return (
             f"the run in {folder.path} was cut off before its first checkpoint: it begins anew; "
