@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.checkpoints.state import model_file, pack, save_model, save_tensors, unpack
 from paceline.errors import ConfigError, LinkError, PacelineError
+from paceline.script.member_state import extra_states
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -172,3 +173,18 @@ BROKEN = st.recursive(
 def test_what_was_never_packed_is_refused_or_plain(value: Any) -> None:
     with contextlib.suppress(PacelineError):
         unpack(value, {"0": torch.ones(2)})
+
+
+def test_extra_state_that_no_checkpoint_can_hold_is_refused_by_name() -> None:
+    class Odd(nn.Linear):
+        def get_extra_state(self) -> object:
+            return object()
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    model = nn.Sequential(nn.Linear(1, 1), Odd(1, 1))
+    assert [name for name, _ in extra_states(model, is_kept=False)] == ["1"]
+    with pytest.raises(ConfigError, match=r"the extra state of 1 \(Odd.get_extra_state\)"):
+        list(extra_states(model, is_kept=True))
+    assert not [*extra_states(nn.Linear(1, 1), is_kept=True)]

@@ -215,16 +215,3 @@ def test_an_optimizer_refuses_integers(store: KVStore) -> None:
     with pytest.raises(ConfigError, match=r"floating-point tensors, not torch.int64"):
         store.set_optimizer(torch.optim.SGD, lr=0.1)
     assert store.push("counts", torch.ones(3, dtype=torch.int64)) == 1
-
-
-def test_an_optimizer_of_matrices_alone_is_taken_for_them_and_refused_for_others(
-    store: KVStore,
-) -> None:
-    store.init("w", torch.zeros(3, 2))
-    store.set_optimizer(torch.optim.Muon, lr=0.1)
-    store.push("w", torch.ones(3, 2))
-    assert (store.pull("w") != 0).all()
-    with pytest.raises(ConfigError, match=r"Muon\(lr=0.1\) takes no tensor of shape \(2,\)"):
-        store.init("b", torch.zeros(2))
-    with pytest.raises(ConfigError, match="cannot be made: Invalid learning rate"):
-        store.set_optimizer(torch.optim.SGD, lr=-1.0)

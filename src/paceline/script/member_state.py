@@ -18,7 +18,7 @@ what is put back stand side by side.
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoints.folder import FOLDER, Checkpoint, CheckpointFolder
-from ..checkpoints.state import load_tensors, pack, tensor_chunks, unpack
+from ..checkpoints.state import can_be_packed, load_tensors, pack, tensor_chunks, unpack
 from ..checkpoints.writer import LAYOUT, MODEL, OPTIMIZER
 from ..errors import ConfigError
 from ..store.layout import Layout, TensorPlace
@@ -396,3 +396,23 @@ def _like(before: object, value: Any) -> object:
     if isinstance(before, Tensor) and isinstance(value, int | float):
         return torch.full_like(before, value)
     return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value
+
+
+def extra_states(model: nn.Module, *, is_kept: bool) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that keep something beside tensors, by ``get_extra_state``.
+
+    Args:
+        is_kept: in checkpoints.
+
+    Raises:
+        ConfigError: and it is what a checkpoint cannot hold.
+    """
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            if is_kept and not can_be_packed(module.get_extra_state()):
+                raise ConfigError(
+                    f"the extra state of {name or 'the model'} ({type(module).__name__}."
+                    "get_extra_state) is not made of numbers, texts, tensors, lists and dicts, as "
+                    "a checkpoint is: make it so, or give --checkpoint-every never"
+                )
+            yield name, module

@@ -70,7 +70,14 @@ from .given import GivenStates
 from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
-from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
+from .member_state import (
+    MemberState,
+    adopt,
+    extra_states,
+    groups_of,
+    set_groups,
+    settings_text,
+)
 from .patches import clone_state, leave_state, note_batches, note_losses, sort_out
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
@@ -522,9 +529,8 @@ class Prepared:
             for number, one in enumerate(self.optimizers):
                 name = f"optimizer {number}" if number else "optimizer"
                 add(name, one.state_dict, one.load_state_dict)
-        for name, module in self.whole.named_modules():
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                add(f"extra state of {name}", module.get_extra_state, module.set_extra_state)
+        for name, module in extra_states(self.whole, is_kept=self._context.checkpoints):
+            add(f"extra state of {name}", module.get_extra_state, module.set_extra_state)
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
