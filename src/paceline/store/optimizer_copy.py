@@ -179,6 +179,20 @@ def inner_of(optimizer: Optimizer) -> str:
     return ""
 
 
+def _steps_alone(optimizer: Optimizer) -> bool:
+    """Whether its step needs no closure; an optimizer inside, which has the user's own parameters,
+    finds no gradient there meanwhile."""
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    gradients = [one.grad for one in held]
+    for one in held:
+        one.grad = None
+    try:
+        return _stepped(optimizer, is_alone=False)[0] is not None
+    finally:
+        for one, gradient in zip(held, gradients, strict=True):
+            one.grad = gradient
+
+
 def _own_parts(optimizer: Optimizer) -> list[Optimizer]:
     return [
         one for one in parts_of(optimizer) if not type(one).__module__.startswith("torch.optim.")
@@ -187,7 +201,7 @@ def _own_parts(optimizer: Optimizer) -> list[Optimizer]:
 
 def _memory_of(optimizer: Optimizer) -> str:
     if inner := inner_of(optimizer):
-        return inner
+        return inner if _steps_alone(optimizer) else ""
     twin, _ = _stepped(optimizer, is_alone=False)
     if twin is None:
         return ""
