@@ -5,22 +5,31 @@ from pathlib import Path
 
 import pytest
 
+from paceline.system.control_groups import control_groups
 from paceline.system.processors import num_cores
+
+
+def mounted(root: Path) -> Path:
+    groups = root / "sys" / "fs" / "cgroup"
+    groups.mkdir(parents=True)
+    return groups
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
 )
 def test_a_quota_of_version_two_counts(tmp_path: Path, text: str, wanted: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
+    groups = mounted(tmp_path)
+    (groups / "cpu.max").write_text(text)
     assert num_cores(tmp_path) == (wanted or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(("quota_us", "wanted"), [("100000", 1), ("-1", None)])
 def test_a_quota_of_version_one_counts(tmp_path: Path, quota_us: str, wanted: int | None) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota_us)
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    groups = mounted(tmp_path)
+    (groups / "cpu").mkdir()
+    (groups / "cpu" / "cpu.cfs_quota_us").write_text(quota_us)
+    (groups / "cpu" / "cpu.cfs_period_us").write_text("100000")
     assert num_cores(tmp_path) == (wanted or len(os.sched_getaffinity(0)))
 
 
@@ -39,16 +48,28 @@ def test_a_quota_of_version_one_counts(tmp_path: Path, quota_us: str, wanted: in
 def test_a_quota_of_a_group_that_lies_deeper_counts(
     tmp_path: Path, line: str, folder: str, files: dict[str, str]
 ) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "own"
-    (root / folder).mkdir(parents=True)
-    (root / "cgroup.controllers").touch()
+    groups, own = mounted(tmp_path), tmp_path / "proc" / "self" / "cgroup"
+    own.parent.mkdir(parents=True)
+    path = line.rpartition(":")[2].lstrip("/")
+    (groups / ("cpu" if "cpu" in line else "") / path).mkdir(parents=True)
+    (groups / "cgroup.controllers").touch()
     for name, text in files.items():
-        (root / folder / name).write_text(text)
+        (groups / folder / name).write_text(text)
     own.write_text(f"{line}\n")
-    assert num_cores(root, own) == 1
+    assert num_cores(tmp_path) == 1
     own.write_text("0::/../outside\nbroken\n")
-    assert num_cores(root, own) == len(os.sched_getaffinity(0))
+    assert num_cores(tmp_path) == len(os.sched_getaffinity(0))
 
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     assert num_cores(tmp_path) == len(os.sched_getaffinity(0))
+
+
+def test_the_narrowest_group_comes_first_and_each_that_it_lies_in_behind_it(tmp_path: Path) -> None:
+    groups, own = mounted(tmp_path), tmp_path / "proc" / "self" / "cgroup"
+    own.parent.mkdir(parents=True)
+    assert not [*control_groups("cpu", tmp_path)]
+    own.write_text("5:memory:/batch/job\n4:cpu,cpuacct:/batch/job\n")
+    (groups / "cpu,cpuacct" / "batch" / "job").mkdir(parents=True)
+    names = [one.relative_to(groups).as_posix() for one in control_groups("cpu", tmp_path)]
+    assert names == ["cpu,cpuacct/batch/job", "cpu,cpuacct/batch", "cpu,cpuacct"]

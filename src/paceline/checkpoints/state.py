@@ -14,7 +14,7 @@ import collections
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -135,27 +135,18 @@ def write_whole(path: Path, data: bytes | Iterator[Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
+        beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        with open(beside, "xb") as file:  # who may read it follows from the umask, as elsewhere
             try:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
                 os.fsync(file.fileno())
-                os.replace(file.name, path)
+                os.replace(beside, path)
             except BaseException:  # raised again: no half file stays
-                os.unlink(file.name)
+                os.unlink(beside)
                 raise
     except OSError as error:
         raise FileError(error.errno, f"{error.strerror}: it is not written", str(path)) from error
-
-
-def _umask() -> int:
-    """What this process takes from the modes of its files; there is no way to ask but to set it."""
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
 
 
 def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:

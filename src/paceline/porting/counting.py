@@ -173,9 +173,11 @@ def _minus(last: str, first: str) -> str:
     if first == "0":
         return last
     whole, code = cst.parse_expression(last), cst.Module([]).code_for_node
-    is_sum = isinstance(whole, cst.BinaryOperation) and isinstance(whole.operator, cst.Add)
-    if is_sum and not whole.lpar and code(whole.right) == first.strip():  # type: ignore[attr-defined]  # is_sum: of two
-        return code(whole.left)  # type: ignore[attr-defined]  # the same
+    if (
+        isinstance(whole, cst.BinaryOperation) and isinstance(whole.operator, cst.Add)
+        and not whole.lpar and code(whole.right) == first.strip()
+    ):  # fmt: skip
+        return code(whole.left)
     is_sum = re.search(r"[^\w.()\[\]]", first) is not None
     return f"{_term(last)} - ({first})" if is_sum else f"{_term(last)} - {first}"
 

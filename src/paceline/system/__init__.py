@@ -4,6 +4,7 @@
     streams            output that may go away; a log that is followed
     signals            who stops a run, softly first
     limits             what this process may take
+    control_groups     those that it is in, which may limit it
     processors         cores and accelerators that it may compute on
     ceilings           what this machine can do at most, as it was measured
     pages              memory that is given back to the machine

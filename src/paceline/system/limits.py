@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 from ..plan import format_bytes
+from .control_groups import MOUNT, control_groups
 
 if sys.platform != "win32":
     import resource  # at once: where memory is short, there is no room for it later
@@ -133,24 +134,9 @@ class Toll:
 
 def _groups(root: Path) -> Iterator[Path]:
     """Folders of our control group and of those that it lies in, the narrowest first."""
-    mount = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        kinds, _, path = rest.partition(":")
-        if number == "0" and not kinds:
-            top = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
-        elif "memory" in kinds.split(","):
-            top = mount / kinds if (mount / kinds).is_dir() else mount / "memory"
-        else:
-            continue
-        inner = top / path.lstrip("/")
-        if ".." in inner.parts or not inner.is_dir():  # in a container they are mounted from here
-            inner = top
-        for folder in (inner, *inner.parents):
-            if (folder / "memory.current").exists() or (folder / "memory.usage_in_bytes").exists():
-                yield folder
-            if folder == top:
-                break
+    for folder in control_groups("memory", root):
+        if (folder / "memory.current").exists() or (folder / "memory.usage_in_bytes").exists():
+            yield folder
 
 
 def _limit_of(folder: Path, root: Path) -> Limit | None:
@@ -162,7 +148,7 @@ def _limit_of(folder: Path, root: Path) -> Limit | None:
         most, used = _number(folder / most_name), _number(folder / used_name)
         if most is not None and used is not None and most < _UNLIMITED:
             kept = _row(folder / "memory.stat", kept_name) or 0
-            name = f"the control group {folder.relative_to(root / 'sys/fs/cgroup')}"
+            name = f"the control group {folder.relative_to(root / MOUNT)}"
             return Limit(most, max(0, most - max(0, used - kept)), name)
     return None
 

@@ -9,54 +9,28 @@ shows that there may be one, because that takes seconds. This module must not kn
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from .control_groups import MOUNT, control_groups
 
 if TYPE_CHECKING:
     import torch
 
-_ROOT = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+_ROOT = Path("/")
 _NODES = ("nvidia0", "nvidiactl", "kfd", "dri/renderD128", "dxg")
 """Files under /dev of the drivers: NVIDIA, AMD, Intel, and all of them under WSL2."""
 
 
-def num_cores(root: Path = _ROOT, own: Path = _OWN) -> int:
-    """Whole cores, at least 1.
-
-    Args:
-        root: where the control groups are mounted.
-        own: what names those that this process is in.
-    """
+def num_cores(root: Path = _ROOT) -> int:
+    """Whole cores, at least 1; ``root`` is that of the file system."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quotas = [one for folder in _groups(root, own) if (one := _quota_cores(folder)) is not None]
+    mount = root / MOUNT
+    folders = dict.fromkeys((*control_groups("cpu", root), mount, mount / "cpu"))
+    quotas = [one for folder in folders if (one := _quota_cores(folder)) is not None]
     quota = min(quotas, default=None)
     return max(1, min(cores or 1, int(quota))) if quota else cores or 1
-
-
-def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """Folders of our control groups, and of those that they lie in."""
-    yield from (root, root / "cpu")
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, _, rest = line.partition(":")
-        kinds, _, path = rest.partition(":")
-        if number == "0" and not kinds:
-            top = root if (root / "cgroup.controllers").exists() else root / "unified"
-        elif "cpu" in kinds.split(","):
-            top = root / "cpu"
-        else:
-            continue
-        folder = top / path.lstrip("/")
-        while ".." not in folder.parts and folder != top:  # in a container it is mounted from here
-            yield folder
-            folder = folder.parent
 
 
 def _quota_cores(folder: Path) -> float | None:

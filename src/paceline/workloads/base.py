@@ -5,9 +5,9 @@ that every worker makes its own model and opens its own data. It must not know h
 there are, nor which protocol joins them.
 """
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -91,9 +91,9 @@ class Task:
             )
         for field in ("batch_size", "epochs"):
             count = getattr(self, field)
-            if not hasattr(count, "__index__") or operator.index(count) < 1:  # also numpy's
+            if not isinstance(count, Integral) or count < 1:  # also numpy's
                 raise ConfigError(f"task {self.name}: {field} must be >= 1, got {count}")
-            object.__setattr__(self, field, operator.index(count))
+            object.__setattr__(self, field, int(count))
 
     def splits(self) -> Splits:
         """What ``data`` gives.
