@@ -8,6 +8,7 @@ scripts are forked likewise, where a test asks for their result: tests/support/f
 import gc
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,13 +56,26 @@ def warm_fork_server(suite_cache: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_modules() -> Iterator[None]:
+    """What a module's tests have imported stays as well: nobody looks through it in the next."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of several tests at once would wait for each other's cores; some set their number."""
-    before = torch.get_num_threads()
+def own_process() -> Iterator[None]:
+    """A test changes the process for itself alone.
+
+    Threads of several tests at once would wait for each other's cores; some set their number. Tasks
+    of a test's own folder are found there: a thousand folders more on the path slow each import.
+    """
+    before, path = torch.get_num_threads(), sys.path[:]
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    sys.path[:] = path
 
 
 @pytest.fixture

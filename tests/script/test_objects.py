@@ -1,6 +1,7 @@
 """A script's objects: which of them are taken, what is replaced on them, what is refused."""
 
 import copy
+import gc
 import pickle
 from collections import defaultdict
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
 from paceline.replica.held_state import SharedState
 from paceline.script.patches import sort_out
-from paceline.script.unprepared import Strays, leaves_of
+from paceline.script.unprepared import Strays, StraySchedulers, leaves_of
 
 
 def objects() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
@@ -79,3 +82,18 @@ def test_a_parameter_that_is_trained_by_hand_is_found() -> None:
         other.weight += 1.0
     with pytest.raises(ConfigError, match=r"of shape \(1, 1\) is trained by hand"):
         strays.look(loss())
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_schedulers_that_were_not_prepared_are_found_the_oldest_first(shows: bool) -> None:
+    """However they hold their optimizer, and whatever the collector has done between them."""
+    optimizer, other = (SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    first = StepLR(optimizer, 3)
+    gc.collect()
+    second, third = ReduceLROnPlateau(optimizer), StepLR(optimizer, 5)
+    apart, known = StepLR(other, 3), StepLR(optimizer, 7)
+    if shows:
+        assert [vars(one)["optimizer"] for one in (first, known)] == [optimizer] * 2
+    assert StraySchedulers(optimizer, [known]).found() == [first, second, third]
+    assert StraySchedulers(other).found() == [apart]
+    assert StraySchedulers(other, [apart]).found() == []

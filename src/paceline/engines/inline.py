@@ -25,6 +25,7 @@ from ..exchange.member import MemoryCarrier
 from ..exchange.through_store import StoreExchange
 from ..store.control import JOBS, VERSION, Control, control_bytes
 from ..store.memory import PrivateMemory
+from ..system.interpreter import kept_interpreter
 from ..tuning.allocator import kept_process
 from ..wire.messages import FromMember, Push, ToMember
 from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, StoreView, Traits
@@ -187,6 +188,7 @@ class InlineEngine(Engine):
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         self.program = program
         self._surroundings.enter_context(kept_process())
+        self._surroundings.enter_context(kept_interpreter())
         for spec in specs:
             self._turns[spec.member] = _Turn(self, spec)
         return {spec.member: (spec.seat, 0) for spec in specs}

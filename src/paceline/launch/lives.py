@@ -183,6 +183,7 @@ def member_specs(
     """What each member is told; members of a run that goes on have new numbers."""
     context = context_of(program, settings, protocol, place)
     folder = place.path.resolve()
+    search_path = tuple(str(Path(entry).resolve()) for entry in sys.path)
     first = 0
     if resumption is not None:
         first = resumption.first_member
@@ -198,7 +199,7 @@ def member_specs(
             threads=settings.threads or max(1, num_cores() // settings.workers),
             log=str(folder / "logs" / f"worker-{seat}.log"),
             context=context.write(),
-            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
+            search_path=search_path,
             environment=_ranks(program, seat, settings.workers),
             preload=settings.preload,
         )

@@ -152,19 +152,8 @@ class StraySchedulers:
 
     def found(self) -> list[AnyScheduler]:
         """They, in the order in which they were made."""
-        every = gc.get_objects()  # 300,000 of a few thousand types
-        kinds = {one for one in set(map(type, every)) if issubclass(one, AnyScheduler)}
-        return (
-            [
-                one
-                for one in every
-                if type(one) in kinds
-                and id(one) not in self._known
-                and getattr(one, "optimizer", None) is self._optimizer
-            ]
-            if kinds
-            else []
-        )
+        found = [one for one in _schedulers_of(self._optimizer) if id(one) not in self._known]
+        return found if len(found) < 2 else _by_age(found)
 
     def keep(self, keep: Keep, number: int) -> list[AnyScheduler]:
         """From now on checkpoints have them; on a run that goes on they stand where they stood.
@@ -207,6 +196,24 @@ class StraySchedulers:
 
     def _current(self) -> list[Any]:
         return [group.get("lr") for group in self._optimizer.param_groups]
+
+
+def _schedulers_of(optimizer: Optimizer) -> list[AnyScheduler]:
+    """Whoever holds it is found in 0.02 s among 300,000 objects; a look at each takes 0.07 s."""
+    holders = gc.get_referrers(optimizer)
+    # An object whose __dict__ somebody has asked for holds by that alone; a module's is its own.
+    dicts = [one for one in holders if type(one) is dict and "__name__" not in one]
+    holders += gc.get_referrers(*dicts) if dicts else []
+    found = {id(one): one for one in holders if issubclass(type(one), AnyScheduler)}
+    return [one for one in found.values() if getattr(one, "optimizer", None) is optimizer]
+
+
+def _by_age(schedulers: Sequence[AnyScheduler]) -> list[AnyScheduler]:
+    """The oldest first: the collector has older ones in later generations, each in turn."""
+    wanted = {id(one) for one in schedulers}
+    return [
+        one for generation in (2, 1, 0) for one in gc.get_objects(generation) if id(one) in wanted
+    ]
 
 
 def leaves_of(loss: Tensor) -> list[nn.Parameter]:

@@ -3,6 +3,7 @@
     files              a folder of ours, opened by what it is; no links
     streams            output that may go away; a log that is followed
     signals            who stops a run, softly first
+    interpreter        what a script that runs inside this process changes of it
     limits             what this process may take
     control_groups     those that it is in, which may limit it
     processors         cores and accelerators that it may compute on

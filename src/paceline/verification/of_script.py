@@ -7,7 +7,6 @@ difference comes about.
 import io
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -20,6 +19,7 @@ import torch
 from ..errors import ConfigError
 from ..porting.porting import check_script
 from ..program import ScriptProgram
+from ..system.interpreter import kept_interpreter
 from .cases import (
     CLOSE,
     UPDATES,
@@ -123,12 +123,10 @@ class ScriptSubject(Verifiable):
 @contextmanager
 def _as_it_was(dtype: Dtype) -> Iterator[None]:
     """New tensors in this number format; what scripts change of their process is put back."""
-    before, main = torch.get_default_dtype(), sys.modules["__main__"]
-    argv, path = sys.argv, list(sys.path)
+    before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        with redirect_stdout(io.StringIO()):
+        with kept_interpreter(), redirect_stdout(io.StringIO()):
             yield
     finally:
         torch.set_default_dtype(before)
-        sys.modules["__main__"], sys.argv, sys.path[:] = main, argv, path

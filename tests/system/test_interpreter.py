@@ -1,0 +1,49 @@
+"""What a script that runs inside this process changes of it is put back."""
+
+import multiprocessing.process
+import sys
+from pathlib import Path
+
+from paceline.system.interpreter import kept_interpreter
+from runs import run_script
+
+
+def found() -> list[object]:
+    start = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # it has it
+    return [list(sys.path), list(sys.argv), sys.modules["__main__"], start]
+
+
+def test_all_is_put_back_also_behind_an_error() -> None:
+    before = found()
+    try:
+        with kept_interpreter():
+            sys.path.insert(0, "elsewhere")
+            sys.argv = ["train.py"]
+            sys.modules["__main__"] = sys
+            raise ValueError
+    except ValueError:
+        assert found() == before
+
+
+def test_a_run_in_this_process_leaves_it_as_it_was(tmp_path: Path) -> None:
+    """Each worker is ``__main__`` for itself, and the last one to end is not who began."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, paceline\n"
+        "pace = paceline.connect()\n"
+        "assert __name__ == '__main__' and sys.argv[1:] == ['5'], sys.argv\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = torch.utils.data.TensorDataset(torch.ones(8, 1))\n"
+        "loader = torch.utils.data.DataLoader(data, batch_size=4)\n"
+        "model, optimizer, loader = pace.prepare(model, optimizer, loader)\n"
+        "for epoch in pace.epochs(2):\n"
+        "    for (x,) in loader:\n"
+        "        optimizer.zero_grad()\n"
+        "        model(x).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+    before = found()
+    run = run_script(script, tmp_path, "5", workers=3, engine="inline", protocol="full-sync")
+    assert run.summary.updates == 4
+    assert found() == before
