@@ -172,10 +172,11 @@ def test_nohup_goes_on(folder: Path) -> None:
 
 
 def _take_away(run: Path) -> None:
-    """The folder of a run that writes into it meanwhile: what it has moved is looked for again."""
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            return shutil.rmtree(run)
+    """The folder of a run that writes into it meanwhile: what it has moved or made is looked for
+    again."""
+    while run.exists():
+        with contextlib.suppress(OSError):
+            shutil.rmtree(run)
 
 
 def launched(say: Say, *flags: str, epochs: int = 6) -> tuple[int, str]:
@@ -200,7 +201,7 @@ def halfway(folder: Path, do: Callable[[], object]) -> Iterator[None]:
 
 def test_a_folder_that_was_deleted_is_there_again_at_the_end(say: Say, folder: Path) -> None:
     """With the whole trace, from its first line, and the model."""
-    with halfway(folder, lambda: shutil.rmtree(folder / "run")):
+    with halfway(folder, lambda: _take_away(folder / "run")):
         code, _ = launched(say, "--run-dir", "run", "--checkpoint-every", "'1 epoch'")
     assert code == 0
     assert version_of(folder / "run") == 6 * UPDATES
