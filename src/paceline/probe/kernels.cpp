@@ -396,14 +396,18 @@ int hand_over(int one, int other, size_t bytes, long words, int repeats, double 
 
 // A byte for a byte, `bytes` for one byte: seconds of one way of a byte, and of all bytes, for each
 // repeat. 0: done, 1: the other side has gone.
-int ping(int fd, long words, size_t bytes, int repeats, double *word_s, double *buffer_s) {
+int ping(int fd, double each_s, size_t bytes, int repeats, double *word_s, double *buffer_s) {
   std::vector<char> data(std::max(bytes, size_t(1)), 1);
   char byte = '1';
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    double start_s = now_s();
-    for (long i = 0; i < words; ++i)
+  // The first is not counted: cores that were busy just now answer sooner than cores that wait.
+  for (int repeat = -1; repeat < repeats; ++repeat) {
+    long words = 0;
+    double start_s = now_s(), took_s;
+    do {
       if (!send_all(fd, &byte, 1) || !receive_all(fd, &byte, 1)) return 1;
-    word_s[repeat] = (now_s() - start_s) / (2.0 * words);
+      ++words, took_s = now_s() - start_s;
+    } while (took_s < each_s);
+    if (repeat >= 0) word_s[repeat] = took_s / (2.0 * words);
   }
   for (int repeat = 0; repeat < repeats; ++repeat) {
     char word = 'L';

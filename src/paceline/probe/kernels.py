@@ -195,11 +195,15 @@ class Kernels:
         ))  # fmt: skip
         return WayTimes(list(word_s), list(buffer_s))
 
-    def ping(self, fd: int, num_bytes: int, *, words: int = 200, repeats: int = 5) -> WayTimes:
-        """Over a connected socket. ConnectionError: the other side has gone."""
+    def ping(self, fd: int, num_bytes: int, *, each_s: float = 0.05, repeats: int = 5) -> WayTimes:
+        """Over a connected socket, bytes one after the other for ``each_s`` seconds a repeat.
+
+        Raises:
+            ConnectionError: the other side has gone.
+        """
         word_s, buffer_s = (ctypes.c_double * repeats)(), (ctypes.c_double * repeats)()
         if self._library.ping(
-            fd, ctypes.c_long(words), ctypes.c_size_t(num_bytes), repeats, word_s, buffer_s
+            fd, ctypes.c_double(each_s), ctypes.c_size_t(num_bytes), repeats, word_s, buffer_s
         ):
             raise ConnectionError("the other side has gone")
         return WayTimes(list(word_s), list(buffer_s))
