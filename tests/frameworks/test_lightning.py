@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,6 +172,8 @@ def test_the_others_go_on_without_the_main_worker(tmp_path: Path) -> None:
     assert run.left  # it has been killed
     assert_each_sample_once(run, NUM_SAMPLES, 3)
     assert [one["step"] for one in found] == [18, 18]
+    # all_gather: of those that are alive; who became the main worker has its rank.
+    assert [one["ranks"] for one in found] == [[0.0, 2.0]] * 2
     assert Path(found[0]["best"]).is_file()  # of version 6 or later: who became the main saved it
 
 
@@ -276,6 +279,8 @@ REFUSED: dict[str, Callable[[], None]] = {
     "is an IterableDataset": lambda: fit(Plain(), DataLoader(Stream())),
     "join the data sets in one": lambda: fit(Plain(), [loader(), loader()]),
     "val_check_interval=0.5": lambda: fit(Plain(), val_check_interval=0.5),
+    "val_check_interval=1": lambda: fit(Plain(), val_check_interval=1),
+    "val_check_interval='a time'": lambda: fit(Plain(), val_check_interval="00:00:10:00"),
     "precision='16-true'": lambda: fit(Plain(), precision="16-true"),
     "reload_dataloaders_every_n_epochs": lambda: fit(Plain(), reload_dataloaders_every_n_epochs=1),
     "sync_batchnorm=True": lambda: fit(Plain(), sync_batchnorm=True),
@@ -291,6 +296,43 @@ def test_what_cannot_be_carried_is_refused_by_name(words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         REFUSED[words]()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "words"),
+    [
+        ("async", {"every_n_train_steps": 10}, "every_n_train_steps=10) under async"),
+        ("full-sync", {"train_time_interval": timedelta(seconds=1)}, "train_time_interval="),
+        ("full-sync", {"every_n_train_steps": 10}, ""),
+        ("async", {"every_n_epochs": 1}, ""),
+    ],
+)
+def test_checkpoints_that_each_worker_would_decide_by_itself_are_refused(
+    protocol: str, options: dict[str, Any], words: str
+) -> None:
+    from paceline.lightning import starting
+
+    kept = lightning.pytorch.callbacks.ModelCheckpoint(**options)
+    trainer: Any = SimpleNamespace(
+        precision="32-true", val_check_interval=1.0, check_val_every_n_epoch=1,
+        reload_dataloaders_every_n_epochs=0, accumulate_grad_batches=1, callbacks=[kept],
+    )  # fmt: skip
+    context = SimpleNamespace(
+        protocol=protocol, is_spmd=protocol == "full-sync", is_difference=False
+    )
+    trainer.strategy = SimpleNamespace(pace=SimpleNamespace(num_workers=2, context=context))
+    found = starting._option_not_carried(trainer, None, 1)
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+@pytest.mark.parametrize("word", [(1, 2), {0: "a"}, torch.ones(1), {1}, [(1,)]])
+def test_what_json_would_change_is_not_broadcast(word: object) -> None:
+    from paceline.lightning import strategy
+
+    with pytest.raises(ConfigError, match=type(word).__name__):
+        strategy._as_json(word)
+    assert json.loads(strategy._as_json({"a": [1, 2.5, None, True]})) == {"a": [1, 2.5, None, True]}
 
 
 def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

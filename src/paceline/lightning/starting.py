@@ -10,6 +10,7 @@ must not know loops.
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     GradientAccumulationScheduler,
+    ModelCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -88,10 +90,12 @@ class Starter:
         observer = choose_observer(chosen.json)
         os.environ[_MARK] = "1"
         try:
-            launch_run(program, chosen, observer)
+            summary = launch_run(program, chosen, observer)
         finally:
             observer.close()
             del os.environ[_MARK]
+        if chosen.json and (shown := summary or observer.shown_plan) is not None:
+            sys.stdout.write(dumps(shown.to_json(), allow_nan=False) + "\n")
 
 
 class ScriptLauncher(_Launcher):
@@ -114,7 +118,8 @@ class ScriptLauncher(_Launcher):
         try:
             self._starter.run(self._devices)
         except PacelineError as error:
-            sys.exit(f"error: {error}")
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(2 if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt as end:
             sys.exit(128 + getattr(end, "signal", 2))
         sys.exit(0)
@@ -215,10 +220,12 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
     """The same, of the Trainer's own options."""
     if trainer.precision not in _PRECISIONS:
         return f"precision={trainer.precision!r}: one of {', '.join(_PRECISIONS)}"
-    is_inside = trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None
-    if is_inside:
+    # A float is a part of the epoch, an int is batches; a time is not kept under that name at all.
+    every = getattr(trainer, "val_check_interval", "a time")
+    is_whole = isinstance(every, float) and every == 1.0
+    if not is_whole or trainer.check_val_every_n_epoch is None:
         return (
-            f"val_check_interval={trainer.val_check_interval!r}: workers hold one version between "
+            f"val_check_interval={every!r}: workers hold one version between "
             "epochs alone; validate there: check_val_every_n_epoch=1"
         )
     if trainer.reload_dataloaders_every_n_epochs:
@@ -244,4 +251,23 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
             "batch is the last of a worker: --protocol full-sync, or a larger batch_size of the "
             "loader, which is shared"
         )
+    return _checkpoint_not_carried(trainer, is_in_step) if pace.num_workers > 1 else ""
+
+
+def _checkpoint_not_carried(trainer: Trainer, is_in_step: bool) -> str:
+    """The same, of the times at which several workers write checkpoints."""
+    pace = trainer.strategy.pace
+    for one in trainer.callbacks:
+        if isinstance(one, ModelCheckpoint):
+            if one._every_n_train_steps and not is_in_step:
+                return (
+                    f"ModelCheckpoint(every_n_train_steps={one._every_n_train_steps}) under "
+                    f"{pace.context.protocol}, where each worker comes by other versions and the "
+                    "main one alone writes: --protocol full-sync, or every_n_epochs=1"
+                )
+            if one._train_time_interval is not None:
+                return (
+                    "ModelCheckpoint(train_time_interval=...), which the clock of each worker "
+                    "decides: every_n_train_steps under full-sync, or every_n_epochs=1"
+                )
     return ""

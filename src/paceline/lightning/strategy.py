@@ -257,26 +257,37 @@ class PacelineStrategy(Strategy):
         return votes == self.pace.sum(1) if all else votes > 0
 
     def barrier(self, name: str | None = None) -> None:
-        """Inside an epoch nobody waits: a checkpoint is the main worker's alone."""
+        """Inside an epoch nobody waits: a checkpoint is the main worker's alone.
+
+        Behind the training all come by where a file was saved, and may read it then.
+        """
+        is_saved = self._is_over and name == "Trainer.save_checkpoint" and self.world_size > 1
         if self._can_sum:
             self.pace.sum(0)
-        elif not self._has_prepared:  # prepare_data() is the main worker's
+        elif is_saved or not self._has_prepared:  # prepare_data() is the main worker's
             with self.pace.once():
                 pass
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The main worker's word to all; inside an epoch each has its own."""
+        """The main worker's word to all, as JSON carries it; inside an epoch each has its own.
+
+        Raises:
+            ConfigError: JSON would not give back what it is, or another worker is to speak.
+        """
         if self._is_training or self._is_over or self.world_size == 1:
             return obj
+        text = _as_json(obj)
+        if src != 0:
+            raise ConfigError(f"broadcast(src={src}): the word is the main worker's, src=0")
         self._num_words += 1
         path = Path(self.pace.context.run_dir or ".") / "logs" / f"word-{self._num_words}.json"
         with self.pace.once() as is_first:
             if is_first:
-                path.write_text(json.dumps(obj))
+                path.write_text(text)
         return json.loads(path.read_text())
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """(...) -> (workers, ...), between epochs.
+        """(...) -> (workers that are alive, ...), between epochs.
 
         Raises:
             ConfigError: inside an epoch, where workers are at different batches.
@@ -292,7 +303,9 @@ class PacelineStrategy(Strategy):
             )
         slots = torch.zeros(self.world_size, *tensor.shape, dtype=torch.float64)
         slots[self.pace.worker] = tensor.detach()
-        gathered: Tensor = self._reduced(slots, "sum").to(tensor)
+        is_here = torch.zeros(self.world_size, dtype=torch.float64)
+        is_here[self.pace.worker] = 1
+        gathered: Tensor = self._reduced(slots, "sum")[self._reduced(is_here, "sum") > 0].to(tensor)
         return gathered
 
     # -- and the rest ---------------------------------------------------------------------------
@@ -308,3 +321,15 @@ class PacelineStrategy(Strategy):
         self.optimizers = []  # their state is the run's by now
         super().teardown()
         self.optimizers = own
+
+
+def _as_json(obj: object) -> str:
+    """Raise ConfigError where reading it would give something else."""
+    with contextlib.suppress(TypeError, ValueError):
+        text = json.dumps(obj)
+        if repr(json.loads(text)) == repr(obj):
+            return text
+    raise ConfigError(
+        f"broadcast() carries what JSON does, and {type(obj).__name__} comes back as something "
+        "else, or not at all: texts, numbers, lists, and dicts whose keys are texts"
+    )
