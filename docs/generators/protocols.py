@@ -34,7 +34,10 @@ H has to be a multiple of F, O below H/F, and the model must have F parameters, 
 whole ones; anything else is refused before the first step, and so are a stream (the end of a pass
 is not known before), one worker, and `--overlap` with `--nonfinite skip` where the sum is on its
 way while workers go on. A weight of a push is the samples of its last H/F steps. A worker without a
-mini-batch in the last update of an epoch adds nothing to it. `pace.stop()` and Ctrl-C between peers
+mini-batch in the last update of an epoch adds nothing to it. `step.skip()`, and mini-batches that a
+loop accumulates by itself in place of `--accumulate`, are refused: the last update would be missed.
+A loop that is left by `break` ends its epoch with an update of one fragment, so what was changed in
+the others since their last exchange is dropped. `pace.stop()` and Ctrl-C between peers
 lose nothing; through the store a worker whose step is called off goes on from the global copy.
 """
 

@@ -117,6 +117,7 @@ def test_between_processes(tmp_path: Path, path: str) -> None:
     [
         "local-sgd:2", "local-sgd:1", "local-sgd:2+nesterov:0.7,0.9", "post-local-sgd:3,2",
         "local-sgd:3+nesterov:0.7,0.9+fragments:3", "local-sgd:4+fragments:2,1",
+        "local-sgd:3+fragments:1,2",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["peers", "store", "collective"])
@@ -126,7 +127,10 @@ def test_local_sgd_keeps_each_workers_own_optimizer_and_the_outer_one(
     settings: dict[str, Any] = {"workers": 2, "protocol": protocol, "path": path}
     whole = go(ADAM, tmp_path / "whole", **settings)
     run = cut_and_resumed(ADAM, tmp_path, [2, 4], {}, **settings)
-    assert is_same(run, whole)
+    if path == "store" and protocol.endswith("1,2"):  # where pushes are added up as they come
+        assert differ(run.state, whole.state) < 1e-12
+    else:
+        assert is_same(run, whole)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (1, 4)])

@@ -14,7 +14,7 @@ from paceline.workloads.base import Task
 from reference import differ
 from runs import Run, assert_each_sample_once, train
 from streaming import OuterStep, Streamed, names_of_fragments
-from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, Tied, plain_sgd, with_optimizer
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, Tied, with_optimizer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 EXACT = 1e-10
@@ -32,11 +32,23 @@ ADAMW = replace(with_optimizer(torch.optim.AdamW, 0.01), batch_size=12)
 
 
 class Poisoned(Tied):
-    """Its outputs are no numbers where a first input is large, which two samples have."""
+    """Its outputs are huge where a first input is large, which two samples have."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = super().forward(inputs)
-        return outputs * torch.where(inputs[:, :1] > 2.0, torch.nan, 1.0)
+        return outputs * torch.where(inputs[:, :1] > 2.0, inputs.new_tensor(1e150), 1.0)
+
+
+class Overflowing(torch.optim.SGD):
+    """A step that is not finite, of a gradient that is: one that is not is left out before it."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        held = self.param_groups[0]["params"]
+        gradients = [one.grad for one in held if one.grad is not None]
+        if any(bool((one.abs() > 1e100).any()) for one in gradients):
+            for one in held:
+                one.data.fill_(torch.inf)
 
 
 @pytest.mark.parametrize("outer", OUTERS)
@@ -91,7 +103,7 @@ def test_an_update_that_is_not_finite_takes_all_back_to_the_global_copy(
     tmp_path: Path, way: str
 ) -> None:
     """What is not finite lies in every parameter of who made the step."""
-    task = replace(FINE, model=Poisoned, optimizer=plain_sgd)
+    task = replace(FINE, model=Poisoned, optimizer=lambda held, rate: Overflowing(held, lr=rate))
     run = _train(task, tmp_path, 2, nonfinite="skip", **WAYS[way])
     skipped = {one.ticket.version for one in run.pushes if not one.is_finite}
     assert len(skipped) == 2 * EPOCHS, "one for each of the two samples, and none is carried on"

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import sys
 import time
 from collections import Counter
@@ -16,11 +17,14 @@ from torch import Tensor, nn
 
 import loops
 import refusals
+from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, Splits
 from paceline.engines.base import Event
 from paceline.engines.local.engine import LocalEngine
 from paceline.errors import ConfigError, WorkerError
 from paceline.events import Cancel, Lease
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.trace.records import Evaluated
 from paceline.workloads.base import Task
 from reference import Order, State, differ, fresh, replay, state_of
@@ -143,6 +147,62 @@ def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_in_the_state
     assert 0 < sum(not push.is_finite for push in run.pushes) < len(run.pushes)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, skipping_loop(POISONED)) < CLOSE
+
+
+@pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
+def test_a_local_step_that_is_not_finite_is_left_out_and_nothing_behind_it_is(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    """It would stay in the moments of that worker's Adam, and spoil every later push."""
+    settings = {"workers": 2, "protocol": "local-sgd:2", "nonfinite": "skip"}
+    run = train(POISONED, tmp_path, **settings, **where)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert all(push.is_finite for push in run.pushes)
+    assert run.summary.skipped_updates == 0
+    assert all(bool(torch.isfinite(one).all()) for one in run.state.values())
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ("step.skip()", r"step.skip\(\) gives a mini-batch back, and under --fragments"),
+        ("if number % 2: optimizer.step()", "accumulated for a step, and under --fragments"),
+    ],
+    ids=["given back", "accumulated"],
+)
+def test_what_would_miss_the_last_update_of_all_fragments_is_refused(
+    say: Callable[[str], tuple[int, str, str]], tmp_path: Path, step: str, says: str
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch, paceline\n"
+        "pace = paceline.connect()\n"
+        "data = torch.utils.data.TensorDataset(torch.ones(64, 1))\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = torch.utils.data.DataLoader(data, batch_size=4)\n"
+        "model, optimizer, loader = pace.prepare(model, optimizer, loader)\n"
+        "for epoch in pace.epochs(2):\n"
+        "    for number, (x,) in enumerate(loader):\n"
+        "        with pace.step() as step:\n"
+        "            model(x).sum().backward()\n"
+        f"            {step}\n"
+    )
+    flags = "--workers 2 --device cpu --protocol local-sgd:2 --fragments 2"
+    code, _, err = say(f"launch {flags} train.py")
+    assert code == 2
+    assert re.search(says, err)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["step()", "backward(None)", "autocast()", "clip_grad_norm_([], 1.0)", "save()",
+     "clip_grad_value_([], 1.0)", "edit_gradients().__enter__()"],
+)  # fmt: skip
+def test_what_comes_after_prepare_says_so(call: str) -> None:
+    pace = Pace(SoloExchange(), Context())
+    name = call.partition("(")[0]
+    with pytest.raises(ConfigError, match=rf"pace.{name}\(\) comes after pace.prepare"):
+        eval(f"pace.{call}", {"pace": pace})
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:

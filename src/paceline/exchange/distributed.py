@@ -148,6 +148,7 @@ class DistributedAveraging(Averaging):
             self._compressed.keep_fragment(self._copy.own.due)
         elif self._compressed is not None:
             self._compressed.keep(present, self._mean)
+            self._drop_what_is_absent(present)
         if clip.has_norm:
             self.norm = norm_of(runs)
         for run in runs:
@@ -205,6 +206,16 @@ class DistributedAveraging(Averaging):
             for exchanging in compressed.begin_all(self._mean, weight, self._mean, due):
                 under_way.begin(exchanging)
             under_way.finish()
+
+    def _drop_what_is_absent(self, present: Sequence[int]) -> None:
+        """What was sent of parameters that nobody has gradients of is no gradient of this member.
+
+        A frozen one's place is filled by nobody else, and would be added up with the next.
+        """
+        places = self._replica.layout.parameters.places
+        for place, is_there in zip(places, present, strict=True):
+            if not is_there:
+                place.flat(self._mean).zero_()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
         for run in runs:

@@ -345,6 +345,7 @@ class MemberSide:
             return
         number, version, is_first, behind = message
         if not is_first:
+            self.standing()  # what is under way has come: its rest is this member's own
             self.snapshots.add_own(number, version, behind=behind)
             return
         self._reach(version)

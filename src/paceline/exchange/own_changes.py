@@ -137,8 +137,10 @@ class OwnChanges:
         handed_in, late = self._handed_in, self._late
         return {
             "parameters": self._copy.replica.layout.parameters.of(self._copy.home).cpu().clone(),
-            "handed in": None if handed_in is None else [handed_in.version, *_place(handed_in[1])],
-            "late": None if late is None else _place(late),
+            "handed in": None
+            if handed_in is None
+            else [handed_in.version, self._number(handed_in[1])],
+            "late": None if late is None else self._number(late),
         }
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
@@ -150,16 +152,17 @@ class OwnChanges:
         self._stay, self._num_since = True, 0
         self._late = None if late is None else self._at(late)
         if handed_in is not None:
-            self._handed_in = _HandedIn(handed_in[0], self._at(handed_in[1:]))
+            self._handed_in = _HandedIn(handed_in[0], self._at(handed_in[1]))
         copy.unedited.mark()
 
-    def _at(self, place: list[int]) -> Fragment:
-        known = (*self.fragments.each, self.fragments.whole)
-        return next(one for one in known if _place(one) == list(place))
+    def _number(self, fragment: Fragment) -> int:
+        """-1: of all, which the only one of them is not: that is merged later."""
+        if fragment is self.fragments.whole:
+            return -1
+        return next(i for i, one in enumerate(self.fragments.each) if one is fragment)
 
-
-def _place(fragment: Fragment) -> list[int]:
-    return [fragment.first, fragment.last]
+    def _at(self, number: int) -> Fragment:
+        return self.fragments.whole if number == -1 else self.fragments.each[number]
 
 
 def _nothing() -> None:

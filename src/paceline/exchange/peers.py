@@ -231,6 +231,7 @@ class PeerRounds:
         if member.seat == 0:
             snapshots.take(number, member.version, *self._averaging.standing())
         elif member.copy.is_difference or member.hooks.compressed is not None:
+            self._averaging.standing()  # what is under way has come: its rest is this member's own
             snapshots.add_own(number, member.version)
         else:
             snapshots.newest = number

@@ -140,6 +140,11 @@ class StoreExchange(Exchange):
         """See ``MemberSide.standing``."""
         return self._own.standing()
 
+    @property
+    def is_by_fragments(self) -> bool:
+        """Whether an update may be of a part of the model, by its number."""
+        return self._own.copy.own.are_by_parts
+
     def own_steps(self) -> Mapping[str, Any]:
         """What a checkpoint has of steps that this member has not exchanged."""
         return self._own.remember()

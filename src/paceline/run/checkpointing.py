@@ -330,7 +330,8 @@ class Checkpointing:
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
         if run.update_rule == "mean" or run.plan.compression:  # each has something of its own
-            live = {one.number for one in run.roster.live if not one.is_done}
+            # Who has not joined has its first settings yet: its seat goes on with another's.
+            live = {one.number for one in run.roster.live if not one.is_done and one.has_joined}
             draft.missing = live - draft.copied
         self._tell_place()
         if are_told:

@@ -272,8 +272,9 @@ def _length(
         return None, None, settings.updates
     if first.order == "stream":
         return None, settings.epochs or first.epochs or None, settings.updates
-    per_epoch = first.num_samples / (first.batch_size * protocol.num_steps)
-    updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
+    batches = first.num_samples / first.batch_size
+    batches = math.floor(batches) if first.drop_last else math.ceil(batches)
+    updates = math.ceil(batches / protocol.num_steps)  # the last of an epoch may be of fewer steps
     epochs = settings.epochs or first.epochs
     total = updates * epochs if epochs else None
     if settings.updates is not None:

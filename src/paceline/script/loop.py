@@ -165,6 +165,7 @@ class TrainingLoop:
                 return lease
             is_short = is_inside or holding.has_accumulated or self._is_difference
             if is_short and (more := member.extend()) is not None:
+                self._refuse_by_fragments()
                 holding.add(more)
                 continue
             if is_inside:  # its block is still to step
@@ -173,6 +174,16 @@ class TrainingLoop:
             self._push_what_is_done()
         holding.follow(None)
         return None
+
+    def _refuse_by_fragments(self) -> None:
+        """Raise ConfigError where an update takes more mini-batches than it was said to."""
+        if self._member is not None and self._member.is_by_fragments:
+            raise ConfigError(
+                "several mini-batches are accumulated for a step, and under --fragments all "
+                "workers count their updates by mini-batches: the last of an epoch, which is of "
+                "all fragments, would be missed; leave it to --accumulate N, or leave out "
+                "--fragments and --overlap"
+            )
 
     @property
     def lookahead(self) -> int:
@@ -287,6 +298,12 @@ class TrainingLoop:
             raise ConfigError(
                 "step.skip() gives a mini-batch back, and with accumulate "
                 f"{self.accumulation.num_batches} it is a part of one: leave it by continue"
+            )
+        if self._member is not None and self._member.is_by_fragments:
+            raise ConfigError(
+                "step.skip() gives a mini-batch back, and under --fragments all workers push the "
+                "same fragment, which they count by their mini-batches: leave it by continue, or "
+                "leave out --fragments and --overlap"
             )
         if any(isinstance(one, KeptPart) for one in self.beside):
             raise ConfigError(

@@ -401,7 +401,7 @@ class Prepared:
         if self.spread is not None:
             whole = self.spread.whole
             whole.standing.stands(exchange.version)
-        if self._context.fragments > 1:
+        if self._context.fragments > 1 or self._context.overlap:
             begins_anew = self._context.is_newcomer  # with what all others hold
             go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)

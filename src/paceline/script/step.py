@@ -134,6 +134,8 @@ class OptimizerStep:
         self._gradients = gradients
         self._loop = loop
         self._schedules = schedules
+        self._has_left_out = False
+        """Whether it was said that a step which is not finite is left out."""
         own_step = [one.step for one in optimizers]
         self.own = OwnSteps(exchange, context, optimizers, own_step, gradients, loop)
         self.injection = Injection(exchange, context)
@@ -346,7 +348,7 @@ class OptimizerStep:
         self._begin_step(grant.ticket.version, [part], asked)
         member.unedited.check()
         made = None
-        if not asked.found_inf:
+        if not (asked.found_inf or self._leaves_out(member, part, closure)):
             try:
                 made = self.own.make(part, closure)
             except Superseded:
@@ -361,6 +363,19 @@ class OptimizerStep:
         later = self._gradients.asked(1 << part).loss  # of what a closure has come to
         self._loop.local_loss = later if math.isnan(asked.loss) else asked.loss
         return made
+
+    def _leaves_out(self, member: StoreExchange, part: int, closure: Closure | None) -> bool:
+        """Whether this step is not made: its gradient would stay in the optimizer's own state."""
+        if self._context.nonfinite != "skip" or closure is not None:
+            return False
+        name = self._gradients.first_not_finite(part)
+        if name is not None and not self._has_left_out:
+            self._has_left_out = True
+            member.say(
+                f"worker {member.seat}: the gradient of {name!r} is not finite: this step of its "
+                "own is left out, as all such are (--nonfinite skip)"
+            )
+        return name is not None
 
     def follow(self, part: int, has_closure: bool) -> None:
         """Make the step that all others make, without a mini-batch; see ``ScriptHooks``."""

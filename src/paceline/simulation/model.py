@@ -103,13 +103,14 @@ class _Held(NamedTuple):
 class LocalSteps:
     """What members change by themselves.
 
-    Seven arguments: it is all of a member but what decides.
+    Eight arguments: it is all of a member but what decides.
 
     Args:
         home: the model's memory.
         make_optimizer: for the model; one a member.
         fragments: of the parameters, one of which each update is of.
         overlap_steps: until what came of one is merged; 0: at once.
+        skips: a step whose gradient is not finite is left out; else it is made.
     """
 
     def __init__(
@@ -122,8 +123,10 @@ class LocalSteps:
         make_optimizer: Callable[[], Optimizer],
         fragments: Fragments,
         overlap_steps: int = 0,
+        *,
+        skips: bool = False,
     ) -> None:
-        self._fragments, self._overlap_steps = fragments, overlap_steps
+        self._fragments, self._overlap_steps, self._skips = fragments, overlap_steps, skips
         self._held: dict[int, _Held] = {}
         self._task = task
         self._replica = replica
@@ -179,7 +182,8 @@ class LocalSteps:
             value = self._task.loss(self._replica.model(inputs), targets)
             loss = float(value.detach())
             value.backward()
-            optimizer.step()
+            if not self._skips or self._is_finite():
+                optimizer.step()
             if number == self._overlap_steps or number == len(leases):
                 self._merge(late)
                 late = None
@@ -191,6 +195,10 @@ class LocalSteps:
             size = layout.parameters.stop
             self._held[member] = _Held(version, due, self._home[:size].clone())
         return loss
+
+    def _is_finite(self) -> bool:
+        gradients = [one.grad for one in self._replica.parameters if one.grad is not None]
+        return all(bool(torch.isfinite(one).all()) for one in gradients)
 
 
 def examine(task: Task, model: nn.Module, data: Any) -> Totals:

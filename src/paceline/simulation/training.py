@@ -141,6 +141,7 @@ class TrainingWork:
         return LocalSteps(
             self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer,
             self._fragments, self._protocol.streaming.overlap_steps,
+            skips=not self._nonfinite_is_error,
         )  # fmt: skip
 
     def _lay_out(self, num_workers: int, *, is_batched: bool) -> None:

@@ -124,7 +124,8 @@ class SharedStore:
             assert newest >> 1 >= version
             generation = GENERATION[newest & 1]
             before = control[generation]
-            if before & 1:
+            # Two updates may have been made between these two: then the block holds a newer one.
+            if before & 1 or control[VERSION] != newest:
                 continue
             out.copy_(self.blocks[newest & 1][:size])
             self.scale = self.scales.of(newest >> 1)
