@@ -25,6 +25,7 @@ from .system.files import open_to_read, read_text
 MOST_WORKERS = 1_000_000
 """Of a simulated run; `MOST_PROCESSES` of a live one."""
 MOST_PROCESSES = 1024
+
 _MOST_BYTES = 1 << 20
 """Of a settings file."""
 _DEEPEST = 10
@@ -257,6 +258,9 @@ class RunSettings:
                 "'inline' that is the one that you call from: use engine 'local', or call "
                 "torch.use_deterministic_algorithms(True) yourself"
             )
+        for name in ("run_dir", "resume"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} is empty: is a variable not set? Name one, or none")
         if self.name is not None and ("/" in self.name or self.name in ("", ".", "..", "latest")):
             raise ConfigError(
                 f"name must be a plain folder name other than 'latest', got {self.name!r}; "
@@ -359,6 +363,12 @@ def default_of(name: str) -> Value:
 def flag_of(name: str) -> str:
     """The flag of a setting: ``--batch-size``."""
     return "--" + name.replace("_", "-")
+
+
+def refuse_too_many(num: int, flag: str) -> None:
+    """Raise ConfigError where so many processes would be begun on a machine, or planned for one."""
+    if num > MOST_PROCESSES:
+        raise ConfigError(f"{flag} must be <= {MOST_PROCESSES}, got {num}")
 
 
 def _check_range(name: str, value: Value, place: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import WorkerError
+from paceline.errors import ConfigError, LinkError, WorkerError
 from paceline.predict import comparison, rehearsal
 from paceline.report.summary import summarize
 
@@ -117,6 +117,26 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert "async failed: the gradient is not finite\n" in out
     assert "\nfull-sync " in out
     assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # nothing came of any
+
+
+@pytest.mark.parametrize("error", [ConfigError("not carried"), LinkError("full")])
+def test_runs_that_are_done_are_kept_where_a_later_one_is_refused(
+    say: Say, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*given: object, **named: object) -> rehearsal.Rehearsed:
+        if given[1].protocol == "async":  # type: ignore[attr-defined]
+            raise error
+        return whole(*given, **named)  # type: ignore[arg-type]
+
+    whole = rehearsal.rehearse
+    monkeypatch.setattr(rehearsal, "rehearse", fails)
+    code, out, _ = say(f"{VIRTUAL} --protocols full-sync,async --updates 9")
+    assert code == 0
+    assert "async failed: " in out
+    assert "\nfull-sync " in out
+    if isinstance(error, ConfigError):  # of the first it is the user's own error
+        code, _, err = say(f"{VIRTUAL}2 --protocols async,full-sync --updates 9")
+        assert (code, err.splitlines()[-1]) == (2, f"error: {error}")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,15 @@ def test_the_disk_of_a_folder(
     assert (found.kind, found.name, found.file_system) == (kind, disk, file_system)
 
 
+def test_a_mount_point_beyond_ascii_is_the_one_it_is(tmp_path: Path) -> None:
+    text = (
+        "1 0 8:99 / / rw - ext4 /dev/sdz rw\n"
+        "2 1 0:7 / /mnt/gr\u00f6\u00dfe\\040zwei rw - tmpfs x rw\n"
+    )
+    source = Recorded(tmp_path, files={"/proc/self/mountinfo": text}, outputs={})
+    assert read_disk(source, "/mnt/gr\u00f6\u00dfe zwei/mnist").kind == "memory"
+
+
 NVLINK = (
     "GPU 0: NVIDIA A100 (UUID: x)\n\t Link 0: 25 GB/s\n\t Link 1: 25 GB/s\nGPU 1: NVIDIA A100\n"
 )

@@ -52,3 +52,23 @@ def test_more_workers_than_devices_share_them(monkeypatch: pytest.MonkeyPatch) -
     for seat in range(4):
         find_device("xpu", seat)
     assert indices == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("name", "found"), [("cuda:1", "cuda:1"), ("cuda:7", "")])
+def test_an_accelerator_beyond_those_that_are_here_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, found: str
+) -> None:
+    chosen: list[int] = []
+    for attribute, value in {
+        "current_accelerator": lambda: torch.device("cuda"),
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "set_device_index": chosen.append,
+    }.items():
+        monkeypatch.setattr(torch.accelerator, attribute, value)
+    if found:
+        assert find_device(name, 0) == torch.device(found)
+        assert chosen == [1]
+        return
+    with pytest.raises(ConfigError, match="'cuda:7' is not here: this machine has 2, from cuda:0"):
+        find_device(name, 0)

@@ -35,6 +35,15 @@ _ONCE = {"seconds": 0.0, "blocks": 1}
 """What a `Stepper` measures where only memory is asked for."""
 
 
+def refuse_fp16(precision: str, device: str) -> None:
+    """Raise ConfigError where nothing would come of it."""
+    if precision == "fp16" and torch.device(device).type == "cpu":
+        raise ConfigError(
+            "fp16 training needs a GPU: on a CPU gradients in fp16 are slow and overflow; "
+            "use --precision bf16"
+        )
+
+
 class Stepper:
     """A model, its optimizer, and a batch.
 
@@ -54,11 +63,7 @@ class Stepper:
         torch.manual_seed(0)
         self._device = torch.device(device)
         self._precision = precision
-        if precision == "fp16" and self._device.type == "cpu":
-            raise ConfigError(
-                "fp16 training needs a GPU: on a CPU gradients in fp16 are slow and overflow; "
-                "use --precision bf16"
-            )
+        refuse_fp16(precision, device)
         task = load_task(spec)
         self._loss = task.loss
         data = task.splits().train

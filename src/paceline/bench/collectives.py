@@ -21,6 +21,7 @@ from ..collectives.choose import candidates
 from ..collectives.crossings import Crossing, find_crossings
 from ..collectives.host import HostCost
 from ..collectives.transfers import Action, Operation, moved_share
+from ..config import refuse_too_many
 from ..errors import ConfigError, WorkerError, unknown
 from ..exchange import FIRST_BUCKET_BYTES
 from ..plan import format_bytes
@@ -53,6 +54,7 @@ class CollectivesQuestion:
     num_rounds: int = 5
 
     def __post_init__(self) -> None:
+        refuse_too_many(self.num_ranks, "--workers")
         if self.num_ranks < 2 or self.num_rounds < 1:
             raise ConfigError(
                 "bench collectives needs --workers >= 2 and --rounds >= 1, got "

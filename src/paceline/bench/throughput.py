@@ -21,7 +21,7 @@ from ..report.text import Point, size, table
 from ..tuning.candidates import DTYPES
 from ..workloads import load_task
 from .apart import Apart
-from .batch_size import stepper_apart
+from .batch_size import refuse_fp16, stepper_apart
 from .device import free_bytes
 
 _BLOCKS = 5
@@ -94,10 +94,11 @@ class Sweep:
         for name in self.precisions:
             if name not in DTYPES:
                 raise ConfigError(f"--precision {name}: known are {', '.join(DTYPES)}")
+            refuse_fp16(name, self.device)
         if self.batch_sizes is not None and min(self.batch_sizes, default=0) < 1:
             raise ConfigError(f"--batch-sizes must be >= 1, got {self.batch_sizes}")
-        if self.seconds <= 0:
-            raise ConfigError(f"--seconds must be > 0, got {self.seconds}")
+        if not 0 < self.seconds < math.inf:
+            raise ConfigError(f"--seconds must be > 0 and finite, got {self.seconds}")
 
 
 def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[ThroughputRow]:

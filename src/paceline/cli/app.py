@@ -206,12 +206,17 @@ def _wants_json(tokens: list[str]) -> bool:
 
     from ..config import resolve
 
-    flags = [*tokens, ""]
+    flags = [*(part for one in tokens for part in _apart(one)), ""]
     file = next((b for a, b in itertools.pairwise(flags) if a == "--config"), None)
     try:
         return resolve({}, Path(file) if file else None).settings.json
     except ConfigError:
         return False
+
+
+def _apart(token: str) -> Sequence[str]:
+    """``--config=FILE`` as two words."""
+    return token.split("=", 1) if token.startswith("--config=") else (token,)
 
 
 def _in_one_line(error: CycloptsError) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from ..errors import Interrupted
-from .flags import Json, say, show, writable
+from .flags import Json, draw, say, show, writable
 
 if TYPE_CHECKING:
     from ..bench.scaling import MeasuredScaling, ScalingQuestion
@@ -327,8 +327,8 @@ def links(
         show(json, lambda: recorded_json(machines), lambda: render_recorded(machines))
         return
     size = 16 if mib is None else mib
-    if size < 1:
-        raise ConfigError(f"--mib must be >= 1, got {size}")
+    if not 1 <= size <= 1 << 20:
+        raise ConfigError(f"--mib must be >= 1 and at most 1048576, got {size}")
     chosen = usual_cores() if cores is None else _numbers(cores, "--cores", "0,1")
     found = measure_links(chosen, size << 20, say)
     show(json, found.to_json, lambda: render_links(found))
@@ -409,8 +409,7 @@ def scaling(task: str, /, *, asked: ScalingFlags = NO_SCALING, json: Json = Fals
 def _show_scaling(found: "MeasuredScaling", plot: Path | None, *, is_json: bool) -> None:
     from ..bench.scaling import draw_scaling, render_scaling
 
-    if plot is not None:
-        plot.write_text(draw_scaling(found), encoding="utf-8")
+    draw(plot, lambda: draw_scaling(found))
     show(is_json, found.to_json, lambda: render_scaling(found))
 
 
@@ -497,8 +496,7 @@ def splits(task: str, /, *, asked: SplitFlags = NO_SPLITS, json: Json = False) -
 def _show_splits(found: "LiveSplits", plot: Path | None, *, is_json: bool) -> None:
     from ..report.live_splits import draw_live_splits, render_live_splits
 
-    if plot is not None:
-        plot.write_text(draw_live_splits(found), encoding="utf-8")
+    draw(plot, lambda: draw_live_splits(found))
     show(is_json, found.to_json, lambda: render_live_splits(found))
 
 
@@ -564,11 +562,13 @@ def throughput(
         Draw the picture into this SVG file.
     """
     from ..bench.throughput import draw_throughput, render_throughput, to_json
+    from ..errors import ConfigError
 
+    if images < 1 or epochs < 1:
+        raise ConfigError(f"--images and --epochs must be >= 1, got {images} and {epochs}")
     writable(plot)
     whole = _table(models, here, merge or [])
-    if plot is not None:
-        plot.write_text(draw_throughput(whole), encoding="utf-8")
+    draw(plot, lambda: draw_throughput(whole))
     show(json, lambda: to_json(whole), lambda: render_throughput(whole, images, epochs))
 
 

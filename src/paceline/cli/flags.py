@@ -259,6 +259,12 @@ def writable(path: Path | None) -> None:
         raise ConfigError(f"{path} cannot be written: you may not; name another file")
 
 
+def draw(path: Path | None, picture: Callable[[], str]) -> None:
+    """Write an SVG, which is UTF-8 wherever it is drawn; None: none is wanted."""
+    if path is not None:
+        path.write_text(picture(), encoding="utf-8")
+
+
 _MEMORY_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 

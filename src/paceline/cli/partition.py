@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from .flags import Json, parse_memory, say, show, writable
+from .flags import Json, draw, parse_memory, say, show, writable
 
 if TYPE_CHECKING:
     from ..predict.split_models import SplitQuestion
@@ -69,8 +69,7 @@ def partition(
     question = _question(task, asked)
     say("measuring")
     found = cut(question)
-    if plot is not None:
-        plot.write_text(draw_partition(found))
+    draw(plot, lambda: draw_partition(found))
     show(json, found.to_json, lambda: render_partition(found))
 
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from .flags import Json, say, show, writable
+from .flags import Json, draw, say, show, writable
+
+_HERE = Path()
 
 probe = App(name="probe", help="What this machine takes: caches, memory, disk, arithmetic, links.")
 
@@ -15,7 +17,7 @@ def probe_(
     *,
     peer: str = "",
     serve: Annotated[int | None, Parameter(help="Answer probes at this port, instead.")] = None,
-    folder: Path = Path(),
+    folder: Path = _HERE,
     picture: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -36,7 +38,7 @@ def probe_(
     picture
         An SVG file to draw it into.
     """
-    from ..errors import ConfigError
+    from ..errors import ConfigError, FileError
     from ..probe.messages import find_peer
     from ..probe.messages import serve as answer
     from ..probe.picture import draw_probe
@@ -44,7 +46,7 @@ def probe_(
     from ..probe.tables import render_probe
 
     if serve is not None:
-        if peer or picture is not None or json:
+        if peer or picture is not None or json or folder != _HERE:
             raise ConfigError("--serve answers and measures nothing: give it alone")
         from ..probe.kernels import compiled
 
@@ -56,10 +58,13 @@ def probe_(
     if not folder.is_dir():
         raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
     found = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
-    if picture is not None:
-        picture.write_text(draw_probe(found))
+    draw(picture, lambda: draw_probe(found))
+    try:
+        kept = f"kept in {keep(found)}"
+    except FileError as error:
+        kept = f"not kept: {error}"
     show(json, found.to_json, lambda: render_probe(found))
-    say(f"kept in {keep(found)}")
+    say(kept)
 
 
 @probe.command
@@ -104,6 +109,5 @@ def roofline(
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
     found = measure_roofline(subject, batch, torch.device(chosen_device(device)))
-    if picture is not None:
-        picture.write_text(draw_roofline(found))
+    draw(picture, lambda: draw_roofline(found))
     show(json, found.to_json, lambda: render_roofline(found))

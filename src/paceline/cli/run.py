@@ -92,7 +92,7 @@ def launch(
 
     program = ScriptProgram(path=script or "", args=args, is_module=module)
     if check:
-        _check(program, flags, config)
+        _check(program, flags, config, nodes)
         return
     flags = _run_among_ranks(program, nodes, flags, config)
     settings = settings_of(flags, config)
@@ -103,7 +103,9 @@ def launch(
     _run_program(replace(program, has_ranks=not found.has_group), settings, notes)
 
 
-def _check(program: ScriptProgram, flags: command.Flags, config: Path | None) -> None:
+def _check(
+    program: ScriptProgram, flags: command.Flags, config: Path | None, nodes: NodeFlags
+) -> None:
     """What a script needs: the diff on standard output, all else on standard error.
 
     Raises:
@@ -111,8 +113,9 @@ def _check(program: ScriptProgram, flags: command.Flags, config: Path | None) ->
     """
     from ..porting.check import check
 
+    of_nodes = {name for name, value in asdict(nodes).items() if value is not None}
     asked = command.given(flags)
-    if spare := sorted(asked.keys() - {"json"}):
+    if spare := sorted((asked.keys() - {"json"}) | of_nodes):
         raise ConfigError(
             f"--check only reads the script, got {flag_of(spare[0])}, too; leave it out, or leave "
             "out --check to run"

@@ -198,7 +198,7 @@ def _simulate_training(
     task: str, settings: RunSettings, world: "World", run_dir: Path | None, wants_json: bool,
     is_batched: bool,
 ) -> None:  # fmt: skip
-    from ..predict.rehearsal import rehearse
+    from ..predict.rehearsal import refuse_target, rehearse
     from ..protocols import protocol_of
     from ..report.forecast import render_forecast
     from ..report.terminal import render_summary
@@ -207,6 +207,7 @@ def _simulate_training(
     find_task(task)
     protocol_of(settings)
     world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
+    refuse_target(task, settings)
     folder = run_dir or _new_folder(settings, f"simulated-{task}")
     heard = _Progress(settings.updates, wants_json)
     try:

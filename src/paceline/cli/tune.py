@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from .flags import Json, parse_memory, say, show, writable
+from .flags import Json, draw, parse_memory, say, show, writable
 
 tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
 
@@ -23,7 +23,8 @@ class SearchFlags:
     precision
         fp32, or autocast to bf16 or fp16.
     memory
-        For all workers, as 512MiB or 2GiB [default: 80 % of what is free].
+        For all workers, as 512MiB or 2GiB; on a CPU of what a batch needs, beside Python, torch,
+        the model and its optimizer [default: 80 % of what is free].
     most
         Where the search stops.
     """
@@ -183,8 +184,7 @@ def lr(
     )  # fmt: skip
     say(f"{task}: {asked.updates} updates at rates from {asked.lowest:g} to {asked.highest:g}")
     found = measure_range(wish)
-    if asked.plot is not None:
-        asked.plot.write_text(draw_range(found))
+    draw(asked.plot, lambda: draw_range(found))
     show(json, lambda: range_json(found), lambda: render_range(found))
 
 
@@ -211,9 +211,11 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
     """The largest mini-batch that fits."""
     from ..bench.batch_size import Trials, do_fit_together, largest_batch
     from ..bench.device import chosen_device, free_bytes
+    from ..config import refuse_too_many
     from ..errors import ConfigError
 
     workers, most = asked.workers, asked.most
+    refuse_too_many(workers, "--workers")
     if workers < 1 or most < 1:
         raise ConfigError(f"--workers and --most must be >= 1, got {workers} and {most}")
     chosen = chosen_device(device)
@@ -265,8 +267,7 @@ def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> Non
         seeds=asked.seeds,
     )
     found = compare_batch_sizes(wish, say)
-    if asked.plot is not None:
-        asked.plot.write_text(draw_choices(found))
+    draw(asked.plot, lambda: draw_choices(found))
     show(is_json, lambda: choices_json(found), lambda: render_choices(found))
 
 

@@ -72,8 +72,11 @@ def chapter_mlp() -> nn.Module:
     )
 
 
-def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
+def find_subject(spec: str, checkpoint: Path | None = None, num_workers: int = 1) -> Subject:
     """The subject that a word names: the chapter's MLP, a task, or the folder of a run.
+
+    Args:
+        num_workers: that a task is for: some have larger batches for more of them.
 
     Raises:
         ConfigError: there is no such thing, or the checkpoint is another model's.
@@ -87,8 +90,8 @@ def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
         )
     folder = Path(spec)
     if spec not in TASKS and folder.is_dir():
-        return find_subject(_task_of_run(folder), checkpoint or folder)
-    task = load_task(spec)
+        return find_subject(_task_of_run(folder), checkpoint or folder, num_workers)
+    task = load_task(spec, num_workers)
     return _loaded(task.name, task.model(), _inputs_of(task), checkpoint, task)
 
 

@@ -52,7 +52,7 @@ def _mount(source: MachineSource, folder: str) -> tuple[str, str]:
         words = before.split()
         if len(words) < 5 or not after:
             continue
-        point = words[4].encode().decode("unicode_escape")
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])
         inside = folder == point or folder.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best[0]):
             best = (point, words[2], after.split()[0])

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..conditions.delays import NO_DELAY, parse_delays
 from ..conditions.slowness import parse_slow
 from ..conditions.world import Conditions
-from ..config import check, of_flags
+from ..config import check, of_flags, refuse_too_many
 from ..errors import ConfigError
 from ..launch.launcher import launch_run
 from ..program import TaskProgram
@@ -87,7 +87,7 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     splits = task.splits()
     task = replace(task, data=lambda: splits)  # every contender reads the same
     if asked.goal is not None and asked.goal.accuracy is not None:
-        check_accuracy(task)
+        check_accuracy(task, "give --target-loss instead")
     profile = _profile(asked, task, size, say)
     conditions = _conditions(asked, profile)
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
@@ -115,6 +115,7 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
 
 def _names(asked: Question) -> tuple[str, ...]:
     """The protocols to race; what is nonsense is refused before anything is loaded."""
+    refuse_too_many(asked.workers, "--workers")
     if asked.workers < 2:
         raise ConfigError(f"a protocol joins at least 2 workers, got --workers {asked.workers}")
     names = asked.protocols or family(asked.workers)

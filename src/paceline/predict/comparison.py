@@ -20,7 +20,7 @@ from ..conditions.delays import parse_delays
 from ..conditions.slowness import parse_slowness
 from ..config import RunSettings
 from ..data.fetch import choose
-from ..errors import ConfigError, Interrupted, WorkerError
+from ..errors import ConfigError, Interrupted, LinkError, WorkerError
 from ..protocols import parse
 from ..report.compared import ComparedProtocol, Comparison, RunOutcome, outcome_of
 from ..report.files import write_comparison
@@ -113,6 +113,10 @@ def compare(
     from ..engines.local.client import warm
 
     contest.check()
+    if contest.is_simulated:
+        from .rehearsal import refuse_target  # here: it imports torch
+
+        refuse_target(contest.task, contest.settings)
     settings = _with_batch(contest, watcher)
     results = _Results(contest, settings, fresh_folder(f"compare-{contest.task}", run_dir))
     with warm():
@@ -123,7 +127,9 @@ def compare(
                 try:
                     summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
                     result: RunOutcome | str = outcome_of(summary, seed, settings.target_accuracy)
-                except WorkerError as error:
+                except (ConfigError, LinkError, WorkerError) as error:
+                    if isinstance(error, ConfigError) and not results.has_any:
+                        raise  # of the first run it is what was asked for, and of no protocol
                     result = str(error).partition("\n")[0].rstrip(":")
                 except KeyboardInterrupt:
                     if not results.has_any:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..conditions.world import Conditions
 from ..core.ledger import Ledger
+from ..core.stats import accuracy_among
 from ..errors import ConfigError
 from ..events import Lease, Pushed, Ticket
 from ..protocols import parse
@@ -143,15 +144,15 @@ class Racer:
         return outputs
 
 
-def check_accuracy(task: Task) -> None:
-    """Raise ConfigError unless the task measures a test accuracy."""
+def check_accuracy(task: Task, instead: str) -> None:
+    """Raise ConfigError, which says what to do ``instead``, unless it measures a test accuracy."""
     found, test = {}, task.splits().test
     if test is not None:
         inputs, targets = first_samples(test, 2)
         with torch.no_grad():
             found = task.metrics(task.model().eval()(inputs), targets)
-    if "acc" not in found:
-        raise ConfigError(f"{task.name} measures no test accuracy: give --target-loss instead")
+    if accuracy_among(found) is None:
+        raise ConfigError(f"{task.name} measures no test accuracy: {instead}")
 
 
 def _mean(pushes: Sequence[_Heard]) -> float:

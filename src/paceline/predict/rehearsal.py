@@ -19,6 +19,7 @@ import torch
 from ..checkpoints.state import save_model
 from ..config import RunSettings
 from ..core.ledger import Ledger
+from ..core.stats import accuracy_among
 from ..errors import ConfigError, Interrupted
 from ..program import TaskProgram, written
 from ..protocols import protocol_of
@@ -33,6 +34,7 @@ from ..trace.records import Scalar
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import read_profile
+from .race import check_accuracy
 from .simulation import Watcher, World, describe, open_trace
 
 
@@ -54,6 +56,13 @@ class Unwatched:
 
     def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
         return None
+
+
+def refuse_target(spec: str, settings: RunSettings) -> None:
+    """Raise ConfigError where an accuracy is wanted that the task does not measure."""
+    if settings.target_accuracy is not None:
+        task = load_task(spec, settings.workers, settings.init)
+        check_accuracy(task, "leave out --target-accuracy")
 
 
 def rehearse(
@@ -219,10 +228,13 @@ class _Rehearsal:
         if num_due <= self._num_evaluated:
             return
         self._num_evaluated = num_due
-        accuracy = self._evaluate(run.coordinator.epoch, run.now_s).get("acc", 0.0)
+        accuracy = self._accuracy(self._evaluate(run.coordinator.epoch, run.now_s))
         target = self._settings.target_accuracy
         if target is not None and accuracy >= target and not run.ending:
             run.stop(f"accuracy {accuracy:.4f} reached {target:g}")
+
+    def _accuracy(self, metrics: Mapping[str, float]) -> float:
+        return metrics.get(accuracy_among(metrics) or "", 0.0)
 
     def _evaluate(self, epoch: int, at_s: float) -> dict[str, float]:
         """The means of all metrics; empty where there is no test data."""
@@ -239,7 +251,7 @@ class _Rehearsal:
         self._has_ended = True
         metrics = self._evaluate(epoch, at_s)
         target, seconds = self._settings.target_accuracy, self._settings.seconds
-        if target is not None and metrics.get("acc", 0.0) >= target:
+        if target is not None and self._accuracy(metrics) >= target:
             return False
         if seconds is not None and at_s >= seconds:
             return False

@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import nn
 
+from ..config import refuse_too_many
 from ..errors import ConfigError, PacelineError
 from ..exports.subject import InputShape, Subject, find_subject, import_subject, own_subject
 from ..partition.pipeline import workers
@@ -41,6 +42,7 @@ class SplitQuestion:
     schedule: str = ""
 
     def __post_init__(self) -> None:
+        refuse_too_many(self.num_workers, "the number of workers")
         workers(self.num_workers, self.memory_bytes, self.speeds)
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ConfigError(f"--micro-batches must be >= 1, got {self.micro_batches}")
@@ -71,7 +73,7 @@ def find_model(question: SplitQuestion) -> Subject:
     try:
         if question.inputs:
             return own_subject(question.spec, question.inputs)
-        return find_subject(question.spec)
+        return find_subject(question.spec, num_workers=question.num_workers)
     except PacelineError as error:
         if ":" in question.spec and "must be a paceline.Task" in str(error):
             raise ConfigError(

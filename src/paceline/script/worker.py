@@ -830,17 +830,24 @@ class Pace:
         if hasattr(self, "_prepared"):
             self._prepared.loop.finish_leaving()
 
+    def _after_prepare(self, name: str) -> Prepared:
+        """Raise ConfigError where nothing is prepared yet."""
+        if not hasattr(self, "_prepared"):
+            raise ConfigError(f"pace.{name}() comes after pace.prepare(model, optimizer, loader)")
+        return self._prepared
+
     def step(self) -> Step:
         """One step on one mini-batch; left early when its work is superseded.
 
         Logging belongs inside the block, or after ``if step.was_superseded: continue``.
         """
-        self._prepared.step.begin()
-        return Step(self._prepared.loop, self._prepared.explain)
+        prepared = self._after_prepare("step")
+        prepared.step.begin()
+        return Step(prepared.loop, prepared.explain)
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, outside autocast; in fp16 the loss is scaled. It is recorded."""
-        self._prepared.gradients.backward(loss)
+        self._after_prepare("backward").gradients.backward(loss)
 
     def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
         """Mixed precision for a forward pass: of ``--precision``, else bfloat16, or ``dtype``.
@@ -849,7 +856,7 @@ class Pace:
         ``optimizer.step()`` unscale the gradients, and an update that overflowed is skipped in all
         workers alike and counts for no scheduler.
         """
-        return self._prepared.gradients.amp.autocast(dtype)
+        return self._after_prepare("autocast").gradients.amp.autocast(dtype)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the *averaged* gradient of the update to ``max_norm``, after the last backward.
@@ -870,14 +877,16 @@ class Pace:
             ConfigError: it is given a part of the gradients, workers disagree, or somebody looks
                 at a norm that is not there yet.
         """
-        return self._prepared.gradients.clip_norm(parameters, max_norm, norm_type)
+        return self._after_prepare("clip_grad_norm_").gradients.clip_norm(
+            parameters, max_norm, norm_type
+        )
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each element of the *averaged* gradient to [-clip_value, clip_value].
 
         With ``clip_grad_norm_`` in the same step it comes after it. Else as ``clip_grad_norm_``.
         """
-        self._prepared.gradients.clip_value(parameters, clip_value)
+        self._after_prepare("clip_grad_value_").gradients.clip_value(parameters, clip_value)
 
     @contextlib.contextmanager
     def edit_gradients(self) -> Iterator[None]:
@@ -893,7 +902,7 @@ class Pace:
                 for parameter in model.parameters():
                     parameter.grad -= parameter.grad.mean()
         """
-        edits = self._prepared.gradients.edits
+        edits = self._after_prepare("edit_gradients").gradients.edits
         with contextlib.nullcontext() if edits is None else edits.allowed():
             yield
 
@@ -1116,7 +1125,8 @@ class Pace:
         """
         from ..checkpoints.state import save_model, save_tensors
 
-        if model is not None and not any(model is one for one in self._prepared.models):
+        prepared = self._after_prepare("save")
+        if model is not None and not any(model is one for one in prepared.models):
             raise ConfigError(
                 f"pace.save(model=...) was given a {type(model).__name__} that prepare() was not"
             )
@@ -1125,10 +1135,10 @@ class Pace:
         if self.is_main or self._draws_alone:
             is_within = Path(name).name == name  # else it is a path of the user's own
             identity = self._context.run_identity if is_within else None
-            if (spread := self._prepared.spread) is not None:
+            if (spread := prepared.spread) is not None:
                 save_tensors(spread.shapes(), spread.read, path, identity)
             else:
-                save_model(self._prepared.whole if model is None else model, path, identity)
+                save_model(prepared.whole if model is None else model, path, identity)
         return path
 
     def keep(self, **things: Any) -> None:

@@ -118,7 +118,12 @@ def find_device(name: str, seat: int) -> "torch.device":
             f"device {name!r} is not here: this torch ({torch.__version__}) finds "
             f"{accelerator or 'no accelerator'}; use --device auto"
         )
+    num_devices = torch.accelerator.device_count()
+    if (device.index or 0) >= max(1, num_devices):
+        raise ConfigError(
+            f"device {name!r} is not here: this machine has {num_devices}, from {device.type}:0 on"
+        )
     if device.index is None and device.type != "mps":
-        device = torch.device(device.type, seat % torch.accelerator.device_count())
+        device = torch.device(device.type, seat % num_devices)
     torch.accelerator.set_device_index(device.index or 0)
     return device
