@@ -32,6 +32,9 @@ def hang():
     Path("hangs").touch()
     {hang}
 
+def wait():
+    while not Path("hangs").exists(): time.sleep(0.01)
+
 pace = paceline.connect()
 {before}
 model = nn.Linear(4, 1)
@@ -54,10 +57,11 @@ IN_C = "collections.deque(itertools.repeat(0), maxlen=0)"
 
 
 def write(folder: Path, at: str, hang: str) -> Path:
-    """The script whose worker 1 hangs at this place."""
+    """The script whose worker 1 hangs at this place; inside an epoch another leaves it batches."""
     places = dict.fromkeys(("before", "inside", "between", "after"), "pass")
-    when = " and epoch == 1 and number == 2" if at == "inside" else ""
-    places[at] = f"if pace.worker == 1{when}: hang()"
+    places[at] = "if pace.worker == 1: hang()"
+    if at == "inside":
+        places[at] = "if epoch == 1 and number == 2: hang() if pace.worker == 1 else wait()"
     script = folder / "train.py"
     script.write_text(SCRIPT.format(hang=hang, **places))
     return script
