@@ -133,6 +133,17 @@ def test_local_sgd_keeps_each_workers_own_optimizer_and_the_outer_one(
         assert is_same(run, whole)
 
 
+def test_what_a_compressor_has_left_of_a_sum_that_was_under_way_is_kept(tmp_path: Path) -> None:
+    """Of every worker, where the sum is waited for some steps later."""
+    settings: dict[str, Any] = {
+        "workers": 2, "protocol": "local-sgd:4+fragments:2,1", "path": "collective",
+        "compress": "topk:20%",
+    }  # fmt: skip
+    whole = go(ADAM, tmp_path / "whole", **settings)
+    run = cut_and_resumed(ADAM, tmp_path, [2, 4], {}, **settings)
+    assert is_same(run, whole)
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (1, 4)])
 def test_with_another_number_of_workers(tmp_path: Path, before: int, after: int) -> None:
     whole = go(ADAM, tmp_path / "whole", workers=before, engine="inline")

@@ -36,6 +36,7 @@ from paceline.doctor.observed.observation import (
     PriceOutcome,
     Regime,
 )
+from paceline.doctor.observed.operations import Operations
 from paceline.doctor.observed.patches import Patches
 from paceline.errors import ConfigError
 from paceline.machine.ceilings import write_machine
@@ -386,3 +387,12 @@ def test_what_was_exchanged_is_put_back_also_what_was_inherited() -> None:
     patches.undo()
     assert Own().name() == "base"
     assert "name" not in vars(Own)
+
+
+def test_no_part_of_a_step_is_less_than_nothing() -> None:
+    """Where operations take longer than all of a step, what is left of it rounds to below zero."""
+    parts = {"forward": 0.1, "backward": 0.2, "optimizer": 0.1}
+    seen = Observation(step_s=0.4, observed_s=0.4, parts=parts, num_steps=16, device="cpu")
+    for number in range(1, 60):
+        found = Operations(0.3 + number / 7, 0.1 + number / 11, 9.0, 0.0)
+        assert f"{session._divided(seen, found).overhead_s:.0%}" == "0%"

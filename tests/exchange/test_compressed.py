@@ -501,3 +501,39 @@ def test_the_formula_is_what_the_system_counts(tmp_path: Path, num_ranks: int) -
             # gloo has a header for each part of a message that it sends by itself
             assert float(formula) <= float(counted) + 4, text
             assert float(counted) < 1.02 * float(formula) + 3000, text
+
+
+FROZEN = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(24):
+    if epoch == 1:
+        model[0].requires_grad_(False)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        ((model(inputs) - targets) ** 2).mean().backward()
+        norm = pace.clip_grad_norm_([one for one in model.parameters() if one.requires_grad], 9.0)
+        optimizer.step()
+        assert float(norm) < 9.0, float(norm)
+"""
+
+
+@pytest.mark.parametrize("compress", ["int8", "topk:50%"])
+def test_a_parameter_that_is_frozen_during_the_run_is_in_no_later_sum(
+    tmp_path: Path, compress: str
+) -> None:
+    """What was sent of it before came back into its place, and was added up again each time."""
+    script = tmp_path / "train.py"
+    script.write_text(FROZEN)
+    run = run_script(
+        script, tmp_path, workers=2, protocol="full-sync", path="collective", compress=compress
+    )
+    assert run.summary.updates == 24 * 8

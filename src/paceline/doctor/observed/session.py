@@ -287,7 +287,7 @@ def _divided(seen: Observation, found: Operations | None) -> Observation:
     most_op_per_s, source = read_matmul(seen.device, "fp32", torch.get_num_threads())
     return replace(
         seen, arithmetic_s=arithmetic_s, bandwidth_s=bandwidth_s,
-        overhead_s=computing_s - arithmetic_s - bandwidth_s,
+        overhead_s=max(0.0, computing_s - arithmetic_s - bandwidth_s),  # a difference may round
         num_operations=found.number, allocated_bytes=found.allocated_bytes,
         op_per_s=found.op_per_s, most_op_per_s=most_op_per_s, most_from=source,
     )  # fmt: skip
