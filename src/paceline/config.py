@@ -25,7 +25,6 @@ from .system.files import open_to_read, read_text
 MOST_WORKERS = 1_000_000
 """Of a simulated run; `MOST_PROCESSES` of a live one."""
 MOST_PROCESSES = 1024
-
 _MOST_BYTES = 1 << 20
 """Of a settings file."""
 _DEEPEST = 10

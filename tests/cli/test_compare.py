@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.config import RunSettings
 from paceline.errors import ConfigError, LinkError, WorkerError
 from paceline.predict import comparison, rehearsal
 from paceline.report.summary import summarize
@@ -102,16 +104,20 @@ def test_ctrl_c_keeps_what_is_done(say: Say, monkeypatch: pytest.MonkeyPatch) ->
     assert json.loads(out)["error"]["kind"] == "Interrupted"
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(
-    say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*given: object, **named: object) -> rehearsal.Rehearsed:
-        if given[1].protocol == "async":  # type: ignore[attr-defined]
-            raise WorkerError("the gradient is not finite:\n  more")
-        return whole(*given, **named)  # type: ignore[arg-type]
+def let_async_fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(task: str, settings: RunSettings, *given: Any, **named: Any) -> rehearsal.Rehearsed:
+        if settings.protocol == "async":
+            raise error
+        return whole(task, settings, *given, **named)
 
     whole = rehearsal.rehearse
     monkeypatch.setattr(rehearsal, "rehearse", fails)
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_async_fail(monkeypatch, WorkerError("the gradient is not finite:\n  more"))
     code, out, _ = say(f"{VIRTUAL} --protocols async,full-sync --updates 9")
     assert code == 0
     assert "async failed: the gradient is not finite\n" in out
@@ -123,13 +129,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
 def test_runs_that_are_done_are_kept_where_a_later_one_is_refused(
     say: Say, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(*given: object, **named: object) -> rehearsal.Rehearsed:
-        if given[1].protocol == "async":  # type: ignore[attr-defined]
-            raise error
-        return whole(*given, **named)  # type: ignore[arg-type]
-
-    whole = rehearsal.rehearse
-    monkeypatch.setattr(rehearsal, "rehearse", fails)
+    let_async_fail(monkeypatch, error)
     code, out, _ = say(f"{VIRTUAL} --protocols full-sync,async --updates 9")
     assert code == 0
     assert "async failed: " in out

@@ -137,9 +137,7 @@ class OwnChanges:
         handed_in, late = self._handed_in, self._late
         return {
             "parameters": self._copy.replica.layout.parameters.of(self._copy.home).cpu().clone(),
-            "handed in": None
-            if handed_in is None
-            else [handed_in.version, self._number(handed_in[1])],
+            "handed in": handed_in and [handed_in.version, self._number(handed_in.fragment)],
             "late": None if late is None else self._number(late),
         }
 
