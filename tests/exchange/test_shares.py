@@ -1,11 +1,13 @@
 """Every byte of the parameters is in one member's share; a share can be put back."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from paceline.exchange.chunks import Chunk
 from paceline.exchange.shares import Share, split_shares
 from paceline.replica.replica import Replica
 from paceline.store.control import Control, control_bytes
@@ -33,6 +35,10 @@ def rig(
     store = SharedStore(replica.layout, memory.tensor(), control)
     replica.write_to(store.blocks[0])
     return store, replica, rule
+
+
+def stepped(rule: torch.optim.Optimizer, present: bytes) -> Callable[[Chunk], None]:
+    return lambda chunk: chunk.step(present, rule.param_groups)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, OwnSGD])
@@ -69,9 +75,7 @@ def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.S
     shares = [Share(store, replica, rule, parts, seat=seat, block=0) for seat in range(NUM_MEMBERS)]
     before = store.blocks[0].clone()
     for share in shares:
-        share.average([1 / NUM_MEMBERS] * NUM_MEMBERS)
-        share.keep(1)
-        share.step(present, rule.param_groups)
+        share.update(1, stepped(rule, present), weights=[1 / NUM_MEMBERS] * NUM_MEMBERS)
     for place in replica.layout.parameters.places:
         found = place.view(store.blocks[0])
         assert torch.allclose(found, place.view(expected), atol=1e-6)
@@ -92,8 +96,7 @@ def test_one_alone_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
     )
     share = Share(store, replica, rule, Fragments(replica.layout.parameters, 1), seat=0, block=0)
     assert share.average([1.0]) > 0
-    share.keep(1)
-    share.step(present, rule.param_groups)
+    share.update(1, stepped(rule, present))
     assert torch.equal(store.blocks[0], expected)
     assert not store.blocks[1].any()
     assert not store.sum_slot.any()

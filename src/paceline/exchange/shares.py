@@ -5,21 +5,18 @@
                               barrier                                         barrier
 
 The parameters exist once, in the store's current block; every member computes on them and updates
-its own share of them. Before it does, it copies its share (parameters and state) into the other
-block and sets a mark, so a death harms nothing: survivors put every share back. One member alone
-needs neither: its gradient is the mean, it looks at it before it steps, and nobody would put
-anything back. Optimizers that
-work element by element get equal runs of bytes; all others get whole tensors, as evenly as they go.
-What is updated at different times (fragments) is shared out each by itself. Above 300 lines, since
-a share and the rounds that step on it are read together. This module must not know messages or
-leases.
+its own share of them, chunk by chunk (chunks.py). Before it changes a chunk, it copies it
+(parameters and state) into the other block and counts it, so a death harms nothing: survivors put
+every share back. One member alone needs neither: its gradient is the mean, it looks at it before
+it steps, and nobody would put anything back. Optimizers that work element by element get equal
+runs of bytes; all others get whole tensors, as evenly as they go. What is updated at different
+times (fragments) is shared out each by itself. Above 300 lines, since a share and the rounds that
+step on it are read together. This module must not know messages or leases.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -27,19 +24,17 @@ from ..replica.replica import Replica
 from ..store.clip import Clip
 from ..store.fragments import Fragment, Fragments
 from ..store.layout import ALIGN_BYTES, Layout
-from ..store.means import average_into, average_of_buffers
-from ..store.optimizer import Groups, Piece, Updater
+from ..store.means import average_of_buffers
 from ..store.optimizer_copy import is_elementwise
 from ..store.parameter_store import SharedStore
-from ..store.sums import Stretch, wide
+from ..store.sums import Stretch
 from ..system.pages import give_back_freed
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
+from .chunks import Chunk, Ranges, cut, scratch_for
 from .model_copy import ModelCopy
 from .rounds import Barrier
-
-Ranges = list[Stretch]
 
 
 def split_shares(
@@ -77,29 +72,6 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def _pieces(layout: Layout, ranges: Ranges) -> list[Piece]:
-    """The elements of each parameter that lie in the ranges."""
-    pieces = []
-    for run in ranges:
-        for number, place in enumerate(layout.parameters.places):
-            size = place.dtype.itemsize
-            start = max(run.start, place.offset)
-            stop = min(run.stop, place.offset + place.num_bytes)
-            if start < stop:
-                pieces.append(
-                    Piece(number, (start - place.offset) // size, (stop - place.offset) // size)
-                )
-    return pieces
-
-
-class _Kept(NamedTuple):
-    """What an update changes, and where it is kept meanwhile; ``at``: the place in parameters."""
-
-    at: int
-    undo: Tensor
-    live: Tensor
-
-
 class Share:
     """One member's part of the update of the current block.
 
@@ -111,6 +83,8 @@ class Share:
     Attributes:
         due: what is updated now; all else of this share stays as it is.
         is_alone: whether the run has this one member.
+        mean: where it is, the layout's offsets.
+        ranges: where this share's parameters lie, in bytes, with what fills up their last line.
     """
 
     def __init__(
@@ -124,99 +98,82 @@ class Share:
         block: int,
     ) -> None:
         self._whole = self.due = fragments.whole
-        num_members = store.control.num_seats
-        self.is_alone = num_members == 1
-        ranges = split_shares(replica.layout, rule, num_members, fragments.each)[seat]
-        self._mark = store.control.marks[seat]
-        self._control = store.control
-        self._store = store
-        self._replica = replica
-        self.ranges = [(run.start, _aligned(run.stop)) for run in ranges]
-        """Where this share's parameters lie, in bytes, with what fills up their last line."""
-        live, undo = store.blocks[block], store.blocks[1 - block]
-        self.mean = store.slot(seat) if self.is_alone else store.sum_slot
-        """Where it is, the layout's offsets."""
-        self._mean = [run.of(self.mean) for run in ranges]
-        self._slots = [
-            [run.of(store.slot(seat)) for run in ranges] for seat in range(store.control.num_seats)
-        ]
-        pieces = _pieces(replica.layout, ranges)
-        self._updater = Updater(rule, replica.parameters, replica.layout, live, pieces)
-        self._kept = [_Kept(run.start, run.of(undo), run.of(live)) for run in ranges]
-        for entry, view in self._updater.state_views():
-            offset = entry.place.offset + (view.data_ptr() - entry.place.view(live).data_ptr())
-            size = view.numel() * view.element_size()
-            if not view.is_contiguous():
-                size = entry.place.num_bytes
-            bytes_ = slice(offset, offset + size)
-            at = replica.layout.parameters.places[entry.parameter].offset
-            self._kept.append(_Kept(at, undo[bytes_], live[bytes_]))
-        self._private: list[Tensor] | None = None
+        control = self._control = store.control
+        self._mark, self._count = control.marks[seat], control.kept[seat]
+        self._store, self._replica = store, replica
         self._buffers = replica.layout.buffers.places
+        self.is_alone = control.num_seats == 1
+        self.mean = store.slot(seat) if self.is_alone else store.sum_slot
+        ranges = split_shares(replica.layout, rule, control.num_seats, fragments.each)[seat]
+        self.ranges = [(run.start, _aligned(run.stop)) for run in ranges]
+        parts = list(cut(ranges, rule))
+        scratch = scratch_for(parts, rule)
+        self._chunks = [
+            Chunk(store, replica, rule, part, block=block, mean=self.mean, scratch=scratch)
+            for part in parts
+        ]
 
-    def _due(self) -> list[int]:
-        """Which of the ranges are of the update that comes next."""
-        return [i for i, (start, _) in enumerate(self.ranges) if self._is_due(start)]
-
-    def _is_due(self, at: int) -> bool:
-        return self.due is self._whole or self.due.start <= at < self.due.stop
-
-    def _means(self) -> list[Tensor]:
-        return [self._mean[i] for i in self._due()]
-
-    def _kept_now(self) -> list[_Kept]:
-        return [one for one in self._kept if self._is_due(one.at)]
+    def _due(self) -> list[Chunk]:
+        """The chunks of the update that comes next."""
+        due = self.due
+        if due is self._whole:
+            return self._chunks
+        return [one for one in self._chunks if due.start <= one.at < due.stop]
 
     def average(self, weights: Sequence[float]) -> float:
         """The weighted mean of all slots' gradients in this share; its plain sum, to see nan."""
         check = 0.0
-        used = [seat for seat, weight in enumerate(weights) if weight]
-        shares = [weights[seat] for seat in used]
-        for i in self._due():
-            mean = self._mean[i]
+        for chunk in self._due():
             if not self.is_alone:
-                average_into(mean, [self._slots[seat][i] for seat in used], shares)
-            check += abs(mean.sum(dtype=wide(mean)).item())
+                chunk.average(weights)
+            check += chunk.sum()
         return check
 
     def squared_norm(self) -> float:
-        norms = [torch.linalg.vector_norm(one, dtype=wide(one)) for one in self._means()]
-        return math.fsum(float(norm) ** 2 for norm in norms)
+        return math.fsum(chunk.squared_norm() for chunk in self._due())
 
     def scale(self, factor: float) -> None:
-        for mean in self._means():
-            mean.mul_(factor)
+        for chunk in self._due():
+            chunk.scale(factor)
 
-    def clamp(self, most: float) -> None:
-        for mean in self._means():
-            mean.clamp_(-most, most)
+    def update(
+        self,
+        mark: int,
+        step: Callable[[Chunk], None],
+        *,
+        weights: Sequence[float] | None = None,
+        most: float = math.inf,
+    ) -> float:
+        """Step on all chunks, each kept before; the plain sum of the mean, to see nan.
 
-    def adopt(self) -> None:
-        """The parameters of this share become what ``average`` came to."""
-        for kept, mean in zip(self._kept, self._mean, strict=False):  # parameters come first
-            kept.live.copy_(mean)
-
-    def keep(self, mark: int) -> None:
-        """Copy parameters and state of this share aside; ``mark`` says for which version."""
-        if self.is_alone:
-            return
-        for _, undo, live in self._kept_now():
-            undo.copy_(live)
-        self._private = self._updater.private_state()
-        self._control[self._mark] = mark
-
-    def step(self, present: Sequence[int], groups: Groups) -> None:
-        self._updater.step(self.mean, present, groups)
+        Args:
+            mark: for which version it is kept.
+            weights: of the mean that is made first; None: it is there.
+            most: what its elements are clipped to.
+        """
+        check, control = 0.0, self._control
+        if not self.is_alone:
+            control[self._count] = 0
+            control[self._mark] = mark
+        for number, chunk in enumerate(self._due(), 1):
+            if weights is not None:
+                chunk.average(weights, stays=False)
+                check += chunk.sum()
+            if most < math.inf:
+                chunk.clamp(most)
+            if not self.is_alone:
+                chunk.keep()
+                control[self._count] = number
+            step(chunk)
+        return check
 
     def restore(self, mark: int) -> None:
-        """Put this share back to what ``keep`` found, if it was kept for ``mark``."""
-        if self._control[self._mark] == mark:
-            for _, undo, live in self._kept_now():
-                live.copy_(undo)
-            self._control[self._mark] = 0
-            if self._private is not None:
-                self._updater.revert(self._private)
-                self._private = None
+        """Put back what ``update`` has changed of this share, if that was for ``mark``."""
+        control = self._control
+        if control[self._mark] == mark:
+            for chunk in self._due()[: control[self._count]]:
+                chunk.restore()
+            control[self._mark] = 0
 
     def average_buffers(self, weights: Sequence[float]) -> None:
         """Float buffers: the mean by samples; counters: the maximum. Into the model's own."""
@@ -275,22 +232,31 @@ class SharedAveraging(Averaging):
         self._replica.collect(self._store.present(self._seat))
 
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
-        """Mean of this member's share of all gradients, and the optimizer's step on it."""
+        """Mean of this member's share of all gradients, and the optimizer's step on it.
+
+        Another member's share may not be finite, too: among several all step, and put it back.
+        """
         share, version = self._share, self._copy.version
         if self._copy.is_lockstep:
             self._adopt(weights)
             return
         share.due = self._copy.own.due
-        if self._is_bad(weights):
+        is_whole_first = share.is_alone or clip.has_norm
+        is_bad = is_whole_first and self._is_bad(share.average(weights))
+        if is_bad and share.is_alone:
             self._hooks.advance_schedule(version)
             return
         if clip.has_norm:
             self._clip(clip)
-        if clip.has_value:
-            share.clamp(clip.max_value)
-        share.keep(version + 1)
         self._hooks.advance_schedule(version)
-        share.step(present, self._copy.rule.param_groups)
+        groups = self._copy.rule.param_groups
+        check = share.update(
+            version + 1,
+            lambda chunk: chunk.step(present, groups),
+            weights=None if is_whole_first else weights,
+            most=clip.max_value if clip.has_value else math.inf,
+        )
+        self._is_bad(check)
         share.average_buffers(weights)
         if not self._copy.is_difference:
             self._copy.unedited.mark()
@@ -298,21 +264,18 @@ class SharedAveraging(Averaging):
     def _adopt(self, weights: Sequence[float]) -> None:
         """All have made the same step by themselves: its parameters, of the first who pushed."""
         share, version = self._share, self._copy.version
-        if self._is_bad(only_first(weights)):
+        if share.is_alone and self._is_bad(share.average(weights)):
             return
-        share.keep(version + 1)
-        share.adopt()
+        first = None if share.is_alone else only_first(weights)
+        self._is_bad(share.update(version + 1, Chunk.adopt, weights=first))
         share.average_buffers(weights)
 
-    def _is_bad(self, weights: Sequence[float]) -> bool:
-        """Average this share; whether nothing is to be stepped on, since it is known to be bad.
-
-        Another member's share may be bad, too: among several all step, and put it back.
-        """
-        if math.isfinite(self._share.average(weights)):
+    def _is_bad(self, check: float) -> bool:
+        """Whether a sum over the mean is not finite; then all hear of it."""
+        if math.isfinite(check):
             return False
         self._barrier.show_bad(self._copy.version)
-        return self._share.is_alone
+        return True
 
     def _mean_of_gradients(self, weights: Sequence[float]) -> Tensor:
         self._share.average(weights)

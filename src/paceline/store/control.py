@@ -1,7 +1,7 @@
 """The page of words through which the members of one machine see each other.
 
     first        the run: version, jobs, alarm, ...
-    then 7 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
+    then 7 lines a seat: [cancelled, gone, beats] [arrived] [undo mark, chunks]
                          [what it pushed last: numbers, three lines] [the loss scale it began with]
 
 A seat is a worker's place; at any time one member sits on it. Every word has 64 bits, so that none
@@ -105,6 +105,8 @@ class Control(Words):
         """Per seat: barriers reached (writer: the member)."""
         self.marks = [self._seat(seat, 2) for seat in range(num_seats)]
         """Per seat: the version whose share lies in the undo block (writer: the member)."""
+        self.kept = [index + 1 for index in self.marks]
+        """Per seat: how many chunks of it do (writer: the member)."""
         self.numbers = [self._seat(seat, 3) for seat in range(num_seats)]
         """Per seat: ``NUMBERS`` float64 about its last push (writer: the member)."""
         self.offers = [self._seat(seat, 6) for seat in range(num_seats)]

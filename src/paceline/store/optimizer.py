@@ -9,7 +9,7 @@ module must not know who executes which update, or when.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -116,11 +116,18 @@ class Updater:
         return rows
 
     def step(
-        self, slot: Tensor, present: Sequence[int], groups: Groups, factors: Sequence[float] = ()
+        self,
+        slot: Tensor,
+        present: Sequence[int],
+        groups: Groups,
+        factors: Sequence[float] = (),
+        *,
+        first: int = 0,
     ) -> None:
         """Update with the gradients in ``slot`` (bytes, the layout's offsets).
 
         Args:
+            first: the offset at which ``slot`` begins.
             present: per parameter, 0 where no gradient was computed: it is left as it is.
             groups: the values of the user's ``param_groups`` to use (lr, momentum, ...).
             factors: of the gradients of each of several optimizers; none: all 1.
@@ -131,7 +138,7 @@ class Updater:
                     group[key] = value
         if self._unbound and not self._is_share:
             self._bind_existing()
-        gradients = self._gradients_in(slot)
+        gradients = self._gradients_in(slot, first)
         for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
             parameter.grad = gradient if present[piece.number] else None
             if self._may_change_gradients and parameter.grad is not None:
@@ -259,17 +266,19 @@ class Updater:
             rows.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()})
         return rows
 
-    def _view(self, piece: Piece, block: Tensor) -> Tensor:
+    def _view(self, piece: Piece, block: Tensor, first: int = 0) -> Tensor:
         """The elements of a piece in a block or slot; of a whole parameter in its shape."""
         place = self._layout.parameters.places[piece.number]
+        if first:
+            place = replace(place, offset=place.offset - first)
         if self._is_split(piece):
             return place.flat(block, piece.start, piece.stop)
         return place.view(block)
 
-    def _gradients_in(self, slot: Tensor) -> list[Tensor]:
+    def _gradients_in(self, slot: Tensor, first: int) -> list[Tensor]:
         views = self._gradients.get(slot.data_ptr())
         if views is None:
-            views = [self._view(piece, slot) for piece, _ in self._held]
+            views = [self._view(piece, slot, first) for piece, _ in self._held]
             self._gradients[slot.data_ptr()] = views
         return views
 
