@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.exchange import chunks
 from paceline.exchange.chunks import Chunk
 from paceline.exchange.shares import Share, split_shares
 from paceline.replica.replica import Replica
@@ -103,3 +104,52 @@ def test_one_alone_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
     place = replica.layout.parameters.places[0]
     place.view(store.slot(0))[0, 0] = torch.nan
     assert not math.isfinite(share.average([1.0]))
+
+
+def test_who_dies_between_two_chunks_leaves_what_can_be_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256)
+    store, replica, rule = rig(torch.optim.SGD)
+    present = b"\1" * len(replica.parameters)
+    for seat in range(NUM_MEMBERS):
+        for place in replica.layout.parameters.places:
+            place.view(store.slot(seat)).copy_(torch.randn(place.shape))
+    store.blocks[1].fill_(1)  # of an update before this one
+    parts = Fragments(replica.layout.parameters, 1)
+    weights, step, stepped_on = [1 / NUM_MEMBERS] * NUM_MEMBERS, stepped(rule, present), list[int]()
+
+    def die_in_the_third(chunk: Chunk) -> None:
+        step(chunk)
+        stepped_on.append(chunk.at)
+        if len(stepped_on) == 3:
+            raise KeyboardInterrupt
+
+    dead, survivor = (Share(store, replica, rule, parts, seat=1, block=0) for _ in range(2))
+    dead.update(1, step, weights=weights)
+    before = store.blocks[0].clone()
+    with pytest.raises(KeyboardInterrupt):
+        dead.update(2, die_in_the_third, weights=weights)
+    assert not torch.equal(store.blocks[0], before)
+    survivor.restore(2)
+    assert torch.equal(store.blocks[0], before)
+
+
+def test_chunks_come_to_what_the_whole_share_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for size in (1 << 20, 192):
+        monkeypatch.setattr(chunks, "CHUNK_BYTES", size)
+        store, replica, rule = rig(torch.optim.SGD)
+        present = b"\1" * len(replica.parameters)
+        parts = Fragments(replica.layout.parameters, 1)
+        shares = [Share(store, replica, rule, parts, seat=seat, block=0) for seat in range(2)]
+        rng = torch.Generator().manual_seed(5)
+        for mark in range(1, 4):
+            for seat in range(NUM_MEMBERS):
+                for place in replica.layout.parameters.places:
+                    drawn = torch.randn(place.shape, generator=rng)
+                    place.view(store.slot(seat)).copy_(drawn)
+            for share in shares:
+                assert share.update(mark, stepped(rule, present), weights=[0.5, 0.25, 0.25]) > 0
+        found.append(store.blocks[0].clone())
+    assert torch.equal(*found)

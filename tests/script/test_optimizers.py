@@ -21,6 +21,7 @@ from paceline.context import Context
 from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.closures import context_with
+from paceline.script.step import zero_grad_of
 from paceline.script.worker import Pace
 from paceline.store.optimizer_copy import own_memory, reads_others
 from reference import differ
@@ -291,3 +292,30 @@ def test_what_an_optimizer_of_ones_own_does_beside_its_state_is_found(
     assert torch.equal(before[1], torch.get_rng_state())
     assert (optimizer.seen, optimizer.counts, "t" in optimizer.__dict__) == (0, [0], False)
     assert not optimizer.state
+
+
+def test_gradients_are_cleared_as_torch_does_it_and_a_profiler_sees_it() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    clear = zero_grad_of(optimizer)
+    parameter.grad = torch.ones(2)
+    clear(set_to_none=False)
+    assert torch.equal(parameter.grad, torch.zeros(2))
+    clear()
+    assert parameter.grad is None
+    with torch.autograd.profiler.profile() as seen:
+        clear()
+    assert any("zero_grad" in one.key for one in seen.key_averages())
+
+
+def test_a_zero_grad_of_ones_own_is_called() -> None:
+    class Counts(torch.optim.SGD):
+        num_cleared = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.num_cleared += 1
+            super().zero_grad(set_to_none)
+
+    optimizer = Counts([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    zero_grad_of(optimizer)()
+    assert optimizer.num_cleared == 1

@@ -100,7 +100,8 @@ class Modes:
     def put_back(self) -> None:
         """It was left."""
         for one, trains in zip(self._modules, self._found, strict=True):
-            one.training = trains
+            if one.training != trains:  # a module takes 2 us to be told
+                one.training = trains
         torch.set_grad_enabled(self._makes_gradients)
 
 

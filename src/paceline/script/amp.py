@@ -73,7 +73,10 @@ class Amp:
                 self._scaler = GradScaler(self._device.type)
             loss = self._scaler.scale(loss)
             self.is_waiting = True
-        with torch.autocast(self._device.type, enabled=False):
+        if torch.is_autocast_enabled(self._device.type):
+            with torch.autocast(self._device.type, enabled=False):
+                loss.backward()
+        else:
             loss.backward()
         return loss
 

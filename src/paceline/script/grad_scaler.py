@@ -183,10 +183,11 @@ class Scaling:
 
     def reset(self) -> None:
         """A step was left: the stage of every live scaler is put back to the beginning."""
+        scalers = list(_used.scalers) if _used.scalers else ()
         for one in self._optimizers:
             for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
                 one.__dict__.pop(name, None)
-            for scaler in _used.scalers:
+            for scaler in scalers:
                 scaler._per_optimizer_states.pop(id(one), None)
 
     def _unscale(self, inv_scale: float, optimizer: Optimizer) -> None:

@@ -221,6 +221,9 @@ def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
 
 def _noted_backward_of(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
     """``torch.autograd.backward(loss)``; that of parts of a model, with gradients, is no pass."""
+    if _listener.is_inside:
+        _backward_of(tensors, grad_tensors, *rest, **options)  # which torch makes itself
+        return
     if not isinstance(tensors, Tensor | tuple | list):
         tensors = tuple(tensors)  # a generator gives them once
     losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
