@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.exchange import chunks
-from paceline.exchange.chunks import Chunk
+from paceline.exchange import share_chunks
+from paceline.exchange.share_chunks import ShareChunk
 from paceline.exchange.shares import Share, split_shares
 from paceline.replica.replica import Replica
 from paceline.store.control import Control, control_bytes
@@ -38,7 +38,7 @@ def rig(
     return store, replica, rule
 
 
-def stepped(rule: torch.optim.Optimizer, present: bytes) -> Callable[[Chunk], None]:
+def stepped(rule: torch.optim.Optimizer, present: bytes) -> Callable[[ShareChunk], None]:
     return lambda chunk: chunk.step(present, rule.param_groups)
 
 
@@ -109,7 +109,7 @@ def test_one_alone_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
 def test_who_dies_between_two_chunks_leaves_what_can_be_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(share_chunks, "CHUNK_BYTES", 256)
     store, replica, rule = rig(torch.optim.SGD)
     present = b"\1" * len(replica.parameters)
     for seat in range(NUM_MEMBERS):
@@ -119,7 +119,7 @@ def test_who_dies_between_two_chunks_leaves_what_can_be_put_back(
     parts = Fragments(replica.layout.parameters, 1)
     weights, step, stepped_on = [1 / NUM_MEMBERS] * NUM_MEMBERS, stepped(rule, present), list[int]()
 
-    def die_in_the_third(chunk: Chunk) -> None:
+    def die_in_the_third(chunk: ShareChunk) -> None:
         step(chunk)
         stepped_on.append(chunk.at)
         if len(stepped_on) == 3:
@@ -138,7 +138,7 @@ def test_who_dies_between_two_chunks_leaves_what_can_be_put_back(
 def test_chunks_come_to_what_the_whole_share_does(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for size in (1 << 20, 192):
-        monkeypatch.setattr(chunks, "CHUNK_BYTES", size)
+        monkeypatch.setattr(share_chunks, "CHUNK_BYTES", size)
         store, replica, rule = rig(torch.optim.SGD)
         present = b"\1" * len(replica.parameters)
         parts = Fragments(replica.layout.parameters, 1)

@@ -8,6 +8,7 @@
 
     averaging       how peers come to a mean and step on it: the contract
     shares          in shared memory, each on its share of the parameters
+    share_chunks    what of a share is averaged, kept and stepped on at once
     distributed     through ``torch.distributed``, one accelerator a worker
     late            what of it is under way while members go on
     compressed      its gradients in fewer bytes (`compression/`), and what was not sent yet

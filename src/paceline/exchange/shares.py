@@ -5,7 +5,7 @@
                               barrier                                         barrier
 
 The parameters exist once, in the store's current block; every member computes on them and updates
-its own share of them, chunk by chunk (chunks.py). Before it changes a chunk, it copies it
+its own share of them, chunk by chunk (share_chunks.py). Before it changes a chunk, it copies it
 (parameters and state) into the other block and counts it, so a death harms nothing: survivors put
 every share back. One member alone needs neither: its gradient is the mean, it looks at it before
 it steps, and nobody would put anything back. Optimizers that work element by element get equal
@@ -32,9 +32,9 @@ from ..system.pages import give_back_freed
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
-from .chunks import Chunk, Ranges, cut, scratch_for
 from .model_copy import ModelCopy
 from .rounds import Barrier
+from .share_chunks import Ranges, ShareChunk, cut, scratch_for
 
 
 def split_shares(
@@ -109,11 +109,11 @@ class Share:
         parts = list(cut(ranges, rule))
         scratch = scratch_for(parts, rule)
         self._chunks = [
-            Chunk(store, replica, rule, part, block=block, mean=self.mean, scratch=scratch)
+            ShareChunk(store, replica, rule, part, block=block, mean=self.mean, scratch=scratch)
             for part in parts
         ]
 
-    def _due(self) -> list[Chunk]:
+    def _due(self) -> list[ShareChunk]:
         """The chunks of the update that comes next."""
         due = self.due
         if due is self._whole:
@@ -139,7 +139,7 @@ class Share:
     def update(
         self,
         mark: int,
-        step: Callable[[Chunk], None],
+        step: Callable[[ShareChunk], None],
         *,
         weights: Sequence[float] | None = None,
         most: float = math.inf,
@@ -267,7 +267,7 @@ class SharedAveraging(Averaging):
         if share.is_alone and self._is_bad(share.average(weights)):
             return
         first = None if share.is_alone else only_first(weights)
-        self._is_bad(share.update(version + 1, Chunk.adopt, weights=first))
+        self._is_bad(share.update(version + 1, ShareChunk.adopt, weights=first))
         share.average_buffers(weights)
 
     def _is_bad(self, check: float) -> bool:

@@ -69,7 +69,7 @@ class _Kept(NamedTuple):
     live: Tensor
 
 
-class Chunk:
+class ShareChunk:
     """One chunk of the update of a block.
 
     Args:
