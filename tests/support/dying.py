@@ -24,10 +24,10 @@ from paceline.workloads.base import Task
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 POINTS = {
-    "before its share is kept": ("exchange.shares", "Share", "keep", "before"),
-    "after its share is kept": ("exchange.shares", "Share", "keep", "after"),
-    "with its share half written": ("exchange.shares", "Share", "step", "spoil"),
-    "after its share is written": ("exchange.shares", "Share", "step", "after"),
+    "before its share is kept": ("exchange.share_chunks", "ShareChunk", "keep", "before"),
+    "after its share is kept": ("exchange.share_chunks", "ShareChunk", "keep", "after"),
+    "with its share half written": ("exchange.share_chunks", "ShareChunk", "step", "spoil"),
+    "after its share is written": ("exchange.share_chunks", "ShareChunk", "step", "after"),
     "inside an all-reduce": ("exchange.distributed", "DistributedAveraging", "update", "before"),
     "at a barrier": ("exchange.rounds", "Barrier", "lines", "before"),
     "before it reaches a barrier": ("exchange.rounds", "Barrier", "arrive", "before"),
@@ -131,7 +131,7 @@ def _dying(original: Any, when: str, fault: Fault) -> Any:
             fault.happen()
         result = original(self, *arguments, **options)
         if is_now and when == "spoil":
-            for one in self._kept_now():
+            for one in self._kept:
                 one.live.view(torch.uint8).fill_(77)
         if is_now and when != "before":
             fault.happen()
