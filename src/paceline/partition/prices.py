@@ -182,14 +182,15 @@ def _copy_bytes(costs: SplitCosts, graph: WorkGraph, num: int) -> float:
 def _shared_bytes(costs: SplitCosts, num: int) -> float:
     """Read and written an update by each of so many copies that see each other's memory.
 
-    Its own gradient to where all see it; of its share all gradients to their mean, which is looked
-    at once; and parameters and state to where they are kept meanwhile. One alone looks at its own.
+    Its own gradient to where all see it; of its share all gradients, whose mean stays in a cache
+    (exchange/share_chunks.py), and parameters and state to where they are kept meanwhile. One alone
+    looks at its own.
     """
     size = costs.graph_at(costs.batch_size / num).parameter_bytes
     if num == 1:
         return size * 3.0
     kept = 2 * (1 + costs.pipeline.state_copies)
-    return size * (2 + (num + 1) / num + 1 / num + kept / num)
+    return size * (3 + kept / num)
 
 
 def _buffers(graph: WorkGraph) -> int:
