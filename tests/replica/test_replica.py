@@ -122,6 +122,12 @@ def test_what_no_exchange_carries_is_named() -> None:
         refuse_hooks(optimizer)
 
 
+def test_a_module_that_only_calls_something_sparse_is_carried() -> None:
+    attention = nn.Linear(2, 2)
+    attention.sparse = True
+    refuse_what_cannot_be_carried(attention, [])
+
+
 def test_two_objects_over_one_memory_are_named_and_one_object_is_carried() -> None:
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight

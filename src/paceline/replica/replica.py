@@ -440,7 +440,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Say by name what no exchange can carry, one worker's included: the script is for all."""
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
                 f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
                 "be carried: build it with sparse=False"
