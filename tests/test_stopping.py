@@ -80,7 +80,8 @@ def test_what_was_never_measured_is_named() -> None:
     ("asked", "said"),
     [
         ({}, r"needs above=, below= or patience=, as in pace.stop_when\('acc', patience=3\)"),
-        ({"patience": 0}, "patience must be >= 1, got 0"),
+        ({"patience": 0}, "patience must be a whole number >= 1, got 0"),
+        ({"patience": 2.5}, "patience must be a whole number >= 1, got 2.5"),
         ({"above": math.nan}, "above must be finite, got nan"),
         ({"patience": 1, "min_delta": -1.0}, "min_delta must be >= 0, got -1.0"),
         ({"patience": 1, "mode": "up"}, "mode must be 'min' or 'max', got 'up'"),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .errors import ConfigError
+from .fields import whole
 
 _SMALLER_IS_BETTER = ("loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll")
 MODES = ("min", "max")
@@ -79,8 +80,11 @@ def rule_of(
     for label, bound in (("above", above), ("below", below)):
         if bound is not None and not math.isfinite(bound):
             raise ConfigError(f"pace.stop_when({name!r}): {label} must be finite, got {bound}")
-    if patience is not None and patience < 1:
-        raise ConfigError(f"pace.stop_when({name!r}): patience must be >= 1, got {patience}")
+    times = whole(patience)
+    if patience is not None and (times is None or times < 1):
+        raise ConfigError(
+            f"pace.stop_when({name!r}): patience must be a whole number >= 1, got {patience!r:.60}"
+        )
     if not (min_delta >= 0.0 and math.isfinite(min_delta)):
         raise ConfigError(f"pace.stop_when({name!r}): min_delta must be >= 0, got {min_delta}")
     return StopRule(
@@ -88,7 +92,7 @@ def rule_of(
         sign=sign_of(name, mode),
         above=None if above is None else float(above),
         below=None if below is None else float(below),
-        patience=patience or 0,
+        patience=times or 0,
         min_delta=float(min_delta),
     )
 

@@ -40,7 +40,7 @@ from ..errors import ConfigError, PacelineError, WorkerError
 from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
-from ..fields import integer
+from ..fields import integer, whole
 from ..passes import FAR, Passes
 from ..replica.seeding import (
     GENERATORS,
@@ -59,7 +59,7 @@ from .grad_scaler import leave_scalers
 from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
 from .patches import Originals, unlisten
-from .place import values_of, whole
+from .place import values_of
 from .prepared import Prepared, PrepareOptions, refuse_apart
 from .second_loader import SecondLoader
 from .step import Step
