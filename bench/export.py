@@ -19,7 +19,8 @@ from paceline.bench.samples import quartiles
 from paceline.errors import ConfigError
 from paceline.exports import FORMATS
 from paceline.exports.subject import find_subject
-from paceline.report.text import size, three_figures
+from paceline.plan import format_bytes
+from paceline.report.text import three_figures
 from table import machine, write_table
 
 MODELS = ("lenet", "mlp", "resnet18", "transformer")
@@ -32,7 +33,7 @@ HEADER = (
 
 def row(one: Export) -> list[str]:
     differences = [f"{value:.1e}" for value in one.max_differences.values()]
-    figures = (size(one.num_bytes), size(one.weights_bytes))
+    figures = (format_bytes(one.num_bytes), format_bytes(one.weights_bytes))
     latencies = [_latency(each) for each in one.latencies]
     return [one.subject, one.format, *figures, *differences, *latencies]
 

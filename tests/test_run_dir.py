@@ -1,11 +1,13 @@
 """A run's folder: made or found, held by one run, and taken away without a trace."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
+from paceline.launch.lives import claim
 from paceline.run_dir import RUNS, RunFolder, fresh_folder, make_folder
 
 
@@ -27,6 +29,19 @@ def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> No
     assert (RUNS / "latest").resolve() == first.path.resolve()
     assert not second.path.exists()
     first.close()
+
+
+def test_where_no_links_can_be_made_a_run_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", target, None, str(self))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    said = list[str]()
+    folder = claim(RunSettings(name="one"), "lenet", said.append)
+    assert said == ["runs/latest does not point to runs/one: Operation not permitted"]
+    folder.discard([])
+    folder.close()
+    assert not RUNS.exists()
 
 
 def test_what_somebody_else_put_there_stays() -> None:

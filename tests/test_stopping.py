@@ -80,7 +80,8 @@ def test_what_was_never_measured_is_named() -> None:
     ("asked", "said"),
     [
         ({}, r"needs above=, below= or patience=, as in pace.stop_when\('acc', patience=3\)"),
-        ({"patience": 0}, "patience must be >= 1, got 0"),
+        ({"patience": 0}, "patience must be a whole number >= 1, got 0"),
+        ({"patience": 2.5}, "patience must be a whole number >= 1, got 2.5"),
         ({"above": math.nan}, "above must be finite, got nan"),
         ({"patience": 1, "min_delta": -1.0}, "min_delta must be >= 0, got -1.0"),
         ({"patience": 1, "mode": "up"}, "mode must be 'min' or 'max', got 'up'"),
@@ -93,12 +94,30 @@ def test_a_rule_that_asks_for_nothing_or_for_nonsense_is_refused(
         _rule(**asked)
 
 
-@pytest.mark.parametrize("name", ["loss", "val_loss", "word-error", "valid/perplexity", "MSE"])
+@pytest.mark.parametrize(
+    "name",
+    ["loss", "val_loss", "word-error", "valid/perplexity", "MSE", "bleu_error", "val_loss_epoch",
+     "Loss/val", "valLoss", "val_ce", "cross_entropy", "cross-entropy", "wer", "fid50k", "bpb",
+     "word_error_rate", "brier_score", "error@top1", "loss2"],
+)  # fmt: skip
 def test_of_losses_and_errors_less_is_better(name: str) -> None:
     assert sign_of(name) == -1
     assert sign_of(name, "max") == 1
 
 
-def test_of_anything_else_more_is_better() -> None:
-    assert [sign_of(name) for name in ("acc", "f1", "lossless", "bleu")] == [1] * 4
-    assert sign_of("bleu", "min") == -1
+@pytest.mark.parametrize(
+    "name",
+    ["acc", "f1", "val/f1_score", "bleu", "mAP50", "rouge1", "top5", "R2", "ValAccuracy",
+     "episode_reward", "success_rate", "quiz_score"],
+)  # fmt: skip
+def test_of_accuracies_and_scores_more_is_better(name: str) -> None:
+    assert sign_of(name) == 1
+    assert sign_of(name, "min") == -1
+
+
+@pytest.mark.parametrize("name", ["lossless", "sum", "", "loss_dice", "log_likelihood", "42"])
+def test_a_name_that_does_not_tell_needs_a_mode_where_it_counts(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"does not tell whether more of it .*mode='max', or mo"):
+        _rule(name, patience=1)
+    assert _rule(name, patience=1, mode="min").sign == -1
+    assert _reasons(_rules(_rule(name, above=1.0)), [0.5, 0.4, 1.0], name)[:2] == ["", ""]

@@ -11,6 +11,7 @@ all three. This module must not know files, nor which settings there are or what
 """
 
 import math
+import operator
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,14 @@ def integer(value: Any) -> int:
     if not -LARGEST <= value <= LARGEST:
         raise ValueError("a whole number is too large")
     return value
+
+
+def whole(value: Any) -> int | None:
+    """Of a script, as a whole number, also NumPy's; None: it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def count(value: Any) -> int:

@@ -36,12 +36,13 @@ class RunFolder:
 
     Attributes:
         goes_on: whether a run is in it that goes on.
+        unlinked: why ``runs/latest`` does not point here, where it was to; empty: all is well.
     """
 
     def __init__(self, place: OpenFolder, made: Iterable[Path] = ()) -> None:
         self.place = place
         self.path = place.path
-        self.goes_on = False
+        self.goes_on, self.unlinked = False, ""
         self._made = [*made]
         self._found = place.names()
         self._lock: int | None = None
@@ -96,12 +97,19 @@ class RunFolder:
         self.place.close()
 
     def point_from(self, link: Path) -> None:
-        """Let ``link`` point here, unless something that is no link has its name."""
+        """Let ``link`` point here, unless something that is no link has its name.
+
+        Some file systems know no links: the run goes without one, and ``unlinked`` says so.
+        """
         if link.exists() and not link.is_symlink():
             return
-        self._link = link
-        self._before = str(link.readlink()) if link.is_symlink() else None
-        _relink(link, self.path.name)
+        before = str(link.readlink()) if link.is_symlink() else None
+        try:
+            _relink(link, self.path.name)
+        except OSError as error:
+            self.unlinked = f"{link} does not point to {self.path}: {error.strerror}"
+        else:
+            self._link, self._before = link, before
 
     def discard(self, names: Iterable[str]) -> None:
         """Take back the folder and, in it, what has these names and was made; all else stays."""

@@ -3,17 +3,33 @@
     add(rule) ... hear(metrics of one evaluation) -> why the run is to end, or nothing
 
 What is not a number is never an improvement, and reaches nothing. Which way a metric grows better
-is found by its name, where the script does not say. This module must not know who evaluates, nor
-how a run ends.
+is found by the words of its name, where the script does not say; nothing is guessed. This module
+must not know who evaluates, nor how a run ends.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .errors import ConfigError
+from .fields import whole
 
-_SMALLER_IS_BETTER = ("loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll")
+_LESS = frozenset((
+    "loss", "losses", "error", "errors", "err", "mae", "mse", "rmse", "mape", "smape", "msle",
+    "rmsle", "nll", "bce", "ce", "xent", "crossentropy", "kl", "kld", "divergence", "perplexity",
+    "ppl", "bpb", "bpc", "bpd", "wer", "cer", "ter", "eer", "ece", "brier", "hinge", "deviance",
+    "fid", "kid", "lpips", "fpr", "fnr", "regret", "cost",
+))  # fmt: skip
+_MORE = frozenset((
+    "acc", "accuracy", "accuracies", "f", "precision", "recall", "sensitivity", "specificity",
+    "tpr", "tnr", "auc", "auroc", "auprc", "ap", "map", "iou", "miou", "dice", "jaccard", "bleu",
+    "sacrebleu", "chrf", "rouge", "rougel", "meteor", "cider", "psnr", "ssim", "r", "mcc", "kappa",
+    "pearson", "spearman", "correlation", "reward", "rewards", "return", "returns", "success",
+    "correct", "em", "hit", "hits", "mrr", "ndcg", "wins", "elo",
+))  # fmt: skip
+_MORE_BY_ITSELF = frozenset(("score", "scores", "top"))
+"""Of these more is better where no other word tells: not of a Brier score, of a top-1 error."""
 MODES = ("min", "max")
 
 
@@ -22,7 +38,7 @@ class StopRule(NamedTuple):
 
     Attributes:
         name: of the metric, as ``pace.evaluate`` measures it.
-        sign: 1 where more is better, -1 where less is.
+        sign: 1 where more is better, -1 where less is, 0 where only bounds count.
         above, below: the run ends when it is at least, at most so much.
         patience: evaluations in a row without an improvement after which it ends; 0: not by that.
         min_delta: what is less than so much better than the best so far is no improvement.
@@ -40,21 +56,35 @@ def sign_of(name: str, mode: str | None = None) -> int:
     """1 where more of this metric is better, -1 where less is.
 
     Args:
-        mode: ``max`` or ``min``; None: by the last word of its name (loss, error, perplexity, ...).
+        mode: ``max`` or ``min``; None: by the words of its name (loss, error, accuracy, ...), which
+            all tell the same, or of which the last one is of those of which less is better.
 
     Raises:
-        ConfigError: it is another mode.
+        ConfigError: it is another mode, or the name does not tell.
 
     Example:
-        >>> sign_of("val_loss"), sign_of("acc"), sign_of("bleu_error", "max")
+        >>> sign_of("loss/val"), sign_of("val_acc"), sign_of("bleu_error", "max")
         (-1, 1, 1)
     """
     if mode is None:
-        last = name.lower().replace("-", "_").replace("/", "_").rpartition("_")[2]
-        return -1 if last in _SMALLER_IS_BETTER else 1
+        return _sign_by(name)
     if mode not in MODES:
         raise ConfigError(f"mode must be 'min' or 'max', got {mode!r:.60}")
     return 1 if mode == "max" else -1
+
+
+def _sign_by(name: str) -> int:
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower()
+    words = re.findall(r"[a-z]+", re.sub(r"cross[^a-z]entropy", "crossentropy", spaced))
+    is_less, is_more = not _LESS.isdisjoint(words), not _MORE.isdisjoint(words)
+    if is_less and (not is_more or words[-1] in _LESS):
+        return -1
+    if is_less or not (is_more or not _MORE_BY_ITSELF.isdisjoint(words)):
+        raise ConfigError(
+            f"the name {name!r:.60} does not tell whether more of it is better: give mode='max', "
+            "or mode='min' where less is"
+        )
+    return 1
 
 
 def rule_of(
@@ -69,7 +99,8 @@ def rule_of(
     """The rule that ``pace.stop_when`` was asked for.
 
     Raises:
-        ConfigError: it asks for nothing, or a value is none that it can be.
+        ConfigError: it asks for nothing, a value is none that it can be, or patience is asked for
+            and the name does not tell which way is better.
     """
     if above is None and below is None and patience is None:
         raise ConfigError(
@@ -79,16 +110,19 @@ def rule_of(
     for label, bound in (("above", above), ("below", below)):
         if bound is not None and not math.isfinite(bound):
             raise ConfigError(f"pace.stop_when({name!r}): {label} must be finite, got {bound}")
-    if patience is not None and patience < 1:
-        raise ConfigError(f"pace.stop_when({name!r}): patience must be >= 1, got {patience}")
+    times = whole(patience)
+    if patience is not None and (times is None or times < 1):
+        raise ConfigError(
+            f"pace.stop_when({name!r}): patience must be a whole number >= 1, got {patience!r:.60}"
+        )
     if not (min_delta >= 0.0 and math.isfinite(min_delta)):
         raise ConfigError(f"pace.stop_when({name!r}): min_delta must be >= 0, got {min_delta}")
     return StopRule(
         name=name,
-        sign=sign_of(name, mode),
+        sign=0 if times is None and mode is None else sign_of(name, mode),
         above=None if above is None else float(above),
         below=None if below is None else float(below),
-        patience=patience or 0,
+        patience=times or 0,
         min_delta=float(min_delta),
     )
 

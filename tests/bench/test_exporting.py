@@ -31,7 +31,7 @@ def test_the_json_has_names_and_numbers_only() -> None:
 def test_the_lines_say_what_changed() -> None:
     text = "\n".join(render_export(EXPORT))
     assert "lenet.pt2 (aoti, fp16)" in text
-    assert "2 KiB on disk; the weights are 4 KiB" in text
+    assert "2.0 KiB on disk; the weights are 4.0 KiB" in text
     assert "change -0.0250; 60 test samples" in text
     fresh = replace(EXPORT, is_trained=False, accuracy=None, fell_back="onnx: not here")
     text = "\n".join(render_export(fresh))

@@ -77,6 +77,17 @@ def test_what_is_not_finite_or_not_measured_is_not_kept(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_metric_whose_name_does_not_tell_needs_a_mode(tmp_path: Path) -> None:
+    now = tmp_path.stat()
+    identity = now.st_dev, now.st_ino
+    with pytest.raises(ConfigError, match="'margin' does not tell whether more of it is better"):
+        BestModels(tmp_path, identity, "margin")
+    models = BestModels(tmp_path, identity, "margin", mode="min")
+    for version, value in ((1, 0.5), (2, 0.3)):
+        models.look({"margin": (value, 1)}, version, bytes)
+    assert _listed(tmp_path) == [2]
+
+
 def test_another_metric_is_not_compared(tmp_path: Path) -> None:
     _look(_models(tmp_path), (1, 0.9))
     now = tmp_path.stat()

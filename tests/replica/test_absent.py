@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.replica.absent import forget, is_absent
+from paceline.replica.absent import AbsentParameter, forget
 
 
 def given_up() -> nn.Linear:
@@ -25,8 +25,8 @@ def test_it_stays_itself_and_gives_its_memory_back() -> None:
     storage = weight.untyped_storage()
     forget(weight, "weight", "on worker 1")
     assert layer.weight is weight
-    assert is_absent(weight)
-    assert not is_absent(layer.bias)
+    assert isinstance(weight, AbsentParameter)
+    assert not isinstance(layer.bias, AbsentParameter)
     assert (tuple(weight.shape), weight.numel(), weight.dtype) == ((4, 3), 12, torch.float32)
     assert weight.requires_grad
     assert {weight: 1}[weight] == 1

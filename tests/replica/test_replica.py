@@ -64,6 +64,20 @@ def test_gradients_that_stay_with_torch_go_to_the_slot_when_they_are_gathered_an
     assert len(arrived) == 2
 
 
+def test_gradients_are_counted_on_where_the_script_comes_to_keep_them() -> None:
+    one = replica()
+    one.push_into(slot_of(one), lambda: None)
+    found, kept = [one.num_hooked], list[Tensor | None]()
+    for _ in range(3):
+        kept += [parameter.grad for parameter in one.parameters]
+        one.model.zero_grad()
+        one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+        found.append(one.num_hooked)
+    one.gather_anew()
+    one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    assert [*found, one.num_hooked] == [0, 2, 4, 6, 8]
+
+
 @pytest.mark.parametrize("is_forward", [True, False])
 def test_a_step_is_left_between_two_layers(is_forward: bool) -> None:
     one = replica(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
@@ -120,6 +134,12 @@ def test_what_no_exchange_carries_is_named() -> None:
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(ConfigError, match="SGD has step hooks since prepare"):
         refuse_hooks(optimizer)
+
+
+def test_a_module_that_only_calls_something_sparse_is_carried() -> None:
+    attention = nn.Linear(2, 2)
+    attention.sparse = True
+    refuse_what_cannot_be_carried(attention, [])
 
 
 def test_two_objects_over_one_memory_are_named_and_one_object_is_carried() -> None:

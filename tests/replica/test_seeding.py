@@ -1,9 +1,10 @@
-"""Which models need no random state."""
+"""Which models need no random state, and whose generators have it."""
 
 import pytest
+import torch
 from torch import nn
 
-from paceline.replica.seeding import draws_nothing
+from paceline.replica.seeding import draws_nothing, kept_random_state, seed_all
 from paceline.workloads import load_task
 
 
@@ -48,3 +49,40 @@ def test_plain_layers_draw_nothing(name: str) -> None:
 )
 def test_what_may_draw_is_seeded(model: nn.Module) -> None:
     assert not draws_nothing(model)
+
+
+class Accelerator:
+    """As much of torch.xpu and torch.mps as has to do with random numbers."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(1)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    is_available = is_initialized
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed(self, seed: int) -> None:
+        self.state = torch.full((1,), float(seed))
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("name", ["cuda", "xpu", "mps"])
+def test_the_generator_of_any_accelerator_is_seeded_and_left_as_it_was(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Accelerator()
+    monkeypatch.setattr(torch, name, one)
+    seed_all(3)
+    with kept_random_state():
+        seed_all(4)
+        assert one.state == 4
+    assert one.state == 3

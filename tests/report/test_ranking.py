@@ -40,6 +40,16 @@ def test_where_all_diverged_nobody_is_advised_with_confidence() -> None:
     assert "every protocol diverged; lower --lr" in how_sure(advice(loss=float("inf")))
 
 
+def test_a_second_that_is_mostly_not_at_the_target_is_never_there() -> None:
+    one = advice()
+    for ranked_one, times_s in zip(
+        one.candidates, ((40.0, 50.0, 60.0), (45.0, float("inf"), float("inf"))), strict=True
+    ):
+        ranked_one.standing.target_s = times_s
+    assert "3 of 3 seeds (median 50.0 s against never): clear" in how_sure(one)
+    assert one.to_json()["how_sure"] == how_sure(one)
+
+
 def test_why_compares_with_full_sync() -> None:
     assert why(advice()).startswith("1.50x the useful mini-batches a second of full-sync")
     assert "loss 0.5 against 0.7" in why(advice())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.events import Apply, Pushed, Ticket
+from paceline.events import Apply, EpochEnd, Grant, Lease, Pushed, Ticket
 from paceline.report.files import write_report
 from paceline.report.summary import CompressedBytes, Staleness, SupersededWork, summarize
 from paceline.report.text import Point
@@ -92,6 +92,22 @@ def test_epochs_have_loss_and_accuracy(run_dir: Path) -> None:
     assert (first.epoch, first.t, first.seconds, first.updates) == (1, 2.5, 2.5, 2)
     assert (first.loss, first.test_accuracy, first.test_loss) == (1.5, 0.6, 1.2)
     assert (second.epoch, second.loss, second.test_accuracy) == (2, 0.5, 0.8)
+
+
+def test_an_epoch_keeps_the_accuracy_that_a_later_evaluation_has_not(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.jsonl")
+    trace.header(task="lenet", protocol="async", workers=1, num_samples=40, batch_size=20)
+    trace.joined(0.5, 0, 0, 11)
+    ticket = Ticket(0, 0, 0)
+    trace.order(Grant(ticket, (Lease(0, 0, 0, 20),)), 1.0)
+    trace.pushed(Pushed(ticket, 20, 2.0, True, 2.0), 0.8, 0.1, 0.1)
+    trace.order(Apply((ticket,), (1.0,)), 2.0)
+    trace.order(EpochEnd(0, 1), 3.5)
+    trace.evaluated(4.0, 0, 1, {"acc": (6.0, 10.0), "loss": (12.0, 10.0)})
+    trace.evaluated(4.5, 0, 1, {"perplexity": (90.0, 10.0)})
+    trace.close()
+    (epoch,) = summarize(tmp_path).epochs
+    assert (epoch.test_accuracy, epoch.test_loss) == (0.6, 1.2)
 
 
 def test_the_last_accuracy_and_loss_count(run_dir: Path) -> None:

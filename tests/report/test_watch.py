@@ -18,7 +18,7 @@ from paceline.plan import Plan
 from paceline.report.live import Progress, QuietObserver
 from paceline.report.watch import WatchedRun, watch
 from paceline.run_dir import is_at_work
-from paceline.trace import read_trace
+from paceline.trace import Trace, read_trace
 from paceline.trace.records import Evaluated
 
 
@@ -58,6 +58,8 @@ def grow(run_dir: Path, folder: Path, num_bytes: int) -> Iterator[None]:
         with open(folder / "trace.jsonl", "ab") as file:
             file.write(whole[start : start + num_bytes])
         yield
+    (folder / "lock").unlink()
+    yield
 
 
 def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) -> None:
@@ -81,6 +83,37 @@ def test_an_evaluation_inside_an_epoch_is_told_with_its_update(run_dir: Path) ->
             run.tell(record, seen)
             run.tell(replace(record, version=record.version - 1), seen)
     assert seen.versions == [None, 1, None, 2]
+
+
+@pytest.mark.parametrize("num_logs", [0, 100], ids=["shorter", "longer again"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["cut off", "another file"])
+def test_a_run_that_goes_on_behind_an_end_is_followed(
+    is_new: bool, num_logs: int, run_dir: Path, held: Path
+) -> None:
+    path, seen, looks = held / "trace.jsonl", Seen(), list[int]()
+    path.write_bytes((run_dir / "trace.jsonl").read_bytes())
+    second = Trace(held / "second.jsonl")
+    second.header(num_samples=40)
+    second.joined(0.5, 0, 0, 11)
+    second.evaluated(4.0, 0, 2, {"acc": (6.0, 10.0), "loss": (12.0, 10.0)})  # was told before
+    second.evaluated(4.5, 0, 2, {"acc": (7.0, 10.0)})
+    for number in range(num_logs):
+        second.log(5.0, 0, {"x": float(number)})
+    second.end(9.0, "finished")
+    second.close()
+
+    def go_on() -> None:
+        looks.append(seen.told[-1].version)
+        if len(looks) > 1:
+            (held / "lock").unlink()
+        elif is_new:
+            second.path.replace(path)
+        else:
+            path.write_bytes(second.path.read_bytes())
+
+    assert watch(held, seen, go_on)
+    assert looks == [3, 0]
+    assert seen.tests == [0.6, 0.8, 0.7]
 
 
 def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) -> None:

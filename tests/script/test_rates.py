@@ -333,6 +333,17 @@ def test_chains_are_scaled_through_and_a_tensor_stays_the_same() -> None:
     assert found == pytest.approx([0.2, 0.3, 0.4, 0.2])
 
 
+def test_a_tensor_that_several_groups_have_is_scaled_once() -> None:
+    model, rate = nn.Linear(2, 2), torch.tensor(0.1)
+    optimizer = SGD([{"params": [one]} for one in model.parameters()], lr=rate)
+    schedule = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scale([optimizer], [schedule], 4.0)
+    assert float(rate) == pytest.approx(0.4)
+    optimizer.step()
+    schedule.step()
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4, 0.4])
+
+
 def test_the_ramp_begins_at_its_start_and_ends_at_one() -> None:
     assert [ramp(step, num_steps=4, start=0.5) for step in range(6)] == [
         0.5, 0.625, 0.75, 0.875, 1.0, 1.0,

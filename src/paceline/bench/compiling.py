@@ -21,7 +21,8 @@ from typing import Any
 
 from ..errors import ConfigError, PacelineError, unknown
 from ..exports.subject import CHAPTER
-from ..report.text import size, table, three_figures
+from ..plan import format_bytes
+from ..report.text import or_dash, table, three_figures
 from .apart import Apart
 from .samples import (
     Gain,
@@ -239,7 +240,7 @@ def _row(one: Result) -> tuple[str, ...]:
         three_figures(one.call.median_s),
         quartiles(one.call),
         "1" if one.gain is None else f"{one.gain.speedup:.2f}",
-        size(one.peak_bytes),
+        or_dash(one.peak_bytes, format_bytes),
         "-" if one.gain is None else _ahead(one, one.gain),
     )
 

@@ -14,7 +14,8 @@ from ..exports import find_format
 from ..exports.proof import Written, accuracy_of, write_proved
 from ..exports.reduced import Precision
 from ..exports.subject import Subject
-from ..report.text import size, table, three_figures
+from ..plan import format_bytes
+from ..report.text import table, three_figures
 from .clock import elapsed_s
 from .samples import (
     Measured,
@@ -180,7 +181,8 @@ def render_export(one: Export) -> list[str]:
     ]
     return [
         f"wrote        {one.path} ({one.format}, {one.precision.value})",
-        f"size         {size(one.num_bytes)} on disk; the weights are {size(one.weights_bytes)}",
+        f"size         {format_bytes(one.num_bytes)} on disk; the weights are "
+        f"{format_bytes(one.weights_bytes)}",
         f"equal        largest difference of an output: {differences}",
         f"accuracy     {_accuracy(one)}",
         "",

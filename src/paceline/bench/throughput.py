@@ -16,8 +16,9 @@ from pathlib import Path
 from ..errors import ConfigError, PacelineError
 from ..fields import many, record, refuse_constant
 from ..machine.ceilings import read_matmul
+from ..plan import format_bytes
 from ..report.chart import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
-from ..report.text import Point, size, table
+from ..report.text import Point, or_dash, table
 from ..tuning.candidates import DTYPES
 from ..workloads import load_task
 from .apart import Apart
@@ -241,7 +242,7 @@ def _figures(row: ThroughputRow) -> tuple[str, str, str]:
     if row.images_per_s is None:
         return "-", "-", "-"
     spread = f"{row.least_per_s:,.0f} to {row.most_per_s:,.0f}"
-    return f"{row.images_per_s:,.0f}", spread, size(row.peak_bytes)
+    return f"{row.images_per_s:,.0f}", spread, or_dash(row.peak_bytes, format_bytes)
 
 
 def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:

@@ -40,7 +40,7 @@ class BestModels:
         identity: of that folder; None: it is not of the run's own, and what lies there is not.
         name: of the metric; None: the accuracy, or where there is none the loss.
         most: how many are kept, >= 1.
-        mode: ``max`` or ``min``; None: by the metric's name.
+        mode: ``max`` or ``min``; None: by the words of the metric's name.
 
     Attributes:
         has_measured: whether an evaluation had that metric.

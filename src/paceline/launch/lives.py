@@ -49,7 +49,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
     """The folder of the run, held against all others.
 
     Args:
-        say: is told what was set aside, and where others cannot be kept out.
+        say: is told what was set aside, where others cannot be kept out, and of a missing link.
 
     Raises:
         ConfigError: another run is at work there, or has been to its end, or the folder cannot be
@@ -62,7 +62,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
         else:
             folder = RunFolder(OpenFolder.open(path))
         try:
-            if note := folder.hold():
+            for note in filter(None, (folder.hold(), folder.unlinked)):
                 say(note)
             folder.goes_on = path is not None or has_checkpoint(folder.path)
             if settings.resume is not None:

@@ -31,8 +31,9 @@ from ..bench.samples import Measured
 from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..machine.ceilings import COMMAND, read_machine
+from ..plan import format_bytes
 from ..report import chart
-from ..report.text import size, table, three_figures
+from ..report.text import table, three_figures
 from ..system.reasons import reason
 from .figures import Unit
 
@@ -242,7 +243,7 @@ def render_roofline(found: Roofline) -> list[str]:
     """A row a layer, and what all of them reach."""
     rows = [
         (
-            one.name, one.kind, _operations(one.operations), size(one.num_bytes),
+            one.name, one.kind, _operations(one.operations), format_bytes(one.num_bytes),
             f"{one.intensity:.3g}" if one.operations else "-", three_figures(one.took_s),
             Unit.OPERATIONS.render(one.per_s) if one.operations else "-", one.bound,
             f"{one.share:.0%}" if one.num_bytes else "-",

@@ -90,8 +90,3 @@ def forget(
     parameter.__class__ = AbsentParameter
     assert isinstance(parameter, AbsentParameter)
     parameter.called, parameter.place, parameter.held = name, where, held
-
-
-def is_absent(parameter: Tensor) -> bool:
-    """Whether its numbers lie elsewhere."""
-    return isinstance(parameter, AbsentParameter)

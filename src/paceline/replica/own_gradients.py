@@ -32,17 +32,17 @@ class OwnGradients:
     Attributes:
         arrived: is given the number of each gradient that a backward pass leaves.
         num_edits: how often the script may have changed them behind torch's back.
+        num_hooked: gradients that backward passes have left; goes on counting from the replica's.
     """
 
     def __init__(self, replica: "Replica") -> None:
         self.parameters, self.names = replica.parameters, replica.names
         self.layout = replica.layout
-        self._num_left = 0
         self._left: list[tuple[int, int]] = [(-1, 0)] * len(self.parameters)
         """Per parameter: the gradient's counter of changes, and where it lay."""
         self._known = dict[tuple[int, int], list[tuple[int, int, int]]]()
         self.arrived: Callable[[int], None] | None = None
-        self.num_edits = 0
+        self.num_edits, self.num_hooked = 0, replica.num_hooked
         self._handles = [
             register(parameter, self.hooked, number)
             for number, parameter in enumerate(self.parameters)
@@ -62,14 +62,14 @@ class OwnGradients:
         """A backward pass has left this gradient."""
         if parameter.grad is not None:
             self.take_over(number, parameter.grad)
-        self._num_left += 1
+        self.num_hooked += 1
         if self.arrived is not None:
             self.arrived(number)
 
     @property
-    def num_hooked(self) -> int:
+    def moment(self) -> int:
         """Another one after every gradient that a backward pass leaves, and that is set to None."""
-        return hash((self._num_left, *(one.grad is None for one in self.parameters)))
+        return hash((self.num_hooked, *(one.grad is None for one in self.parameters)))
 
     def is_as_left(self, number: int, gradient: Tensor) -> bool:
         """Whether this ``.grad`` is what a backward pass has left, as torch counts it."""

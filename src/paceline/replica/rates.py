@@ -93,13 +93,15 @@ def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor
         for name in ("base_lrs", "_last_lr"):
             if hasattr(one, name):
                 setattr(one, name, [rate * factor for rate in getattr(one, name)])
-    for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    tensors = {id(rate): rate for group in groups if isinstance(rate := group["lr"], Tensor)}
+    for rate in tensors.values():  # one that all groups have, too
+        rate.mul_(factor)  # compiled steps hold it
+    for group in groups:
         if "initial_lr" in group:
             group["initial_lr"] = group["initial_lr"] * factor
-        if isinstance(rate := group["lr"], Tensor):
-            rate.mul_(factor)  # compiled steps hold it
-        else:
-            group["lr"] = rate * factor
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = group["lr"] * factor
 
 
 def _inner(one: AnyScheduler) -> list[Any]:

@@ -219,8 +219,13 @@ class Replica:
 
     @property
     def num_hooked(self) -> int:
-        """Another one after every gradient that a backward pass leaves."""
+        """Gradients that backward passes have left, wherever they are."""
         return self._num_hooked if self._own is None else self._own.num_hooked
+
+    @property
+    def moment(self) -> int:
+        """Another one after every gradient that a backward pass leaves; of no other use."""
+        return self._num_hooked if self._own is None else self._own.moment
 
     def is_as_left(self, number: int, gradient: Tensor) -> bool:
         """Whether this ``.grad`` is what a hook, or ``take_over``, has left, as torch counts it."""
@@ -260,6 +265,7 @@ class Replica:
 
     def _drop_hooks(self) -> None:
         if self._own is not None:
+            self._num_hooked = self._own.num_hooked
             self._own.release()
             self._own, self._are_sent_from_here = None, True
         for handle in self._handles:
@@ -440,7 +446,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Say by name what no exchange can carry, one worker's included: the script is for all."""
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
                 f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
                 "be carried: build it with sparse=False"

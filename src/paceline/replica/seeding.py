@@ -102,8 +102,18 @@ def seed_host(seed: int) -> None:
 def seed_all(seed: int) -> None:
     """Seed what ``seed_host`` does and the accelerators' generators."""
     seed_host(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
+    for accelerator in _accelerators().values():
+        accelerator.manual_seed(seed)
+
+
+def _accelerators() -> dict[str, Any]:
+    """By their names the modules of torch whose generators this process may draw from."""
+    kinds: tuple[tuple[str, Any], ...] = ("cuda", torch.cuda), ("xpu", torch.xpu)
+    found = {name: module for name, module in kinds if module.is_initialized()}
+    mps: Any = torch.mps  # does not tell whether it was touched
+    if mps.is_available() and not mps._is_in_bad_fork():
+        found["mps"] = mps
+    return found
 
 
 def draws_nothing(model: nn.Module) -> bool:
@@ -124,9 +134,7 @@ def random_states() -> dict[str, Any]:
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy"] = numpy.random.get_state()
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    return states | {name: one.get_rng_state() for name, one in _accelerators().items()}
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
@@ -135,8 +143,9 @@ def restore_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(states["numpy"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+    for name, accelerator in _accelerators().items():
+        if name in states:
+            accelerator.set_rng_state(states[name])
 
 
 class kept_random_state:

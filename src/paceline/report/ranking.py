@@ -216,9 +216,8 @@ def _how_sure_of_target(advice: Advice) -> str:
     num_seeds = min(len(first.target_s), len(second.target_s))
     text = (
         f"at the target before {second.protocol} with {first.wins} of {num_seeds} seeds "
-        f"(median {format_duration(first.to_target_s)}"
+        f"(median {_to_target(first)} against {_to_target(second)})"
     )
-    text += f" against {format_duration(second.to_target_s)})"
     if advice.are_alike:
         return f"{text}: not told apart, either will do"
     return f"{text}: {'clear' if first.wins == num_seeds else 'close, try both'}"

@@ -381,7 +381,7 @@ def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
 
 
 def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
-    evaluated = {one.epoch: one for one in tally.evaluations}
+    accuracies, losses = _last(tally, _accuracy), _last(tally, lambda one: one.mean("loss"))
     return tuple(
         EpochSummary(
             epoch=one.epoch + 1,
@@ -390,11 +390,16 @@ def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
             updates=one.updates,
             is_whole=one.is_whole,
             loss=_ratio(one.loss_sum, one.loss_samples),
-            test_accuracy=_accuracy(evaluated[one.epoch]) if one.epoch in evaluated else None,
-            test_loss=evaluated[one.epoch].mean("loss") if one.epoch in evaluated else None,
+            test_accuracy=accuracies.get(one.epoch),
+            test_loss=losses.get(one.epoch),
         )
         for one in tally.epochs
     )
+
+
+def _last(tally: Tally, metric: Callable[[Evaluated], float | None]) -> dict[int, float]:
+    """Of each epoch by the last evaluation that has it; others may measure something else."""
+    return {one.epoch: value for one in tally.evaluations if (value := metric(one)) is not None}
 
 
 def _thin(tally: Tally, most: int = 240) -> tuple[Point, ...]:

@@ -1,4 +1,4 @@
-"""Numbers as plain text: times, sizes, tables, and curves of characters.
+"""Numbers as plain text: times, tables, and curves of characters.
 
     format_duration    what people say         340 ms   7.4 s   2 min 03 s    reports, progress
     three_figures      what was measured       41.2 us  1.53 ms               measurements
@@ -70,18 +70,6 @@ def four_figures(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.4g} {unit}"
     return f"{seconds / 1e-6:.4g} us"
-
-
-def size(num_bytes: int | None) -> str:
-    """Bytes in the unit that people use: ``660 KiB``, ``2.1 MiB``; "-" for None."""
-    if num_bytes is None:
-        return "-"
-    value = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if value < 999.5:  # from there on three figures would be 1.02e+03
-            return f"{value:.3g} {unit}" if unit != "bytes" else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.3g} GiB"
 
 
 def or_dash(value: float | None, form: Callable[[float], str]) -> str:

@@ -3,8 +3,9 @@
     the run --> trace.jsonl --(only what is new)--> tally --> progress --> an observer
 
 The run is asked nothing and waits for nobody: who watches reads a file that is written anyway, once
-a second, and lets whoever else wants to compute go first. It ends when the trace says that the run
-has, or when nobody is at work in the folder any more. This module must not know terminals.
+a second, and lets whoever else wants to compute go first. It ends when nobody is at work in the
+folder any more: the trace alone does not tell, since a run may go on behind an end. This module
+must not know terminals.
 """
 
 import math
@@ -132,18 +133,22 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
-    run = WatchedRun()
+    run, told = WatchedRun(), set[str]()
     with _opened(folder, pause) as trace:
         while True:
             is_left = not is_at_work(folder)  # asked first: what it wrote last is then there
             for record in trace.new():
+                if isinstance(record, Header):  # of a run that goes on from an earlier line, too
+                    run = WatchedRun()
                 run.add(record)
-                run.tell(record, observer)
+                if isinstance(record, Noted | Evaluated) and (words := repr(record)) not in told:
+                    told.add(words)
+                    run.tell(record, observer)
             if run.tally.header is None:
                 _refuse_search(folder)
             else:
                 observer.progress(run.progress())
-            if run.has_ended or is_left:
+            if is_left:
                 return run.has_ended
             pause()
 

@@ -86,6 +86,7 @@ class OuterFaults:
         elif fault.kind is Kind.CORRUPT:
             flip_a_byte(run.trace.path.parent / fault.file)
         else:
+            assert fault.kind is Kind.FILL_DISK
             limit_files(run.trace.path.stat().st_size)
             self._later.append((now_s + fault.for_s, -1))
 

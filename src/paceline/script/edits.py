@@ -41,7 +41,7 @@ class Edits:
         self._stretches = cycle(_stretches(replica))
         self._stretch = next(self._stretches)
         self._sum: int | None = None  # of the stretch, when it was looked at last
-        self._num_hooked = 0
+        self._moment = 0
 
     # -- what happens to gradients --------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Edits:
                 raise _refusal(replica.names[number])
             replica.take_over(number, gradient)
             self._sum = None
-        is_known = self._sum is not None and self._num_hooked == replica.num_hooked
+        is_known = self._sum is not None and self._moment == replica.moment
         if is_known and self._summed() != self._sum:
             raise _refusal("")
 
@@ -121,7 +121,7 @@ class Edits:
     # -- how it is seen -------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._num_hooked = self._replica.num_hooked
+        self._moment = self._replica.moment
         self._sum = self._summed() if self._is_refused else None
 
     def _summed(self) -> int:

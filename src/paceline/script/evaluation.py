@@ -9,6 +9,7 @@ every generator stands where it stood. This module must not know how ranges are 
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -200,7 +201,7 @@ def _checked(found: Any) -> Totals:
                 f"{name!r}: {_kind(pair)} was returned; {hint}{_RETURNS}"
             )
         count = _number(pair[1], f"number of samples of {name!r}")
-        if not count >= 0:
+        if not 0 <= count < math.inf:
             raise ConfigError(f"pace.evaluate: fn's number of samples of {name!r} is {count:g}")
         totals[name] = (_number(pair[0], f"sum of {name!r}"), count)
     return totals

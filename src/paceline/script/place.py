@@ -10,7 +10,6 @@ member is *in step* while the number of its steps is that of the versions since 
 This module must not know what a scheduler is, runs, nor where an interrupted one goes on.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..exchange.base import Exchange
+from ..fields import whole
 
 
 def values_of(epochs: Any, num_asked: int | None) -> Sequence[int]:
@@ -63,14 +63,6 @@ def _listed(epochs: Any) -> list[int] | None:
             raise _wrong(f"{one!r:.60} in it")
         values.append(value)
     return values
-
-
-def whole(value: Any) -> int | None:
-    """As a whole number; None: it is none."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def _wrong(found: str) -> ConfigError:

@@ -40,7 +40,7 @@ from ..errors import ConfigError, PacelineError, WorkerError
 from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
-from ..fields import integer
+from ..fields import integer, whole
 from ..passes import FAR, Passes
 from ..replica.seeding import (
     GENERATORS,
@@ -59,7 +59,7 @@ from .grad_scaler import leave_scalers
 from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
 from .patches import Originals, unlisten
-from .place import values_of, whole
+from .place import values_of
 from .prepared import Prepared, PrepareOptions, refuse_apart
 from .second_loader import SecondLoader
 from .step import Step
@@ -955,11 +955,12 @@ class Pace:
         Args:
             name: of the metric.
             most: models to keep, >= 1.
-            mode: "max" or "min": which of two is better; None: less of what is called loss, error
-                or perplexity, more of anything else.
+            mode: "max" or "min": which of two is better; None: by the words of its name, as less
+                of a loss, an error or a perplexity, and more of an accuracy.
 
         Raises:
-            ConfigError: it was called before, or a value is none that it can be.
+            ConfigError: it was called before, a value is none that it can be, or the name does not
+                tell which way is better and ``mode`` is not given.
         """
         if self._best is not None and self._best.name is not None:
             raise ConfigError("pace.keep_best() was called twice; one metric says what is best")
@@ -995,10 +996,11 @@ class Pace:
             above, below: end where it is at least, at most so much.
             patience: end after so many evaluations in a row without an improvement, >= 1.
             min_delta: what is better by no more than this is no improvement, >= 0.
-            mode: as for ``keep_best``.
+            mode: as for ``keep_best``; bounds alone need none.
 
         Raises:
-            ConfigError: nothing was asked for, or a value is none that it can be.
+            ConfigError: nothing was asked for, a value is none that it can be, or patience is asked
+                for and the name does not tell which way is better.
 
         Example::
 

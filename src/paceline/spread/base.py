@@ -99,7 +99,7 @@ class SpreadModel(abc.ABC):
     starts: dict[str, int]
     whole: SpreadState
     num_hooked: Callable[[], int] = int
-    """Another one for each gradient that a backward pass leaves; filled in when a run begins."""
+    """Gradients that backward passes have left; filled in when a run begins."""
     version: Callable[[], int]
     """Of the parameters that this worker holds; filled in when it joins the run."""
 

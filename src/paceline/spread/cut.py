@@ -41,7 +41,7 @@ from .borders import Flow, Inputs, find_borders, find_flow, leaves_of, sent_byte
 from .chunks import TensorShape
 from .group import Ranks, tell_all
 from .modes import modes_kept, refuse_batch_norm
-from .own_code import FollowedCode, difference, set_by_forward
+from .own_code import FollowedCode, are_equal, difference, set_by_forward
 
 _CLOSE = 1e-4
 BUFFER_CHANGES = (
@@ -229,18 +229,12 @@ def _refuse_changes(model: nn.Module, given: Sequence[Tensor]) -> tuple[str, ...
     with modes_kept(model), untouched(model), torch.no_grad():
         before = {name: one.clone() for name, one in model.named_buffers()}
         model.train()(*given)
-        changed = [n for n, one in model.named_buffers() if not _is_same(one, before.get(n))]
+        changed = [n for n, one in model.named_buffers() if not are_equal(before.get(n), one)]
     owners = {name: name.rpartition(".")[0] for name in changed}
     for name, owner in owners.items():
         if model.get_submodule(owner).training or not model.training:
             raise ConfigError(BUFFER_CHANGES.format(name))
     return tuple(dict.fromkeys(owners.values()))
-
-
-def _is_same(one: Tensor, before: Tensor | None) -> bool:
-    if before is None or one.shape != before.shape:
-        return False
-    return bool(((one == before) | (before != before)).all())
 
 
 def _measured_speeds(

@@ -152,7 +152,7 @@ def difference(one: fx.GraphModule, other: fx.GraphModule) -> str:
         was, now = (_attribute(*pair) for pair in ((one, node), (other, again)))
         if was is now:
             continue
-        if isinstance(was, nn.Module | nn.Parameter) or not _are_equal(was, now):
+        if isinstance(was, nn.Module | nn.Parameter) or not are_equal(was, now):
             return f"{node.target} is another one"
     return ""
 
@@ -164,7 +164,8 @@ def _attribute(root: fx.GraphModule, node: fx.Node) -> Any:
     return value
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two tensors have the same numbers, nan where the other has it; others: one type."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return type(one) is type(other)
     if (one.dtype, one.shape) != (other.dtype, other.shape):

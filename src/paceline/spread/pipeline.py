@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..exchange.group import Pending
 from ..splits.late_weights import LateWeights
+from .borders import leaves_of
 from .chunks import Chunk, TensorShape, Values
 from .group import PeerGroup
 
@@ -97,7 +98,7 @@ class PartRunner:
                 for at, one in enumerate(chunks):
                     entering = self._entering(part, given[at], keeps=keeps)
                     given[at] = ()
-                    made = tensors_of(self._compute(part, entering))
+                    made = leaves_of(self._compute(part, entering))
                     if keeps:
                         kept.append((entering, made))
                     self._give(one, part, made, outputs)
@@ -265,10 +266,6 @@ def refuse_other_sizes(made: Sequence[Tensor], shapes: Sequence[TensorShape], ro
             "that depend on the data cannot cross a split model's borders; use --split data or "
             "shard"
         )
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    return [one for one in torch.utils._pytree.tree_leaves(values) if isinstance(one, Tensor)]
 
 
 def _there_of(border: int) -> int:

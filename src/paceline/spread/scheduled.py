@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ..exchange.group import Pending
 from ..partition.schedules import FORWARD, PipelineAction
+from .borders import leaves_of
 from .chunks import Chunk, TensorShape, Values
-from .pipeline import INPUT, LOSS, TARGET, Incoming, PartRunner, tensors_of, there
+from .pipeline import INPUT, LOSS, TARGET, Incoming, PartRunner, there
 
 KnownLoss = Callable[[Any, Tensor], Tensor]
 """(outputs as the model gives them, targets) -> the mean over their rows."""
@@ -94,7 +95,7 @@ class ScheduledRunner(PartRunner):
         entering = self._entering(part, coming.take(action), keeps=True)
         made = self._compute(part, entering)
         if part < self.last:
-            self._kept[part, number] = entering, (found := tensors_of(made))
+            self._kept[part, number] = entering, (found := leaves_of(made))
             before = len(self._sent)
             self._give(one, part, found, {})
             self._given[part, number] = self._sent[before:]
