@@ -78,7 +78,7 @@ ELSEWHERE = (
     "wire/",
     "system/",
     "exchange/peers",
-    "exchange/shares",
+    "exchange/share",
 )
 """Where members are processes, or peers: one process does not go through these."""
 NOT_HERE = {
