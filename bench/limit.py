@@ -7,11 +7,13 @@ Two workers of one thread each, full-sync, eager, fp32. Beside them, in turn, bl
     again   Paceline once more: what this machine does to a figure that nothing changed
     DDP     two processes over gloo, with the best of twelve settings, found before
     one     one process with two threads
-    bound   two processes, each with its half of every batch, and no exchange: nobody is faster
+    bound   two processes, each with its half of every batch, and no exchange, as plain PyTorch
     read    two processes, each adds the other's fresh gradient to a sum once
 
-An exchange has to read the other's gradient at least once, so the limit of a step is bound + read.
-Writes results/limit.md.
+An exchange has to read the other's gradient at least once, so bound + read is what an exchange
+alone could come down to. Paceline may be below it by what is not the exchange: a worker of it steps
+its share of the parameters, a bound process all of them, and it keeps the memory that a step frees
+(`--keep-memory`). What each of the two brings is not measured here. Writes results/limit.md.
 """
 
 import argparse

@@ -21,7 +21,7 @@ arguments = parser.parse_args()
 
 torch.manual_seed(0)
 pace = paceline.connect()
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 model = nn.Sequential(
     nn.Conv2d(1, 20, kernel_size=3), nn.ReLU(), nn.AvgPool2d(2),
     nn.Conv2d(20, 50, kernel_size=5), nn.ReLU(), nn.AvgPool2d(2),

@@ -56,11 +56,13 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 model, optimizer = pace.prepare(model, optimizer)
 
 for _ in pace.updates(arguments.updates):
-    with pace.step():
+    with pace.step() as step:
         inputs, targets = get_batch()
         loss = nn.functional.cross_entropy(model(inputs).transpose(1, 2), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    if step.was_superseded:  # under k-sync: it was called off, and is in no update
+        continue
     if pace.version % 50 == 0 or pace.version == arguments.updates:
         pace.print(f"version {pace.version}: loss {loss:.3f}")

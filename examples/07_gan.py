@@ -33,10 +33,10 @@ generator = nn.Sequential(
     nn.Linear(128, 784),
     nn.Sigmoid(),
     nn.Unflatten(1, (1, 28, 28)),
-)
+).to(pace.device)
 discriminator = nn.Sequential(
     nn.Flatten(), nn.Linear(784, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1)
-)
+).to(pace.device)
 generating = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
 discriminating = torch.optim.Adam(discriminator.parameters(), lr=5e-4, betas=(0.5, 0.999))
 train, _ = open_images(arguments.samples)
@@ -49,7 +49,7 @@ real, fake = LABELS
 for epoch in pace.epochs(arguments.epochs):
     for images, _ in loader:
         with pace.step():
-            made = generator(torch.randn(len(images), NOISE))
+            made = generator(torch.randn(len(images), NOISE, device=pace.device))
 
             discriminating.zero_grad()
             loss = judged(discriminator(images), real) + judged(discriminator(made.detach()), fake)
@@ -60,7 +60,9 @@ for epoch in pace.epochs(arguments.epochs):
             judged(discriminator(made), real).backward()
             generating.step()
     with torch.no_grad():
-        score = discriminator(generator(torch.randn(256, NOISE))).sigmoid().mean()
+        score = (
+            discriminator(generator(torch.randn(256, NOISE, device=pace.device))).sigmoid().mean()
+        )
     pace.print(f"epoch {epoch + 1}: what is made passes for real at {score:.2f}")
 
 pace.save("generator.safetensors", model=generator)

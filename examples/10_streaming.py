@@ -55,7 +55,7 @@ torch.manual_seed(0)
 pace = paceline.connect()
 model = nn.Sequential(
     nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
-)
+).to(pace.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 loader = DataLoader(Signals(arguments.samples), batch_size=BATCH_SIZE)
 model, optimizer, loader = pace.prepare(model, optimizer, loader)

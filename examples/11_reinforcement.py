@@ -5,9 +5,10 @@ paceline launch --workers 2 examples/11_reinforcement.py
 paceline launch --workers 4 --protocol k-batch-async:4 examples/11_reinforcement.py
 
 A worker plays episodes for each number that it is granted, with the policy that it holds then; the
-returns are normalised over these episodes. Cart and pole are those of Barto, Sutton and Anderson,
-"Neuronlike adaptive elements", 1983; the method is Williams, "Simple statistical gradient-following
-algorithms", 1992.
+returns are normalised over these episodes. What the main worker prints is shown; who is free draws
+the next number, so lines of the others are in runs/latest/logs. Cart and pole are those of Barto,
+Sutton and Anderson, "Neuronlike adaptive elements", 1983; the method is Williams, "Simple
+statistical gradient-following algorithms", 1992.
 """
 
 import argparse

@@ -37,7 +37,7 @@ for rate in arguments.rates:
     try:
         with pace.trial(f"lr-{rate:g}"):
             layers = nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)
-            model: Any = nn.Sequential(*layers)
+            model: Any = nn.Sequential(*layers).to(pace.device)
             optimizer = torch.optim.SGD(model.parameters(), lr=rate)
             loader = DataLoader(train_images, batch_size=64, shuffle=True)
             model, optimizer, loader = pace.prepare(model, optimizer, loader)

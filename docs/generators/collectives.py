@@ -37,15 +37,16 @@ to the same bits by each, but not to the same as by another one: sums are made i
 
 `auto` is shared memory where there is one. Where there is none, as under torchrun, it is the
 fastest by what messages take on this machine, for as many bytes as a worker's gradients have;
-native where nobody has measured. `paceline bench collectives --workers 4` measures that and
-keeps it in `~/.cache/paceline/ceilings.json`, unless `--names` or `--sizes` leave out what a
-run goes by. Buckets that are summed beside a backward pass count as what they add to it there,
-measured beside computing: torch's own sum has threads without Python, a schedule has one that
-takes turns with the script, which can cost more than its messages. Processes that share cores
-are not as ranks of a network: with more of them than cores a round takes what all its messages
-take together, so whole rounds are measured (`collectives/host.py:HostCost`). The command shows
-each collective's time beside the predicted one, gloo's own, and where one takes over from
-another, measured and predicted.
+native where nobody has measured, between several machines, on GPUs and with `--deterministic`.
+`paceline bench collectives --workers 4` measures that and keeps it in
+`~/.cache/paceline/ceilings.json`, unless `--names` or `--sizes` leave out what a run goes by.
+Buckets that are summed beside a backward pass count as what they add to it there, measured
+beside computing: torch's own sum has threads without Python, a schedule has one that takes
+turns with the script, which can cost more than its messages. Processes that share cores are not
+as ranks of a network: with more of them than cores a round takes what all its messages take
+together, so whole rounds are measured (`collectives/host.py:HostCost`). The command shows each
+collective's time beside the predicted one, gloo's own, and where one takes over from another,
+measured and predicted.
 
 P ranks, n bytes; α latency of a message, o what it costs each end, β seconds a byte, γ seconds of
 adding a byte. The formulas are of an all-reduce between ranks of one full-duplex port each.

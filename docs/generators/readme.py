@@ -36,7 +36,9 @@ def page() -> str:
 
 def worth() -> str:
     """A figure of each kind, as its page has it, whatever it is."""
-    times = [float(one["DDP : Paceline [95 %]"].split()[0]) for one in rows_of("limit")]
+    ratios = [one["DDP : Paceline [95 %]"] for one in rows_of("limit")]
+    times = [float(one.split()[0]) for one in ratios]
+    ends = [float(end) for one in ratios for end in re.findall(r"[\d.]+", one)[1:]]
     slow = {one["protocol"]: one["ratio"].split()[0] for one in rows_of("stragglers")}
     four, again = (one["median ratio"] for one in rows_of("overhead"))
     kept = {one["protocol"]: one["goodput"] for one in rows_of("goodput")}
@@ -45,7 +47,8 @@ def worth() -> str:
     likely = rows_of("likely")[-1]
     said = {
         "limit": ("two workers, full-sync, beside DDP over gloo at the best of its settings",
-                  f"{min(times)} to {max(times)} times as fast, {len(times)} models"),
+                  f"{min(times):.2f} to {max(times):.2f} times as fast, {len(times)} models (95 % "
+                  f"intervals from {min(ends):.2f} to {max(ends):.2f})"),
         "overhead": ("the four lines with one worker, beside the bare loop",
                      f"{four} of its time a step (the bare loop again: {again})"),
         "stragglers": ("one of four workers five times as slow",

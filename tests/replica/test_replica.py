@@ -1,6 +1,7 @@
 """One member's copy of the model: whose memory it is, and what leaves it."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from paceline.replica.layers import grain, watch_forward
 from paceline.replica.own_gradients import OwnGradients
 from paceline.replica.replica import (
     Replica,
+    refuse_another_device,
     refuse_hooks,
     refuse_shared_memory,
     refuse_what_cannot_be_carried,
@@ -140,6 +142,25 @@ def test_a_module_that_only_calls_something_sparse_is_carried() -> None:
     attention = nn.Linear(2, 2)
     attention.sparse = True
     refuse_what_cannot_be_carried(attention, [])
+
+
+def test_a_model_on_another_device_than_its_batches_is_named_with_both() -> None:
+    on_cpu, on_meta = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+    gpu, cpu = torch.device("cuda", 1), torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"on cpu, .* on cuda:1 .*to\(pace.*--device cpu$"):
+        refuse_another_device(on_cpu, gpu)
+    with pytest.raises(ConfigError, match=r"on meta, .* on cpu .*model\.to_empty"):
+        refuse_another_device(on_meta, cpu)
+    refuse_another_device(on_cpu, cpu)
+    refuse_another_device(nn.Identity(), gpu)  # that there is nothing to train is said later
+    refuse_another_device(nn.ModuleList([on_cpu, on_meta]), gpu)  # so are several devices
+
+
+def test_a_compiled_model_lies_where_its_own_lies() -> None:
+    compiled: Any = torch.compile(nn.Linear(2, 2))
+    refuse_another_device(compiled, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="the model lies on cpu"):
+        refuse_another_device(compiled, torch.device("cuda", 0))
 
 
 def test_two_objects_over_one_memory_are_named_and_one_object_is_carried() -> None:

@@ -133,3 +133,12 @@ def test_a_script_prepares_once_and_gets_its_objects_back_in_order() -> None:
     with pytest.raises(ConfigError, match="batch must be 'global'"):
         pace.prepare(model, batch="each")
     assert list(pace.epochs(2)) == [0, 1]
+
+
+def test_a_model_that_was_left_on_the_cpu_is_refused_where_batches_are_moved() -> None:
+    pace, model = Pace(SoloExchange(), Context(device="cpu")), nn.Linear(2, 2)
+    pace.device = torch.device("cuda", 0)
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), [torch.ones(2)] * 4
+    with pytest.raises(ConfigError, match="lies on cpu, and this worker's batches come on cuda:0"):
+        pace.prepare(model, optimizer, DataLoader(data))  # type: ignore[arg-type]  # a list is a data set
+    pace.prepare(model, optimizer)  # draws its batches itself

@@ -5,10 +5,10 @@
     second$ hostname
 
 Lines below a command are what its machine prints, in this order; ``...`` stands for anything, and
-so do lines between. A block whose last such line begins with "error:" is to fail. ``export`` lasts
-for the blocks that follow. Each machine has a folder of its own, where the page's Python block lies
-as train.py, and /mnt, which is the same on both. `first` and `second` are commands that
-bench/netns.sh has put on the path. It must not know what the page is about.
+so do lines between. A block whose last such line begins with "error:" is to fail. ``export`` and
+``unset`` last for the blocks that follow. Each machine has a folder of its own, where the page's
+Python block lies as train.py, and /mnt, which is the same on both. `first` and `second` are
+commands that bench/netns.sh has put on the path. It must not know what the page is about.
 """
 
 import fnmatch
@@ -58,7 +58,7 @@ def begin(
     if not part.commands:
         return None
     script = "\n".join([f"mount --bind {folder / 'mnt'} /mnt", *exports, *part.commands])
-    exports += [one for one in part.commands if one.startswith("export ")]
+    exports += [one for one in part.commands if one.startswith(("export ", "unset "))]
     return subprocess.Popen(
         [name, "bash", "-c", script], cwd=folder / name, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -118,6 +118,12 @@ def is_split(settings: RunSettings) -> bool:
             f"split {settings.split!r} with protocol {settings.protocol} is not carried: workers "
             "that hold parts of one model step together; use --protocol full-sync, or --split data"
         )
+    if name is not None and settings.dry_run:
+        raise ConfigError(
+            f"--dry-run with split {settings.split!r}: where a model is cut is measured by all "
+            f"workers; paceline partition TASK -n {name.size} shows the cut, and paceline plan "
+            "--memory what each split costs"
+        )
     return name is not None
 
 

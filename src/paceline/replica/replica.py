@@ -443,6 +443,32 @@ def refuse_shared_memory(model: nn.Module) -> None:
         )
 
 
+def refuse_another_device(model: nn.Module, device: torch.device) -> None:
+    """ConfigError where the whole model lies on another device than batches are moved to.
+
+    To a CPU nobody moves them: they stay where the script's own loader and its ``.to()`` put them.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1:  # of several, and of none, others speak
+        return
+    found = devices.pop()
+    if found.type == "meta":
+        mend = "model.to_empty(device=pace.device), and then its first weights"
+    elif device.type == "cpu" or _is_same(found, device):
+        return
+    else:
+        mend = "model.to(pace.device)" + ", or use --device cpu" * (found.type == "cpu")
+    raise ConfigError(
+        f"the model lies on {found}, and this worker's batches come on {device} (pace.device); "
+        f"put it there before its optimizer is made: {mend}"
+    )
+
+
+def _is_same(found: torch.device, device: torch.device) -> bool:
+    """Of some kinds (mps) there is one, and a tensor says its number."""
+    return found.type == device.type and device.index in (None, found.index)
+
+
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Say by name what no exchange can carry, one worker's included: the script is for all."""
     for name, module in model.named_modules():

@@ -51,7 +51,12 @@ from ..replica.layers import (
     watch_forward,
 )
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
-from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
+from ..replica.replica import (
+    Replica,
+    refuse_another_device,
+    refuse_shared_memory,
+    refuse_what_cannot_be_carried,
+)
 from ..replica.seeding import random_states, restore_random_states
 from ..spread.asked import refuse_objects, split_of, spread_over
 from ..spread.base import SpreadModel
@@ -152,6 +157,8 @@ class Prepared:
         refuse_together(context, accumulate, is_sticky=is_sticky)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
+        if loader is not None and not isinstance(loader.dataset, OfRange):
+            refuse_another_device(model, device)
         if self._member is not None:  # else nothing is laid out: plain PyTorch
             refuse_shared_memory(model)
         self.whole = model
