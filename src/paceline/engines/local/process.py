@@ -37,7 +37,7 @@ from ...system.files import OpenFolder
 from ...system.limits import describe_limits
 from ...system.signals import die_with_parent
 from ...system.streams import Lasting
-from ...wire.channel import Channel, member_channel
+from ...wire.channel import Channel, HungUp, member_channel
 from ...wire.messages import Done, Failed
 from ..base import RENDEZVOUS, MemberSpec
 from .stack import end_of_traceback, is_foreign, look_when_hurried, show_standing
@@ -142,7 +142,7 @@ def tell_end(
     if isinstance(error, SystemExit):
         channel.send(Failed(_exit_words(error, spec), "worker"))
         return 1
-    if isinstance(error, BrokenPipeError | ConnectionResetError):
+    if isinstance(error, HungUp):
         return 1
     if isinstance(error, Perished):
         raise error
