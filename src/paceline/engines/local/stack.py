@@ -17,7 +17,6 @@ import faulthandler
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,6 +35,10 @@ _HURRY = None if _FIRST is None else _FIRST + 2
 _HALF_DONE = os.path.join("torch", "optim")
 """In there schedulers and optimizers are between two states."""
 _PACKAGE = Path(__file__).parents[2]
+_NOT_A_USERS = (f"{_PACKAGE}{os.sep}", f"{os.path.dirname(os.__file__)}{os.sep}", "<frozen")
+"""How names of files of Paceline's and Python's own begin. Scripts may lie below Python's prefix:
+of a system's Python that is /usr, and images work in /usr/src."""
+_INSTALLED = ("site-packages", "dist-packages")
 _TRACED = "Traceback (most recent call last):"
 _TRACED_FRAME = re.compile(r'  File "(.+?)", line (\d+), in (\S+)')
 _CALLS, _IS_SCRIPT = os.path.join("local", "process.py"), "trainer.py"
@@ -168,8 +171,7 @@ def _is_in_own_code(frame: FrameType | None) -> bool:
 
 def is_foreign(filename: str) -> bool:
     """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
-    here = str(_PACKAGE) + os.sep
-    return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename
+    return filename.startswith(_NOT_A_USERS) or any(one in filename for one in _INSTALLED)
 
 
 def end_of_traceback(text: str) -> list[str]:
