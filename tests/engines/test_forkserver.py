@@ -200,6 +200,23 @@ def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
     assert capfd.readouterr().err == ""
 
 
+def test_modules_where_a_run_is_begun_are_not_taken_for_pythons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[str]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", lambda words, **_: begun.append(words))
+        patch.chdir(tmp_path)
+        client.ForkServerClient()
+        patch.chdir(Path(client.__file__).parents[3])
+        client.ForkServerClient()
+    (tmp_path / "queue.py").write_text("raise OSError('not this one')")
+    python = begun[0][: begun[0].index("-m") + 1]
+    done = subprocess.run([*python, "queue"], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "-P" not in begun[1]  # Paceline may be found there only
+
+
 @pytest.mark.parametrize("respawn", [True, False])
 def test_one_that_is_killed_while_it_starts(tmp_path: Path, respawn: bool) -> None:
     one = client.ForkServerClient()

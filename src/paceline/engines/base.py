@@ -243,5 +243,7 @@ class MemberSpec:
     exchange: str = ""
     search_path: tuple[str, ...] = ()
     """Where the launcher's process finds modules: a task may come from beside the user's script."""
+    is_path_first: bool = False
+    """Whether it looks there before anywhere else, so that a task's module is the same one."""
     preload: tuple[str, ...] = ()
     """Modules that it has from the start."""

@@ -200,6 +200,7 @@ def member_specs(
             log=str(folder / "logs" / f"worker-{seat}.log"),
             context=context.write(),
             search_path=search_path,
+            is_path_first=isinstance(program, TaskProgram),
             environment=_ranks(program, seat, settings.workers),
             preload=settings.preload,
         )

@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ...errors import AllGone, ConfigError, LinkError, WorkerError
@@ -57,7 +58,8 @@ class ForkServerClient:
         self._end, theirs = socket_pair()
         self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
         self._toll = Toll()
-        words = ["-m", "paceline.engines.local.forkserver", str(theirs.fileno()), self._scratch]
+        module = "paceline.engines.local.forkserver"
+        words = [*_path_of_its_own(), "-m", module, str(theirs.fileno()), self._scratch]
         with held_back():
             self._process = subprocess.Popen(
                 [sys.executable, *words],
@@ -226,6 +228,18 @@ def _unable(reason: object) -> LinkError:
     limits = describe_limits()
     allowed = f" (memory that is allowed: {limits})" if limits else ""
     return LinkError(f"workers cannot be begun: {reason}{allowed}")
+
+
+def _path_of_its_own() -> list[str]:
+    """The flag by which modules are not looked for in the current folder first, as ``-m`` does.
+
+    A script's own folder stands there; ``queue.py`` or ``datasets`` where the run is begun would be
+    taken for Python's and for an installed package's.
+    """
+    with contextlib.suppress(OSError):  # the current folder may be gone
+        if os.path.samefile(Path(__file__).parents[3], os.curdir):  # Paceline is found by that
+            return []
+    return ["-P"]
 
 
 _is_warm = False

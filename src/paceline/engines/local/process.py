@@ -74,7 +74,8 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     show_standing(descriptors[1])
     program = SharedMemory(descriptors[2])
     os.environ.update(spec.environment)
-    sys.path += [entry for entry in spec.search_path if entry not in sys.path]
+    further = [entry for entry in spec.search_path if entry not in sys.path]
+    sys.path[:] = [*further, *sys.path] if spec.is_path_first else [*sys.path, *further]
     torch.set_num_threads(spec.threads)
     context = replace(Context.read(spec.context), is_own_process=True)
     module, _, name = spec.exchange.partition(":")
