@@ -1,10 +1,12 @@
 """What a worker's end comes to: which errors of its script are told, and which are none."""
 
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.context import Context
 from paceline.engines.base import MemberSpec
@@ -41,6 +43,13 @@ def end_with(error: BaseException, spec: MemberSpec, **exchange: Any) -> tuple[i
         return process.tell_end(raised, told, spec, seen), told.sent
 
 
+def raised_by(code: str) -> Exception:
+    """What this script ends with."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011  whichever
+        exec(code, {"torch": torch, "statistics": statistics, "save": print})
+    return raised.value
+
+
 @pytest.mark.parametrize("kind", [BrokenPipeError, ConnectionResetError])
 def test_a_scripts_own_lost_connection_is_told(spec: MemberSpec, kind: type[OSError]) -> None:
     """Of a data set over HTTP, or of a program that it writes to."""
@@ -58,3 +67,36 @@ def test_whose_coordinator_is_gone_tells_nobody(spec: MemberSpec, says: bool) ->
     with pytest.raises(ConnectionError) as gone:
         channel.send(Done()) if says else channel.receive()
     assert end_with(gone.value, spec) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "next(iter(()))", "[].pop()", "0 / len(())", "max([])", "statistics.mean([])",
+        "torch.cat([])", "torch.stack([])", "list(next(iter(())) for _ in range(1))",
+        "total = 0; total.item()", "for loss in (): pass\nprint(loss)",
+        "def train():\n    for loss in (): pass\n    print(loss)\ntrain()",
+    ],
+)  # fmt: skip
+def test_code_that_cannot_do_without_batches_may_end_so_behind_a_stop(
+    spec: MemberSpec, code: str
+) -> None:
+    error = raised_by(code)
+    assert end_with(error, spec)[0] == 1
+    code_of_end, (note, told) = end_with(error, spec, is_cut_short=True)
+    assert (code_of_end, told) == (0, Done())
+    assert f"({type(error).__name__}): the run was stopped, so its loader had nothing" in note
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.save({}, '/no/such/folder/model.pt')", "open('/no/such/file')", "{}['acc']",
+        "model = 0; save(modle)", "None.item()", "int('one')",
+        "torch.nn.Embedding(2, 2)(torch.tensor(9))",
+    ],
+)  # fmt: skip
+def test_whatever_else_fails_behind_a_stop_is_a_failure(spec: MemberSpec, code: str) -> None:
+    code_of_end, (told,) = end_with(raised_by(code), spec, is_cut_short=True)
+    assert (code_of_end, type(told)) == (1, Failed)
+    assert "before that the run was stopped" in told.text

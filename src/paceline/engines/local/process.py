@@ -40,7 +40,13 @@ from ...system.streams import Lasting
 from ...wire.channel import Channel, HungUp, member_channel
 from ...wire.messages import Done, Failed
 from ..base import RENDEZVOUS, MemberSpec
-from .stack import end_of_traceback, is_foreign, look_when_hurried, show_standing
+from .stack import (
+    end_of_traceback,
+    is_foreign,
+    lacks_batches,
+    look_when_hurried,
+    show_standing,
+)
 
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
@@ -57,6 +63,7 @@ _HINT_OF_END = (
     "fewer or more than len(loader), the updates of all: write for batch in loader, or begin anew "
     "at StopIteration"
 )
+_CUT = "the run was stopped, so its loader had nothing left to give"
 
 MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange]
 
@@ -148,9 +155,11 @@ def tell_end(
     if isinstance(error, Perished):
         raise error
     if exchange.is_cut_short and isinstance(error, Exception):
-        exchange.say(_words_of_cut(error, spec.seat))
-        channel.send(Done())
-        return 0
+        if lacks_batches(error):
+            exchange.say(_words_of_cut(error, spec.seat))
+            channel.send(Done())
+            return 0
+        error.add_note(f"before that {_CUT}")
     report = Path(spec.log).with_suffix(".error")
     with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
         text = "".join(traceback.format_exception(error))
@@ -203,7 +212,7 @@ def _words_of_cut(error: Exception, seat: int) -> str:
     last = _own_frames(error)[-1]
     return (
         f"worker {seat} ended in {last.name} at {Path(last.filename).name}:{last.lineno} "
-        f"({type(error).__name__}): the run was stopped, so its loader had nothing left to give"
+        f"({type(error).__name__}): {_CUT}"
     )
 
 
