@@ -26,7 +26,8 @@ import os
 from pathlib import Path
 import paceline
 pace = paceline.connect()
-Path(f"seen-{pace.worker}").write_text(os.environ["COLOUR"])
+threads = os.environ.get("OMP_NUM_THREADS")
+Path(f"seen-{pace.worker}").write_text(f"{os.environ['COLOUR']} {threads}")
 """
 
 STOPS_IT = """
@@ -177,14 +178,17 @@ def test_the_next_run_has_its_own_folder_and_environment(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with warm():
-        for colour in ("red", "green"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        for colour, threads in (("red", None), ("green", "3")):
             folder = tmp_path / colour
             folder.mkdir()
             monkeypatch.chdir(folder)
             monkeypatch.setenv("COLOUR", colour)
+            if threads is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", threads)
             with pytest.raises(ConfigError, match="it trained nothing"):
                 run_script(script, folder, workers=2)
-            assert (folder / "seen-1").read_text() == colour
+            assert (folder / "seen-1").read_text() == f"{colour} {threads}"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])

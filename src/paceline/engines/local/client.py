@@ -9,8 +9,9 @@
         run(...)
 
 A fork server that is handed on has no members left, and takes over environment, folder and
-streams of the run that it comes to. This module must not know members, messages between them, or
-protocols.
+streams of the run that it comes to. Above 300 lines, since one life is read together: how it
+begins, what it says, how it goes from run to run. This module must not know members, messages
+between them, or protocols.
 """
 
 import contextlib
@@ -36,11 +37,12 @@ from ...system.signals import die_with_parent, held_back
 from ...system.streams import wait_for
 from ...system.vitals import ProcessState, read_vitals
 from ...wire.channel import socket_pair
+from ..base import THREADS
 
 _START_S, _END_S = 120.0, 2.0
 _LOOK_S, _STOPPED_S = 0.5, 2.0
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Of a fork server: one thread, so that it can be forked; members set their own number."""
+_ENVIRONMENT = dict.fromkeys(THREADS, "1")
+"""Of a fork server: one thread, so that it can be forked; members have the user's own variables."""
 
 
 _MOST_TRIES = 10

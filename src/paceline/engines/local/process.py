@@ -39,7 +39,7 @@ from ...system.signals import die_with_parent
 from ...system.streams import Lasting
 from ...wire.channel import Channel, HungUp, member_channel
 from ...wire.messages import Done, Failed
-from ..base import RENDEZVOUS, MemberSpec
+from ..base import RENDEZVOUS, THREADS, MemberSpec
 from .stack import (
     end_of_traceback,
     is_foreign,
@@ -80,6 +80,8 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     channel = member_channel(socket.socket(fileno=descriptors[0]))
     show_standing(descriptors[1])
     program = SharedMemory(descriptors[2])
+    for name in THREADS:  # the fork server's, for which what the script begins has no use
+        os.environ.pop(name, None)
     os.environ.update(spec.environment)
     further = [entry for entry in spec.search_path if entry not in sys.path]
     sys.path[:] = [*further, *sys.path] if spec.is_path_first else [*sys.path, *further]
