@@ -11,8 +11,40 @@ import torch
 from paceline.context import Context
 from paceline.engines.base import MemberSpec
 from paceline.engines.local import process
+from paceline.script import worker
 from paceline.wire.channel import member_channel, socket_pair
 from paceline.wire.messages import Done, Failed
+from runs import run_script
+
+LEAVES = """
+import atexit, threading, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+log = open(f"log-{pace.worker}", "w")
+
+class Model(torch.nn.Linear):  # by which the file lives as long as its module
+    pass
+
+model = Model(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2, num_workers=1)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(1):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+def save():
+    time.sleep(0.3)
+    log.write("thread")
+
+atexit.register(lambda: log.write(" atexit"))
+atexit.register(lambda: 1 / 0)
+threading.Thread(target=save).start()
+"""
 
 
 class Told:
@@ -41,6 +73,31 @@ def end_with(error: BaseException, spec: MemberSpec, **exchange: Any) -> tuple[i
         raise error
     except BaseException as raised:  # any end
         return process.tell_end(raised, told, spec, seen), told.sent
+
+
+def test_what_a_script_leaves_to_the_end_of_its_process_is_done(tmp_path: Path) -> None:
+    """And what fails there is said, and fails nothing."""
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        run = run_script(script, tmp_path, workers=2)
+    assert run.left == []
+    assert [(tmp_path / f"log-{one}").read_text() for one in range(2)] == ["thread atexit"] * 2
+    assert "ZeroDivisionError" in (run.folder / "logs" / "worker-1.log").read_text()
+
+
+@pytest.mark.parametrize("behind_stop", [True, False])
+def test_a_worker_is_done_after_what_it_leaves_to_its_end(
+    spec: MemberSpec, monkeypatch: pytest.MonkeyPatch, behind_stop: bool
+) -> None:
+    told: Any = Told()
+    seen = SimpleNamespace(is_cut_short=True, say=lambda text: None)
+    monkeypatch.setattr(worker, "finish", lambda: told.send("finished"))
+    monkeypatch.setattr(worker, "current", lambda: seen)
+    run = (lambda: print(1 / 0)) if behind_stop else (lambda: None)
+    assert process.perform(run, told, spec, lambda: told.send("left")) == 0
+    assert told.sent == [*([] if behind_stop else ["finished"]), "left", Done()]
 
 
 def raised_by(code: str) -> Exception:

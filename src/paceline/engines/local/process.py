@@ -34,6 +34,7 @@ from ...replica.seeding import without_form
 from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...system.files import OpenFolder
+from ...system.interpreter import leave_as_python_does
 from ...system.limits import describe_limits
 from ...system.signals import die_with_parent
 from ...system.streams import Lasting
@@ -65,6 +66,7 @@ _HINT_OF_END = (
 )
 _CUT = "the run was stopped, so its loader had nothing left to give"
 
+Leave = Callable[[], None]
 MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange]
 
 
@@ -92,7 +94,9 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     exchange = make(channel, descriptors[3:], spec, context)
     worker.start_context(exchange, context)
     look_when_hurried(torch.inference_mode(mode=False)(_copy_now))  # not as where it is
-    return perform(lambda: run_program(load_program(program), context), channel, spec)
+    return perform(
+        lambda: run_program(load_program(program), context), channel, spec, leave_as_python_does
+    )
 
 
 def _copy_now() -> None:
@@ -124,20 +128,31 @@ def exchange_in_shared_memory(
     return exchange
 
 
-def perform(run: Callable[[], None], channel: Channel, spec: MemberSpec) -> int:
-    """Run, and tell the coordinator how it ended; the exit code."""
+def perform(
+    run: Callable[[], None], channel: Channel, spec: MemberSpec, leave: Leave = lambda: None
+) -> int:
+    """Run, and tell the coordinator how it ended; the exit code.
+
+    Args:
+        leave: what is still to be done where a script is over: it is done after that.
+    """
     from ...script import worker
 
     try:
         _run_to_its_end(run)
     except BaseException as error:  # the user's code may raise anything, and its end is told
-        return tell_end(error, channel, spec, worker.current())
+        return tell_end(error, channel, spec, worker.current(), leave)
+    leave()
     channel.send(Done())
     return 0
 
 
 def tell_end(
-    error: BaseException, channel: Channel, spec: MemberSpec, exchange: StoreExchange
+    error: BaseException,
+    channel: Channel,
+    spec: MemberSpec,
+    exchange: StoreExchange,
+    leave: Leave = lambda: None,
 ) -> int:
     """Tell the coordinator of what came out of a member's program; the exit code.
 
@@ -159,6 +174,7 @@ def tell_end(
     if exchange.is_cut_short and isinstance(error, Exception):
         if lacks_batches(error):
             exchange.say(_words_of_cut(error, spec.seat))
+            leave()
             channel.send(Done())
             return 0
         error.add_note(f"before that {_CUT}")

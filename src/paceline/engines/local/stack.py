@@ -43,8 +43,9 @@ of a system's Python that is /usr, and images work in /usr/src."""
 _INSTALLED = ("site-packages", "dist-packages")
 _TRACED = "Traceback (most recent call last):"
 _TRACED_FRAME = re.compile(r'  File "(.+?)", line (\d+), in (\S+)')
-_CALLS, _IS_SCRIPT = os.path.join("local", "process.py"), "trainer.py"
-"""Files of Paceline's own: the one that calls a script, and one that is as good as a script."""
+_CALLS = (os.path.join("local", "process.py"), os.path.join("system", "interpreter.py"))
+_IS_SCRIPT = "trainer.py"
+"""Files of Paceline's own: those that call a script, and one that is as good as a script."""
 _ANSWER_S = 0.3
 _IN_C_S = 0.05
 """Seconds of the processor: Python comes to its next instruction in less."""
