@@ -26,7 +26,8 @@ import os
 from pathlib import Path
 import paceline
 pace = paceline.connect()
-Path(f"seen-{pace.worker}").write_text(os.environ["COLOUR"])
+threads = os.environ.get("OMP_NUM_THREADS")
+Path(f"seen-{pace.worker}").write_text(f"{os.environ['COLOUR']} {threads}")
 """
 
 STOPS_IT = """
@@ -177,14 +178,17 @@ def test_the_next_run_has_its_own_folder_and_environment(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with warm():
-        for colour in ("red", "green"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        for colour, threads in (("red", None), ("green", "3")):
             folder = tmp_path / colour
             folder.mkdir()
             monkeypatch.chdir(folder)
             monkeypatch.setenv("COLOUR", colour)
+            if threads is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", threads)
             with pytest.raises(ConfigError, match="it trained nothing"):
                 run_script(script, folder, workers=2)
-            assert (folder / "seen-1").read_text() == colour
+            assert (folder / "seen-1").read_text() == f"{colour} {threads}"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
@@ -198,6 +202,23 @@ def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
     finally:
         one.close()
     assert capfd.readouterr().err == ""
+
+
+def test_modules_where_a_run_is_begun_are_not_taken_for_pythons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[str]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", lambda words, **_: begun.append(words))
+        patch.chdir(tmp_path)
+        client.ForkServerClient()
+        patch.chdir(Path(client.__file__).parents[3])
+        client.ForkServerClient()
+    (tmp_path / "queue.py").write_text("raise OSError('not this one')")
+    python = begun[0][: begun[0].index("-m") + 1]
+    done = subprocess.run([*python, "queue"], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "-P" not in begun[1]  # Paceline may be found there only
 
 
 @pytest.mark.parametrize("respawn", [True, False])

@@ -1,5 +1,7 @@
 """A member is asked where it is: whoever computes lives on, however often."""
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engines.local import stack
-from paceline.engines.local.stack import StackProbe
+from paceline.engines.local.stack import StackProbe, is_foreign
 
 MEMBER = """
 import collections, ctypes, itertools, sys, time
@@ -61,3 +63,14 @@ def test_who_is_in_c_code_that_holds_the_lock_is_at_the_line_that_called_it(
 ) -> None:
     monkeypatch.setattr(stack, "_ANSWER_S", 1.5)  # a machine that is busy takes its time
     assert asked.describe("hangs") == "it hangs at member.py:6 in <module>"
+
+
+def test_a_script_below_the_folder_of_pythons_own_is_the_users() -> None:
+    """As /usr/src/app of an image whose Python is the system's."""
+    prefix = sys.base_prefix
+    assert not is_foreign(f"{prefix}/src/app/train.py")
+    assert not is_foreign(f"{prefix}project/train.py")
+    assert not is_foreign(f"{os.path.dirname(os.__file__)}-mine/train.py")
+    foreign = [json.__file__, pytest.__file__, stack.__file__, "<frozen runpy>"]
+    foreign.append("/usr/lib/python3/dist-packages/numpy/linalg.py")
+    assert [one for one in foreign if not is_foreign(one)] == []

@@ -6,9 +6,13 @@ equivalence must carry: tied weights, a frozen one, batch norm, two groups, a cl
 is stepped in the loop, a last batch with fewer samples than ranks, or batch norm, which needs more.
 """
 
+import atexit
+import multiprocessing
+import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +23,15 @@ import torch
 from torch import Tensor
 
 from paceline.engines.torchrun import group, place
-from paceline.engines.torchrun.life import unseeded
+from paceline.engines.torchrun.life import RankLife, unseeded
 from paceline.engines.torchrun.member import GatheredLines, RankControl
+from paceline.engines.torchrun.post import EndAsked
 from paceline.engines.torchrun.world import RankOfWorld, find_rank
 from paceline.errors import ConfigError, LinkError
 from paceline.exchange.base import Clock
 from paceline.store.control import ALARM, ARGUMENTS, COUNTS, NUMBERS, RHYTHMS, control_bytes
 from paceline.store.memory import SharedMemory
+from paceline.system.signals import REASONS
 from paceline.trace.records import Ended as EndedRecord
 from ranks import (
     SCRIPT,
@@ -285,6 +291,33 @@ def test_a_rank_is_found_in_the_environment(env: dict[str, str], rank: Any) -> N
 def test_ranks_that_cannot_be_are_refused(env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_rank({"MASTER_ADDR": "node1", **env})
+
+
+@pytest.fixture
+def said_by_a_rank() -> Iterator[list[Any]]:
+    """What a rank says to the controller, from the moment in which it hears signals."""
+    before = {number: signal.getsignal(number) for number in REASONS}
+    life = object.__new__(RankLife)
+    said: list[Any] = []
+    life._pid, life.channel = 0, SimpleNamespace(say=said.append)  # type: ignore[assignment]
+    life.begin_to_talk()
+    yield said
+    atexit.unregister(life._leave)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_what_a_rank_forks_ends_by_a_signal(said_by_a_rank: list[Any]) -> None:
+    """A pool's teardown, and whoever terminates and joins, would wait for ever."""
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    forked.start()
+    forked.terminate()
+    forked.join(5.0)
+    code = forked.exitcode
+    forked.kill()
+    assert code == -signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert said_by_a_rank == [EndAsked(signal.SIGTERM)]
 
 
 def test_what_a_script_has_seeded_stays() -> None:

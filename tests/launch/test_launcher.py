@@ -7,6 +7,7 @@ import pytest
 from paceline.checkpoints.resumption import Origin
 from paceline.config import MOST_PROCESSES, RunSettings
 from paceline.errors import AllGone, ConfigError
+from paceline.launch import lives
 from paceline.launch.launcher import launch_run
 from paceline.launch.lives import Lives
 from paceline.program import TaskProgram
@@ -36,12 +37,24 @@ def test_progress_wins_new_lives(tmp_path: Path) -> None:
     """The rule by itself: a life that gets further than all before it counts anew."""
     faults = ("kill worker 0 at update 3", "kill worker 0 at update 3", "kill worker 1 at 4s")
     settings = RunSettings(workers=2, fault=faults, respawn=True)
-    lives = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
+    these = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
     lost = AllGone("worker 0 ended: killed by signal 9")
     for version in (-1, -1, 4, 2, 3, 5, 5, 5):
-        said = lives.go_on(lost, version, ["kill worker 0 at update 3"])
+        said = these.go_on(lost, version, ["kill worker 0 at update 3"])
         assert said.endswith("the run begins again from the start")
-        assert lives.origin.note == said
-    assert lives.settings.fault == ("kill worker 1 at 4s",)
+        assert these.origin.note == said
+    assert these.settings.fault == ("kill worker 1 at 4s",)
     with pytest.raises(AllGone, match="3 times without getting beyond update 5"):
-        lives.go_on(lost, 5, [])
+        these.go_on(lost, 5, [])
+
+
+@pytest.mark.parametrize(
+    ("exported", "threads"), [("", 4), ("3", 3), ("6,2", 6), ("0", 4), ("many", 4), ("99999", 4)]
+)
+def test_a_worker_has_as_many_threads_as_the_user_has_exported(
+    monkeypatch: pytest.MonkeyPatch, exported: str, threads: int
+) -> None:
+    """As torch would by itself; else cores / workers."""
+    monkeypatch.setattr(lives, "num_cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", exported)
+    assert lives._usual_threads(2) == threads

@@ -30,6 +30,9 @@ ALL_WORK: Final = 2**63 - 2
 RENDEZVOUS = "rendezvous"
 """How the files beside the logs begin by which members of one life of a run find each other."""
 
+THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables of the environment that tell libraries with how many threads to compute."""
+
 
 class ProcessStarted(NamedTuple):
     """A member that was asked for is there."""
@@ -240,8 +243,11 @@ class MemberSpec:
     log: str
     context: dict[str, object]
     environment: dict[str, str]
+    """Variables of its own, and how many threads the user has exported; else none is set."""
     exchange: str = ""
     search_path: tuple[str, ...] = ()
     """Where the launcher's process finds modules: a task may come from beside the user's script."""
+    is_path_first: bool = False
+    """Whether it looks there before anywhere else, so that a task's module is the same one."""
     preload: tuple[str, ...] = ()
     """Modules that it has from the start."""

@@ -11,6 +11,7 @@ getting further is given up. This module must not know engines, or how a life is
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -21,9 +22,9 @@ from ..checkpoints.best import BEST, INDEX, is_of_kept
 from ..checkpoints.folder import FOLDER
 from ..checkpoints.resumption import Origin, Resumption, has_checkpoint, locate, read
 from ..conditions.faults import FaultPlan
-from ..config import RunSettings
+from ..config import MOST_PROCESSES, RunSettings
 from ..context import Context
-from ..engines.base import MemberSpec
+from ..engines.base import THREADS, MemberSpec
 from ..errors import AllGone, ConfigError
 from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
@@ -184,6 +185,7 @@ def member_specs(
     context = context_of(program, settings, protocol, place)
     folder = place.path.resolve()
     search_path = tuple(str(Path(entry).resolve()) for entry in sys.path)
+    exported = {name: os.environ[name] for name in THREADS if name in os.environ}
     first = 0
     if resumption is not None:
         first = resumption.first_member
@@ -196,13 +198,22 @@ def member_specs(
             member=first + seat,
             seat=seat,
             num_seats=settings.workers,
-            threads=settings.threads or max(1, num_cores() // settings.workers),
+            threads=settings.threads or _usual_threads(settings.workers),
             log=str(folder / "logs" / f"worker-{seat}.log"),
             context=context.write(),
             search_path=search_path,
-            environment=_ranks(program, seat, settings.workers),
+            is_path_first=isinstance(program, TaskProgram),
+            environment=exported | _ranks(program, seat, settings.workers),
             preload=settings.preload,
         )
+
+
+def _usual_threads(workers: int) -> int:
+    """As many as the user has exported, which torch would take by itself; else a share."""
+    exported = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if exported.isdecimal() and 0 < int(exported) <= MOST_PROCESSES:
+        return int(exported)
+    return max(1, num_cores() // workers)
 
 
 def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:

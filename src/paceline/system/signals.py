@@ -10,10 +10,12 @@ This module must not know what a run is.
 
 import ctypes
 import math
+import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -74,6 +76,32 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def hear_alone(numbers: Iterable[int], hear: Callable[[int, FrameType | None], None]) -> None:
+    """Hear these signals from now on, in this process and in none that it forks.
+
+    A fork would hear them for nobody: ``Process.terminate()`` and a pool's end wait for it to die.
+    One that comes in its first moment waits until that is settled.
+    """
+    before = {number: signal.signal(number, hear) for number in numbers}
+    for number in before:
+        signal.siginterrupt(number, False)  # else a library's read or wait fails
+    own = threading.local()
+
+    def hold_back() -> None:
+        own.mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
+
+    def let_come() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, own.mask)
+
+    def take_back() -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) is hear:  # else the script has another by now
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        let_come()
+
+    os.register_at_fork(before=hold_back, after_in_parent=let_come, after_in_child=take_back)
 
 
 @contextmanager

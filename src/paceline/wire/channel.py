@@ -21,6 +21,10 @@ Heard = TypeVar("Heard", bound=Message)
 _MORE, _LAST = b"+", b"."
 
 
+class HungUp(ConnectionResetError):
+    """Nobody is at the other end any more; a script's own lost connections are none of these."""
+
+
 class Channel(Protocol):
     """The member's end of the talk."""
 
@@ -106,6 +110,8 @@ class SocketChannel(Generic[Sent, Heard]):
                     self._unsent.popleft()
             except BlockingIOError:
                 return False
+            except ConnectionError as error:
+                raise HungUp(*error.args) from None
             finally:
                 self._is_sending = False
             return True
@@ -113,7 +119,7 @@ class SocketChannel(Generic[Sent, Heard]):
     def receive(self, is_blocking: bool = True) -> list[Heard]:
         while (piece := self._read(is_blocking)) is not None:
             if not piece:
-                raise ConnectionResetError("the coordinator is gone")
+                raise HungUp("the coordinator is gone")
             self._pieces.append(piece[1:])
             if piece[:1] == _LAST:
                 data, self._pieces = b"".join(self._pieces), []
@@ -129,12 +135,15 @@ class SocketChannel(Generic[Sent, Heard]):
     def _read(self, is_blocking: bool) -> bytes | None:
         """The next datagram; None when there is none. A blocking read spins for a moment first."""
         most = 1 + self.PIECE_BYTES
-        for _ in spin() if is_blocking else (None,):
-            try:
-                return self.end.recv(most, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
-        return self.end.recv(most) if is_blocking else None
+        try:
+            for _ in spin() if is_blocking else (None,):
+                try:
+                    return self.end.recv(most, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    continue
+            return self.end.recv(most) if is_blocking else None
+        except ConnectionError as error:
+            raise HungUp(*error.args) from None
 
 
 def member_channel(end: socket.socket) -> SocketChannel[FromMember, ToMember]:

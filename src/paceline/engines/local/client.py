@@ -9,8 +9,9 @@
         run(...)
 
 A fork server that is handed on has no members left, and takes over environment, folder and
-streams of the run that it comes to. This module must not know members, messages between them, or
-protocols.
+streams of the run that it comes to. Above 300 lines, since one life is read together: how it
+begins, what it says, how it goes from run to run. This module must not know members, messages
+between them, or protocols.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ...errors import AllGone, ConfigError, LinkError, WorkerError
@@ -35,11 +37,12 @@ from ...system.signals import die_with_parent, held_back
 from ...system.streams import wait_for
 from ...system.vitals import ProcessState, read_vitals
 from ...wire.channel import socket_pair
+from ..base import THREADS
 
 _START_S, _END_S = 120.0, 2.0
 _LOOK_S, _STOPPED_S = 0.5, 2.0
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Of a fork server: one thread, so that it can be forked; members set their own number."""
+_ENVIRONMENT = dict.fromkeys(THREADS, "1")
+"""Of a fork server: one thread, so that it can be forked; members have the user's own variables."""
 
 
 _MOST_TRIES = 10
@@ -57,7 +60,8 @@ class ForkServerClient:
         self._end, theirs = socket_pair()
         self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
         self._toll = Toll()
-        words = ["-m", "paceline.engines.local.forkserver", str(theirs.fileno()), self._scratch]
+        module = "paceline.engines.local.forkserver"
+        words = [*_path_of_its_own(), "-m", module, str(theirs.fileno()), self._scratch]
         with held_back():
             self._process = subprocess.Popen(
                 [sys.executable, *words],
@@ -226,6 +230,18 @@ def _unable(reason: object) -> LinkError:
     limits = describe_limits()
     allowed = f" (memory that is allowed: {limits})" if limits else ""
     return LinkError(f"workers cannot be begun: {reason}{allowed}")
+
+
+def _path_of_its_own() -> list[str]:
+    """The flag by which modules are not looked for in the current folder first, as ``-m`` does.
+
+    A script's own folder stands there; ``queue.py`` or ``datasets`` where the run is begun would be
+    taken for Python's and for an installed package's.
+    """
+    with contextlib.suppress(OSError):  # the current folder may be gone
+        if os.path.samefile(Path(__file__).parents[3], os.curdir):  # Paceline is found by that
+            return []
+    return ["-P"]
 
 
 _is_warm = False

@@ -37,6 +37,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ...errors import ConfigError
+from ...system.interpreter import leave_in_place
 from ...system.signals import die_with_parent, leave_to_the_launcher
 from ...system.streams import open_standard_streams, wait_for
 from ...system.vitals import ProcessState, read_vitals
@@ -104,8 +105,11 @@ def _prepare_end(folder: str) -> None:
 
 
 def _end_without(folder: str) -> None:
-    """End at once where the folder is gone: what this process would take away went with it."""
-    if not os.path.isdir(folder):
+    """End at once where the folder is gone: what this process would take away went with it.
+
+    Not so a member, which has its end to tell.
+    """
+    if multiprocessing.parent_process() is not None and not os.path.isdir(folder):
         os._exit(1)
 
 
@@ -113,7 +117,7 @@ def _but_for_folder_gone(say: Callable[[Exception, object], None], folder: str) 
     """What says that a batch cannot be handed on, but for: its socket's folder went in between."""
 
     def on_error(error: Exception, item: object) -> None:
-        if _user == os.getpid() and multiprocessing.parent_process() is not None:
+        if _user == os.getpid():
             _end_without(folder)
         say(error, item)
 
@@ -304,6 +308,7 @@ def _import_all() -> None:
     from ...script import worker  # noqa: F401  the same
     from . import process  # noqa: F401  the same
 
+    leave_in_place()
     gc.freeze()  # so members do not get their own copy of each page that would be looked at
 
 

@@ -34,13 +34,20 @@ from ...replica.seeding import without_form
 from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...system.files import OpenFolder
+from ...system.interpreter import leave_as_python_does
 from ...system.limits import describe_limits
 from ...system.signals import die_with_parent
 from ...system.streams import Lasting
-from ...wire.channel import Channel, member_channel
+from ...wire.channel import Channel, HungUp, member_channel
 from ...wire.messages import Done, Failed
-from ..base import RENDEZVOUS, MemberSpec
-from .stack import end_of_traceback, is_foreign, look_when_hurried, show_standing
+from ..base import RENDEZVOUS, THREADS, MemberSpec
+from .stack import (
+    end_of_traceback,
+    is_foreign,
+    lacks_batches,
+    look_when_hurried,
+    show_standing,
+)
 
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
@@ -57,7 +64,9 @@ _HINT_OF_END = (
     "fewer or more than len(loader), the updates of all: write for batch in loader, or begin anew "
     "at StopIteration"
 )
+_CUT = "the run was stopped, so its loader had nothing left to give"
 
+Leave = Callable[[], None]
 MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange]
 
 
@@ -73,8 +82,11 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     channel = member_channel(socket.socket(fileno=descriptors[0]))
     show_standing(descriptors[1])
     program = SharedMemory(descriptors[2])
+    for name in THREADS:  # the fork server's, for which what the script begins has no use
+        os.environ.pop(name, None)
     os.environ.update(spec.environment)
-    sys.path += [entry for entry in spec.search_path if entry not in sys.path]
+    further = [entry for entry in spec.search_path if entry not in sys.path]
+    sys.path[:] = [*further, *sys.path] if spec.is_path_first else [*sys.path, *further]
     torch.set_num_threads(spec.threads)
     context = replace(Context.read(spec.context), is_own_process=True)
     module, _, name = spec.exchange.partition(":")
@@ -82,7 +94,9 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     exchange = make(channel, descriptors[3:], spec, context)
     worker.start_context(exchange, context)
     look_when_hurried(torch.inference_mode(mode=False)(_copy_now))  # not as where it is
-    return perform(lambda: run_program(load_program(program), context), channel, spec)
+    return perform(
+        lambda: run_program(load_program(program), context), channel, spec, leave_as_python_does
+    )
 
 
 def _copy_now() -> None:
@@ -114,20 +128,31 @@ def exchange_in_shared_memory(
     return exchange
 
 
-def perform(run: Callable[[], None], channel: Channel, spec: MemberSpec) -> int:
-    """Run, and tell the coordinator how it ended; the exit code."""
+def perform(
+    run: Callable[[], None], channel: Channel, spec: MemberSpec, leave: Leave = lambda: None
+) -> int:
+    """Run, and tell the coordinator how it ended; the exit code.
+
+    Args:
+        leave: what is still to be done where a script is over: it is done after that.
+    """
     from ...script import worker
 
     try:
         _run_to_its_end(run)
     except BaseException as error:  # the user's code may raise anything, and its end is told
-        return tell_end(error, channel, spec, worker.current())
+        return tell_end(error, channel, spec, worker.current(), leave)
+    leave()
     channel.send(Done())
     return 0
 
 
 def tell_end(
-    error: BaseException, channel: Channel, spec: MemberSpec, exchange: StoreExchange
+    error: BaseException,
+    channel: Channel,
+    spec: MemberSpec,
+    exchange: StoreExchange,
+    leave: Leave = lambda: None,
 ) -> int:
     """Tell the coordinator of what came out of a member's program; the exit code.
 
@@ -142,14 +167,17 @@ def tell_end(
     if isinstance(error, SystemExit):
         channel.send(Failed(_exit_words(error, spec), "worker"))
         return 1
-    if isinstance(error, BrokenPipeError | ConnectionResetError):
+    if isinstance(error, HungUp):
         return 1
     if isinstance(error, Perished):
         raise error
     if exchange.is_cut_short and isinstance(error, Exception):
-        exchange.say(_words_of_cut(error, spec.seat))
-        channel.send(Done())
-        return 0
+        if lacks_batches(error):
+            exchange.say(_words_of_cut(error, spec.seat))
+            leave()
+            channel.send(Done())
+            return 0
+        error.add_note(f"before that {_CUT}")
     report = Path(spec.log).with_suffix(".error")
     with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
         text = "".join(traceback.format_exception(error))
@@ -202,7 +230,7 @@ def _words_of_cut(error: Exception, seat: int) -> str:
     last = _own_frames(error)[-1]
     return (
         f"worker {seat} ended in {last.name} at {Path(last.filename).name}:{last.lineno} "
-        f"({type(error).__name__}): the run was stopped, so its loader had nothing left to give"
+        f"({type(error).__name__}): {_CUT}"
     )
 
 

@@ -8,18 +8,19 @@ library still shows the line that called it. But frames that change while they a
 process: one in some hundred that computes in Python would die of the question. So it is asked only
 where the first was heard and no frame can change: the thread sleeps, or has used the processor
 since without coming back from C. A stopped process runs nothing, and the kernel says so. By a third
-signal a member that is busy by itself is asked to look what there is to do. This module must not
-know why somebody asks.
+signal a member that is busy by itself is asked to look what there is to do. What its last error
+says is read here, too. This module must not know why somebody asks.
 """
 
 import contextlib
+import dis
 import faulthandler
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -36,15 +37,24 @@ _HURRY = None if _FIRST is None else _FIRST + 2
 _HALF_DONE = os.path.join("torch", "optim")
 """In there schedulers and optimizers are between two states."""
 _PACKAGE = Path(__file__).parents[2]
+_NOT_A_USERS = (f"{_PACKAGE}{os.sep}", f"{os.path.dirname(os.__file__)}{os.sep}", "<frozen")
+"""How names of files of Paceline's and Python's own begin. Scripts may lie below Python's prefix:
+of a system's Python that is /usr, and images work in /usr/src."""
+_INSTALLED = ("site-packages", "dist-packages")
 _TRACED = "Traceback (most recent call last):"
 _TRACED_FRAME = re.compile(r'  File "(.+?)", line (\d+), in (\S+)')
-_CALLS, _IS_SCRIPT = os.path.join("local", "process.py"), "trainer.py"
-"""Files of Paceline's own: the one that calls a script, and one that is as good as a script."""
+_CALLS = (os.path.join("local", "process.py"), os.path.join("system", "interpreter.py"))
+_IS_SCRIPT = "trainer.py"
+"""Files of Paceline's own: those that call a script, and one that is as good as a script."""
 _ANSWER_S = 0.3
 _IN_C_S = 0.05
 """Seconds of the processor: Python comes to its next instruction in less."""
 _MOST_ASKED, _BETWEEN_LINES = 3, "???"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>\S+)')
+
+_OF_EMPTY = (ValueError, TypeError, IndexError, RuntimeError)
+_EMPTY = re.compile(r"\b(non-)?empty\b|at least (one|two)|, got 0\)|raised StopIteration")
+"""What Python, NumPy and torch say of a list that has nothing in it; a generator of ``next``."""
 
 
 class StackProbe:
@@ -168,8 +178,7 @@ def _is_in_own_code(frame: FrameType | None) -> bool:
 
 def is_foreign(filename: str) -> bool:
     """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
-    here = str(_PACKAGE) + os.sep
-    return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename
+    return filename.startswith(_NOT_A_USERS) or any(one in filename for one in _INSTALLED)
 
 
 def end_of_traceback(text: str) -> list[str]:
@@ -188,3 +197,27 @@ def end_of_traceback(text: str) -> list[str]:
     which = next((row for row in head.splitlines() if row.strip()), "")
     place = [f"at {one[1]}:{one[2]} in {one[3]}" for one in own[-1:]]
     return [which.strip(), *place, *([said] if said else [])]
+
+
+def lacks_batches(error: Exception) -> bool:
+    """Whether a script has failed for want of batches, behind a stop that left its loader empty.
+
+    A loop over nothing binds no name, adds nothing up, fills no list, and ``next`` finds no batch:
+    code that cannot do without fails then. Whatever may be another error is none of these.
+    """
+    if isinstance(error, NameError):
+        return isinstance(error, UnboundLocalError) or _is_bound_somewhere(error)
+    if isinstance(error, AttributeError):  # total = 0; total += loss; total.item()
+        return type(error.obj) in (int, float) and not error.obj
+    if isinstance(error, StopIteration | ZeroDivisionError):
+        return True
+    return isinstance(error, _OF_EMPTY) and _EMPTY.search(str(error)) is not None
+
+
+def _is_bound_somewhere(error: NameError) -> bool:
+    """Whether code that was at work binds this name, as a loop may; else it is misspelt."""
+    return any(
+        one.opname.startswith("STORE_") and one.argval == error.name
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        for one in dis.get_instructions(frame.f_code)
+    )

@@ -44,7 +44,7 @@ from ...replica.seeding import GENERATORS
 from ...script import worker
 from ...spread.averaging import SplitAveraging
 from ...spread.group import Ranks
-from ...system.signals import REASONS
+from ...system.signals import REASONS, hear_alone
 from ...wire.messages import Done, Failed
 from ..base import MemberSpec
 from ..local import process
@@ -120,10 +120,8 @@ class RankLife:
         def ask(number: int, frame: FrameType | None) -> None:
             self.channel.say(EndAsked(number))
 
-        for number in REASONS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, ask)
-                signal.siginterrupt(number, False)  # else a library's read or wait fails
+        is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        hear_alone((one for one in REASONS if one != signal.SIGHUP or not is_under_nohup), ask)
 
     def _say_shortly(self) -> None:
         """What the script raises is told to the controller, which says why once."""

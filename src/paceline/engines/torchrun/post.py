@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ...errors import LinkError
+from ...wire.channel import HungUp
 from ...wire.codec import Codec
 from ...wire.messages import FromMember, Rounds, ToMember
 from .place import MeetingPlace
@@ -181,7 +182,7 @@ class StoreChannel:
             return []
         if messages is None:
             self._inbox.put(None)  # for who asks again
-            raise ConnectionResetError("the coordinator is gone")
+            raise HungUp("the coordinator is gone")
         return messages
 
     def _listen(self, store: Store) -> None:
