@@ -29,7 +29,7 @@ _DEFAULTS = {
     "accumulate": "the script's, or 1",
     "lr": "the task's",
     "epochs": "the task's or the script's",
-    "threads": "OMP_NUM_THREADS, or cores / workers",
+    "threads": "cores / workers, at most OMP_NUM_THREADS",
     "stall_after": "who sleeps: never; who is stopped: after 3 usual steps",
     "precision": "the script's own",
     "loader_workers": "the loader's",

@@ -22,7 +22,7 @@ from ..checkpoints.best import BEST, INDEX, is_of_kept
 from ..checkpoints.folder import FOLDER
 from ..checkpoints.resumption import Origin, Resumption, has_checkpoint, locate, read
 from ..conditions.faults import FaultPlan
-from ..config import MOST_PROCESSES, RunSettings
+from ..config import RunSettings
 from ..context import Context
 from ..engines.base import THREADS, MemberSpec
 from ..errors import AllGone, ConfigError
@@ -209,11 +209,10 @@ def member_specs(
 
 
 def _usual_threads(workers: int) -> int:
-    """As many as the user has exported, which torch would take by itself; else a share."""
+    """A share of the cores, and no more than the user has exported, as torch would take."""
+    share = max(1, num_cores() // workers)
     exported = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if exported.isdecimal() and 0 < int(exported) <= MOST_PROCESSES:
-        return int(exported)
-    return max(1, num_cores() // workers)
+    return min(share, int(exported)) if exported.isdecimal() and int(exported) else share
 
 
 def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
