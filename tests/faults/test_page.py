@@ -34,6 +34,18 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "script/test_optimizers.py",
         "test_a_death_in_step_begins_again_where_all_were_in_step",
     ),
+    "it is killed where all make each step together": (
+        "script/test_closures.py",
+        "test_a_death_ends_the_run_by_name",
+    ),
+    "it is killed among ranks": (
+        "engines/test_torchrun.py",
+        "test_what_is_killed_goes_on_in_the_middle_of_an_epoch",
+    ),
+    "it is killed where a model is split": (
+        "spread/test_runs.py",
+        "test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones",
+    ),
     "it is stopped": (
         "faults/test_live_faults.py",
         "test_a_stopped_worker_that_others_wait_for_is_given_up",

@@ -100,7 +100,7 @@ def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> N
     alone, both = found["none"], found["data"]
     assert alone.step_s == pytest.approx(both.step_s)
     moved = by_name(costs(2, cores=2, graph_at=lambda _: model_at(1e-9), moved_s_per_byte=1.0))
-    copied = 2 + 3 / 2 + 1 / 2 + 4 / 2  # to all, two to their mean, a look at it, both kept
+    copied = 2 + 2 / 2 + 4 / 2  # to all, two whose mean stays in a cache, both kept
     assert moved["data"].step_s == pytest.approx(2 * copied * PARAMETERS)
 
 

@@ -49,10 +49,10 @@ def test_a_model_that_no_other_process_can_make_is_measured_alone() -> None:
 
 def test_turns_cost_what_a_step_of_all_takes_beyond_a_step_of_those_with_a_core() -> None:
     def step() -> None:
-        time.sleep(slow_s if len(rounds) > _A_ROUND else 0.01)
+        time.sleep(slow_s if len(rounds) > _A_ROUND else 0.03)
         rounds.append(None)
 
-    rounds, slow_s = list[None](), 0.06
+    rounds, slow_s = list[None](), 0.18
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
         assert beside is not None
         found = beside.taking_turns(4, step, _A_ROUND - 1)
