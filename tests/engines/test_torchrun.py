@@ -418,3 +418,18 @@ def test_a_loss_scale_begins_as_in_one_process(tmp_path: Path) -> None:
     ended = run_by_mpirun(tmp_path, 2, SCALED)
     assert ended.code == 0, ended.said
     assert [(tmp_path / f"scale-{rank}").read_text() for rank in (0, 1)] == ["65536.0"] * 2
+
+
+def test_a_dry_run_shows_the_plan_of_all_ranks_and_ends(tmp_path: Path) -> None:
+    ended = run_ranks(tmp_path, 2, PACELINE_DRY_RUN="1")
+    assert ended.code == 0, ended.said
+    assert "workers          2 on cpu, engine torchrun" in ended.said
+    assert "epoch 1" not in ended.said
+
+
+def test_code_that_cannot_do_without_batches_ends_behind_a_stop_as_elsewhere(
+    tmp_path: Path,
+) -> None:
+    ended = run_ranks(tmp_path, 2, PACELINE_UPDATES="4", MODE="needs batches")
+    assert ended.code == 0, ended.said
+    assert "so its loader had nothing left to give" in ended.said

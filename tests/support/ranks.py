@@ -98,6 +98,9 @@ for epoch in pace.epochs(int(os.environ.get("EPOCHS", 2))):
     pace.print(f"epoch {epoch} version {pace.version} acc {totals['acc'][0]:.0f} of "
                f"{totals['acc'][1]:.0f} rate {optimizer.param_groups[0]['lr']:.6f}")
 pace.save()
+if mode == "needs batches":
+    losses = [1.0 for _ in loader]
+    print(sum(losses) / len(losses))
 """
 
 

@@ -160,6 +160,8 @@ def tell_end(
     that is no failure of the run.
     """
     if isinstance(error, Stopped):
+        if not spec.exchange:  # a rank, which ends when all do: its process tells nobody
+            channel.send(Done())
         return 0
     if isinstance(error, BeginsAnew):
         channel.send(Done())

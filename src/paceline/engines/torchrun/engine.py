@@ -14,7 +14,7 @@ from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...wire.messages import ToMember
 from ..base import Engine, Event, MemberSpec, ProcessLeft, StoreView, Traits
-from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost, RunOver
+from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,11 @@ class TorchrunEngine(Engine):
         self._seats: dict[int, int] = {}
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        """Let the ranks' scripts go on; a rank that is not needed (a dry run) ends."""
+        """Let the ranks' scripts go on; one that is not needed (a dry run) waits for the end."""
         zero = self._zero
         self._members = {one.seat: one.member for one in specs}
         self._seats = {one.member: one.seat for one in specs}
         zero.began(str(specs[0].context["run_dir"]))
-        for seat in set(range(zero.post.size)) - self._members.keys():
-            zero.post.tell(seat, [RunOver(0)])
         for one in specs:
             zero.post.tell(one.seat, [Begin(json.dumps(asdict(one)))])
         return {one.member: (one.seat, zero.where[one.seat][1]) for one in specs}
@@ -93,6 +91,8 @@ class TorchrunEngine(Engine):
         if seat in self._zero.lost:
             return []
         self._zero.lost.add(seat)
+        if seat not in self._members:
+            return []  # it was not needed
         return [(self._members[seat], ProcessLeft(f"{self._zero.where[seat][0]} is gone"))]
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:

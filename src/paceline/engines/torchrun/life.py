@@ -95,7 +95,7 @@ class RankLife:
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
-        self._is_leaving = self._has_failed = self._performs = False
+        self._is_leaving = self._has_failed = self._has_told = self._performs = False
         self._has_come = threading.Event()
         self.carrier: RankCarrier
         self._spec: MemberSpec | None = None
@@ -164,7 +164,7 @@ class RankLife:
             everyone=group, part=partial(RankPart, group, self.place),
             words=partial(self.place.client, "asks"), share=group.begin_to_share,
         )  # fmt: skip
-        if not context.dry_run:  # where all others have left by now
+        if not context.dry_run:  # in which no other rank takes part
             price = partial(_price, group, is_in_buckets=not context.is_difference)
             self._exchange.price = price
         if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
@@ -256,7 +256,9 @@ class RankLife:
             return True
         self._is_leaving = self._has_failed = True
         if self._spec is not None and self._exchange is not None:
-            process.tell_end(error, self.channel, self._spec, self._exchange)
+            self._has_told = True
+            code = process.tell_end(error, self.channel, self._spec, self._exchange)
+            self._has_failed = code != 0
             return True
         if isinstance(error, PacelineError):
             whose = "you" if isinstance(error, ConfigError) else "worker"
@@ -270,11 +272,12 @@ class RankLife:
         if os.getpid() != self._pid:
             return
         self._is_leaving = True
-        if not self._has_failed and self._exchange is not None:
+        if not (self._has_failed or self._has_told) and self._exchange is not None:
             self._finish(self._exchange)
         self._await_over(int(self._has_failed))
         self._await_threads()
-        if self._has_failed or self._code or self._group is None or not self._group.leave():
+        is_by_hand = self._has_failed or self._has_told or self._code
+        if is_by_hand or self._group is None or not self._group.leave():
             self._exit(self._code or int(self._has_failed))
 
     def _finish(self, exchange: StoreExchange) -> None:
