@@ -299,7 +299,7 @@ def said_by_a_rank() -> Iterator[list[Any]]:
     before = {number: signal.getsignal(number) for number in REASONS}
     life = object.__new__(RankLife)
     said: list[Any] = []
-    life._pid, life.channel = 0, SimpleNamespace(say=said.append)  # type: ignore[assignment]
+    life._pid, life.channel = 0, SimpleNamespace(say=said.append)  # type: ignore[assignment]  # only what it says is looked at
     life.begin_to_talk()
     yield said
     atexit.unregister(life._leave)
