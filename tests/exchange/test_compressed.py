@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
@@ -18,13 +17,11 @@ from torch import Tensor, nn
 import forked
 from compressing import example
 from dying import Fault, with_fault
-from paceline.collectives.base import LinkCost
 from paceline.compression import COMPRESSORS, parse
 from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.base import ScriptHooks
-from paceline.exchange.compressed import CompressedGradient, Span, price_between
-from paceline.exchange.group import MemberGroup, Pending
+from paceline.exchange.compressed import CompressedGradient, Span
 from paceline.script.prepared import Prepared
 from paceline.store.fragments import Fragment, Fragments
 from paceline.store.layout import lay_out
@@ -33,7 +30,6 @@ from reference import differ
 from runs import Run, assert_each_sample_once, run_script, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK
 
-EACH_S = 1e-3
 SCRIPT = """
 import os, torch, paceline
 from torch import nn
@@ -377,56 +373,6 @@ def test_what_came_for_a_parameter_that_nobody_stepped_waits_on() -> None:
         found = compressed.remember()["residual"][run][at : at + place.numel]
         close = 0.01 if run == 0 else 1e-6
         torch.testing.assert_close(found, place.flat(block).float(), rtol=close, atol=close)
-
-
-def test_the_price_says_what_is_saved_and_what_is_spent() -> None:
-    compressed = made("int8", 0, 2)
-    assert compressed.price(None).wins is None
-    slow = compressed.price(LinkCost(latency_s=1e-3, s_per_byte=1e-3))
-    assert slow.wins
-    assert "compressing wins here" in slow.render()
-    fast = compressed.price(LinkCost(latency_s=1e-9, s_per_byte=1e-12))
-    assert not fast.wins
-    assert "compressing loses here" in fast.render()
-    assert fast.spent_s > 0.0
-    assert slow.sent_bytes < 0.33 * slow.plain_bytes  # small runs, of a scale each
-
-
-class SlowToBegin(MemberGroup):
-    """Two members alike, between which an operation takes a millisecond, whatever its bytes."""
-
-    rank, size = 0, 2
-
-    def wait(self) -> None:
-        time.sleep(EACH_S)
-
-    def all_reduce(
-        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
-    ) -> Pending:
-        return self
-
-    def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
-        out.copy_(mine.repeat(2))
-        return self
-
-    def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
-        out.copy_(mine)
-        return self
-
-
-def test_the_price_has_what_more_operations_cost() -> None:
-    compressed = made("int8", 0, 2)
-    count = compressed.num_spans(compressed.largest)
-    price = price_between(SlowToBegin(), compressed)
-    with_lines = price_between(SlowToBegin(), compressed, line_bytes=64)
-    assert price.plain_s is not None
-    assert price.sent_s is not None
-    assert with_lines.sent_s is not None
-    assert price.plain_s >= count * EACH_S  # an all-reduce for each type of numbers
-    assert price.sent_s >= 2 * count * EACH_S  # each is swapped, then gathered
-    assert with_lines.sent_s >= (2 * count + 1) * EACH_S
-    assert not price.wins
-    assert not compressed.remember()["residual"][0].any()  # nothing of it was sent
 
 
 # -- bytes on the wire ---------------------------------------------------------------------------

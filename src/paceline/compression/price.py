@@ -1,21 +1,23 @@
 """What compressing costs on this machine, beside what it saves on a link: before a run begins.
 
     spent    encode and decode, measured on numbers like the gradients', without a link
-    link     the compressor's own operations, or the all-reduce of whole gradients:
+    link     the compressor's own operations, or the all-reduce of whole gradients; of a quick link
+             both exchanges are measured whole, in turn; of a slow one
              to begin them and hear of their end, measured with next to nothing in them
              and their bytes, by closed formulas with what a byte was measured to take
 
-A compressor has twice the operations or more, and on a link where bytes are cheap that costs as
-much as its arithmetic. More is saved than spent: it wins. Both are of one update, as if nothing of
-them overlapped with computing: what overlaps hides the link's time first, and encoding competes
-with the backward pass for the same processor, so the verdict errs in favour of compressing, never
-against it.
+Where bytes are cheap, other things are not: a compressor has twice the operations or more, and sums
+of 16 bits may be slower than those of 32. More is saved than spent: it wins. Both are of one
+update, as if nothing of them overlapped with computing: what overlaps hides the link's time first,
+and encoding competes with the backward pass for the same processor, so the verdict errs in favour
+of compressing, never against it.
 
 Source: S. Agarwal, H. Wang, S. Venkataraman, D. Papailiopoulos, "On the Utility of Gradient
 Compression in Distributed Training Systems", MLSys 2022 (it pays where bytes saved over bandwidth
 are more than the time to encode and decode; in few of their 200 set-ups it did).
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,8 +33,11 @@ from .base import AllGather, AllReduce, Exchanging, MemberLink, Operation, Under
 _MEASURE_S = 0.4
 _CACHES_BYTES = 32 << 20
 """More than one core has of the caches of a machine of today."""
-_LEAST, _MOST, _FIXED = 3, 50, 15
-"""Repeats; the last of what members do together, so as many in each."""
+_LEAST, _MOST = 3, 50
+QUICK_S = 0.05
+"""Within which whole gradients are exchanged on a quick link."""
+_LEAST_TOGETHER, _MOST_TOGETHER, _TOGETHER_S = 5, 15, 0.5
+"""Repeats of what members do together, so as many in each; and how long they may take."""
 
 
 class _NoLink:
@@ -63,6 +68,20 @@ class MeasuredExchange:
 
     spent_s: float
     operations: tuple[Operation, ...]
+
+
+class Way(NamedTuple):
+    """One way to exchange the gradients of an update.
+
+    Attributes:
+        exchanges: begins all of it.
+        between: what is done while they are under way.
+        keep: the update stands.
+    """
+
+    exchanges: Callable[[], Sequence[Exchanging]]
+    between: Callable[[], object] = lambda: None
+    keep: Callable[[], object] = lambda: None
 
 
 class FixedCosts(NamedTuple):
@@ -102,28 +121,27 @@ def measure(
     return MeasuredExchange(spent_s=statistics.median(times), operations=tuple(link.operations))
 
 
-def measure_fixed(
-    exchanges: Callable[[], Sequence[Exchanging]],
-    link: MemberLink,
-    between: Callable[[], object],
-    device: torch.device,
-) -> float:
-    """Seconds that exchanges of next to nothing take; all members call it together.
+def measure_in_turn(
+    ways: Sequence[Way], link: MemberLink, device: torch.device, about_s: float = 0.0
+) -> list[float]:
+    """Median seconds of each, one after the other again and again; all members call it together.
 
     Args:
-        exchanges: begins all of an update.
-        between: what is done while they are under way.
+        about_s: that one of them takes, the same in all members; the longer, the fewer repeats.
     """
-    times: list[float] = []
+    each: list[list[float]] = [[] for _ in ways]
     forget = _forgetting(device)
-    for _ in range(_FIXED):
-        forget()
-        begun_s = time.perf_counter()
-        _through(UnderWay(link), exchanges(), between)
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        times.append(time.perf_counter() - begun_s)
-    return statistics.median(times)
+    repeats = _TOGETHER_S / about_s if about_s else math.inf
+    for _ in range(int(min(_MOST_TOGETHER, max(_LEAST_TOGETHER, repeats)))):
+        for times, way in zip(each, ways, strict=True):
+            forget()
+            begun_s = time.perf_counter()
+            _through(UnderWay(link), way.exchanges(), way.between)
+            way.keep()
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+            times.append(time.perf_counter() - begun_s)
+    return [statistics.median(times) for times in each]
 
 
 def summed(part: Tensor) -> Exchanging:

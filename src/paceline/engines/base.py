@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from ..errors import ConfigError
-from ..store.control import ALARM, JOBS, SNAPSHOT, Control
+from ..store.control import ALARM, JOBS, MET, SNAPSHOT, Control
 from ..store.memory import Memory
 from ..system.vitals import Vitals
 from ..wire.messages import FromMember, ToMember
@@ -116,8 +116,7 @@ class StoreView:
     def alarm(self) -> None:
         """Let peers go on through the store at their next barrier."""
         self._control[ALARM] = 1
-        for index in self._control.arrived:
-            self._control.wake(index)
+        self._control.wake(MET)
 
     def calm(self) -> int:
         """End the alarm, while all members wait; how many barriers they have passed by now."""

@@ -12,6 +12,7 @@
     distributed     through ``torch.distributed``, one accelerator a worker
     late            what of it is under way while members go on
     compressed      its gradients in fewer bytes (`compression/`), and what was not sent yet
+    priced          what that costs here, beside what it saves
 
     lockstep        steps that call the model again, made by all members together
 

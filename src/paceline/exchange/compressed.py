@@ -5,18 +5,16 @@
     keep     the update stands
 
 What was not sent outlives the peers: a member that goes on through the store keeps it for the next
-time, and a checkpoint has it. Above 300 lines, since bytes, price and what was not sent are of the
-same pieces. This module must not know protocols, nor how an operation is done.
+time, and a checkpoint has it. Above 300 lines, since bytes and what was not sent are of the same
+pieces. This module must not know protocols, nor how an operation is done.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..collectives.base import LinkCost
 from ..compression import Compression
 from ..compression.base import (
     AllReduce,
@@ -28,22 +26,10 @@ from ..compression.base import (
     Operation,
     Segment,
 )
-from ..compression.price import (
-    FixedCosts,
-    link_s,
-    measure,
-    measure_fixed,
-    measure_link,
-    summed,
-)
-from ..plan import CompressionPrice
 from ..store.fragments import Fragment, Fragments
-from ..store.layout import Section, TensorPlace, lay_out
+from ..store.layout import Section, TensorPlace
 from ..store.sums import wide
 from .group import MemberGroup, Pending
-
-_SMALL = 16
-"""Rows and columns of next to nothing: fewer than what a message takes anyhow."""
 
 
 class Span(NamedTuple):
@@ -93,8 +79,8 @@ class CompressedGradient:
         num_fragments: int = 1,
     ) -> None:
         self._fragments = Fragments(section, num_fragments)
-        self._compression, self.section = compression, section
-        self._seat, self._num_members, self.device = seat, num_members, device
+        self.compression, self.section = compression, section
+        self._seat, self.num_members, self.device = seat, num_members, device
         self._runs = spans_of(section)
         self._feedback: list[ErrorFeedback] = []
         for run in self._runs:
@@ -130,9 +116,9 @@ class CompressedGradient:
         ]
         segment = Segment(
             size=size, dtype=dtype, device=self.device, seat=self._seat,
-            num_members=self._num_members, matrices=[one for one in inside if one is not None],
+            num_members=self.num_members, matrices=[one for one in inside if one is not None],
         )  # fmt: skip
-        compressor = self._compression.kind(segment, self._compression.value)
+        compressor = self.compression.kind(segment, self.compression.value)
         return _Piece(span, run, self._runs[run].numbers_before(span.start), compressor)
 
     @property
@@ -145,7 +131,7 @@ class CompressedGradient:
     def plain_bytes(self) -> float:
         """What it would send of gradients as they are."""
         num_bytes = sum(one.stop - one.start for one in self._runs)
-        whole = 2 * (self._num_members - 1) / self._num_members * num_bytes
+        whole = 2 * (self.num_members - 1) / self.num_members * num_bytes
         return whole / len(self._fragments.each)
 
     @property
@@ -160,7 +146,7 @@ class CompressedGradient:
             section: of which each tensor is compressed by itself; None: as this one is cut.
         """
         made = CompressedGradient(
-            self._compression, section or self.section, self._seat, self._num_members, self.device
+            self.compression, section or self.section, self._seat, self.num_members, self.device
         )
         spans = [one.span for one in self._pieces]
         if section is not None:
@@ -169,44 +155,9 @@ class CompressedGradient:
         made.cut(spans)
         return made
 
-    def num_spans(self, due: Fragment) -> int:
-        """Of this fragment."""
-        return sum(due.start <= one.span.start < due.stop for one in self._pieces)
-
-    def price(self, link: LinkCost | None, fixed: FixedCosts | None = None) -> CompressionPrice:
-        """What it costs here, measured on made-up gradients; half a second.
-
-        Args:
-            link: between members; None: nobody knows.
-            fixed: of its operations, measured; None: the link's latency for each message.
-        """
-        source = torch.zeros(self.section.stop, dtype=torch.uint8, device=self.device)
-        for run in self._runs:
-            run.of(source).normal_(generator=torch.Generator(self.device).manual_seed(0))
-        mean, due, made = source.clone(), self.largest, self.anew()
-        found = measure(
-            lambda: made.begin_all(source, 0.5, mean, due), lambda: made.keep_fragment(due),
-            self._num_members, self.device,
-        )  # fmt: skip
-        runs = [Span(start, stop, dtype) for dtype, start, stop in due.runs(self.section)]
-        plain = [AllReduce(run.of(source)) for run in runs]
-        price = CompressionPrice(
-            compressor=str(self._compression),
-            plain_bytes=self.plain_bytes,
-            sent_bytes=self.sent_bytes,
-            spent_s=found.spent_s,
-        )
-        if link is None:
-            return price
-        of_bytes = link if fixed is None else replace(link, latency_s=0.0)
-        plain_s, sent_s = fixed or (0.0, 0.0)
-        return replace(
-            price,
-            plain_s=plain_s + link_s(plain, self._num_members, of_bytes),
-            sent_s=sent_s + link_s(found.operations, self._num_members, of_bytes),
-            latency_s=link.latency_s,
-            bytes_per_s=1.0 / link.s_per_byte if link.s_per_byte else None,
-        )
+    def spans(self, due: Fragment) -> list[Span]:
+        """What of this fragment is compressed together."""
+        return [one.span for one in self._pieces if due.start <= one.span.start < due.stop]
 
     # -- an update ------------------------------------------------------------------------------
 
@@ -292,7 +243,7 @@ class CompressedGradient:
             num_saved: members that there were.
             read: what one of them remembered.
         """
-        if num_saved == self._num_members:
+        if num_saved == self.num_members:
             seats: Sequence[int] = (self._seat,)
         else:
             seats = range(num_saved if self._seat == 0 else 0)
@@ -325,39 +276,6 @@ class GroupLink:
         pending, tensor = begun
         pending.wait()
         return tensor
-
-
-def price_between(
-    group: MemberGroup, compressed: CompressedGradient, *, line_bytes: int = 0
-) -> CompressionPrice:
-    """What it costs between these members; all measure together.
-
-    Where one of them has died meanwhile, and the run hears of it, the link is not known.
-
-    Args:
-        line_bytes: that each member shows all others beside a compressed gradient; without one
-            they go along with it.
-    """
-    device, link = compressed.device, GroupLink(group)
-    small = [torch.zeros(_SMALL, _SMALL) for _ in range(compressed.num_spans(compressed.largest))]
-    section = lay_out([(f"{n}", one) for n, one in enumerate(small)], [], []).parameters
-    made = compressed.anew(section)
-    source = torch.ones(section.stop, dtype=torch.uint8, device=device)
-    plain = [one.to(device) for one in small]
-    mine = torch.zeros(line_bytes, dtype=torch.uint8)
-    every = mine.repeat(group.size)
-    try:
-        cost = measure_link(lambda one: group.all_reduce(one).wait(), group.size, device)
-        fixed = FixedCosts(
-            measure_fixed(lambda: [summed(one) for one in plain], link, lambda: None, device),
-            measure_fixed(
-                lambda: made.begin_all(source, 0.5, source), link,
-                lambda: group.all_gather(mine, every).wait() if line_bytes else None, device,
-            ),
-        )  # fmt: skip
-    except RuntimeError:
-        return compressed.price(None)
-    return compressed.price(cost, fixed)
 
 
 def spans_of(section: Section) -> list[Span]:

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ..store.clip import UNCLIPPED, Clip, clip_conflict
-from ..store.control import Control
+from ..store.control import MET, Control
 from ..wire.channel import Channel
 from ..wire.messages import Entry, Rounds, Row
 from .base import Clock, are_at_odds, conflict
@@ -60,6 +60,7 @@ class Line(NamedTuple):
         )  # fmt: skip
 
 
+_NUM_FIELDS = len(Line._fields)
 _SQUARED_NORM, _BAD_VERSION = (Line._fields.index(one) for one in ("squared_norm", "bad_version"))
 
 
@@ -69,6 +70,8 @@ class GivenUp(BaseException):
 
 class Barrier:
     """The lines and the barriers of one run, as its member at ``seat`` uses them.
+
+    Who comes last to a barrier wakes all others, so each sleeps once, however many there are.
 
     Args:
         clock: the seconds that barriers take are added to its ``wait_s``.
@@ -93,11 +96,8 @@ class Barrier:
 
     def lines(self) -> list[Line]:
         """The lines of all seats."""
-        control = self._control
-        return [
-            Line(*(control.double(place + i) for i in range(len(Line._fields))))
-            for place in control.numbers
-        ]
+        doubles = self._control.doubles
+        return [Line._make(doubles(place, _NUM_FIELDS)) for place in self._control.numbers]
 
     def show_norm(self, squared_norm: float) -> None:
         """Of this member's share of the mean gradient, for the barrier that comes next."""
@@ -117,7 +117,10 @@ class Barrier:
     def arrive(self) -> int:
         """Reach the next barrier, and do not wait there; its number."""
         self._phase += 1
+        # Nobody sleeps by this word: the system call is a fence between it and those of others.
         self._control.set_and_wake(self._control.arrived[self._seat], self._phase)
+        if self._have_all_come():
+            self._control.set_and_wake(MET, self._phase)
         return self._phase
 
     def wait(self) -> None:
@@ -128,11 +131,18 @@ class Barrier:
         """
         control, phase = self._control, self.arrive()
         start = time.perf_counter()
-        for index, gone in zip(control.arrived, control.gone, strict=True):
-            while not control.wait_while(index, lambda value: value < phase, _WAIT_S):
-                if control[gone] and control[index] < phase:
-                    raise GivenUp
+        while not control.wait_while(MET, lambda value: value < phase, _WAIT_S):
+            gone = [control[one] for one in control.gone]  # before what they have come to
+            if self._have_all_come():  # the last one died before it could tell
+                break
+            arrived = [control[one] for one in control.arrived]
+            if any(a and b < phase for a, b in zip(gone, arrived, strict=True)):
+                raise GivenUp
         self._clock.wait_s += time.perf_counter() - start
+
+    def _have_all_come(self) -> bool:
+        control, phase = self._control, self._phase
+        return all(control[index] >= phase for index in control.arrived)
 
     def _set(self, column: int, value: float) -> None:
         self._control.set_double(self._control.numbers[self._seat] + column, value)

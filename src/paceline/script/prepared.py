@@ -34,6 +34,7 @@ from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.compressed import CompressedGradient
+from ..exchange.priced import price_alone
 from ..exchange.through_store import StoreExchange
 from ..partition.names import SplitName
 from ..plan import CompressionPrice
@@ -600,7 +601,7 @@ class Prepared:
         """What it costs to send fewer bytes here, beside what it saves."""
         assert self._member is not None
         price = self._member.price
-        return compressed.price(None) if price is None else price(compressed)
+        return price_alone(compressed) if price is None else price(compressed)
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""

@@ -29,9 +29,11 @@ class Fenced:
         self._words = words
         self._fence = fence
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         self._fence()
         value = self._words[index]
+        if isinstance(index, slice):
+            value = value.tolist()
         self._fence()
         return value
 

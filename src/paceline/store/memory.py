@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -249,6 +249,11 @@ class Words:
         """The word as a float64."""
         value: float = self._doubles[index]
         return value
+
+    def doubles(self, index: int, count: int) -> Sequence[float]:
+        """So many words from this one on, as float64; to be read at once."""
+        values: Sequence[float] = self._doubles[index : index + count]
+        return values
 
     def set_double(self, index: int, value: float) -> None:
         self._doubles[index] = value

@@ -119,8 +119,8 @@ def exchange_in_shared_memory(
         is_main=False if context.is_newcomer else None,
     )  # fmt: skip
     if context.compress != "none" and not (context.is_newcomer or context.dry_run):
-        from ...exchange.compressed import price_between
         from ...exchange.group import start_group
+        from ...exchange.priced import price_between
 
         exchange.price = lambda compressed: price_between(
             start_group(rendezvous, spec.seat, spec.num_seats, compressed.device), compressed

@@ -35,8 +35,9 @@ from ...errors import ConfigError, PacelineError
 from ...exchange import Route
 from ...exchange.averaging import Averaging
 from ...exchange.base import ScriptHooks
-from ...exchange.compressed import CompressedGradient, price_between
+from ...exchange.compressed import CompressedGradient
 from ...exchange.model_copy import ModelCopy
+from ...exchange.priced import price_between
 from ...exchange.rounds import Barrier
 from ...exchange.through_store import StoreExchange
 from ...plan import CompressionPrice
