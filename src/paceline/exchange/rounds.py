@@ -20,7 +20,7 @@ from ..wire.channel import Channel
 from ..wire.messages import Entry, Rounds, Row
 from .base import Clock, are_at_odds, conflict
 
-_WAIT_S = 0.1
+_WAIT_S, _PAIR = 0.1, 2
 
 
 class Line(NamedTuple):
@@ -71,7 +71,8 @@ class GivenUp(BaseException):
 class Barrier:
     """The lines and the barriers of one run, as its member at ``seat`` uses them.
 
-    Who comes last to a barrier wakes all others, so each sleeps once, however many there are.
+    Who comes last to a barrier wakes all who sleep there: each sleeps once, however many there are.
+    Who does not sleep yet looks where the others are.
 
     Args:
         clock: the seconds that barriers take are added to its ``wait_s``.
@@ -117,8 +118,7 @@ class Barrier:
     def arrive(self) -> int:
         """Reach the next barrier, and do not wait there; its number."""
         self._phase += 1
-        # Nobody sleeps by this word: the system call is a fence between it and those of others.
-        self._control.set_and_wake(self._control.arrived[self._seat], self._phase)
+        self._control[self._control.arrived[self._seat]] = self._phase
         if self._have_all_come():
             self._control.set_and_wake(MET, self._phase)
         return self._phase
@@ -131,18 +131,21 @@ class Barrier:
         """
         control, phase = self._control, self.arrive()
         start = time.perf_counter()
-        while not control.wait_while(MET, lambda value: value < phase, _WAIT_S):
+        while not control.wait_while(MET, self._is_early, _WAIT_S):
             gone = [control[one] for one in control.gone]  # before what they have come to
-            if self._have_all_come():  # the last one died before it could tell
-                break
             arrived = [control[one] for one in control.arrived]
             if any(a and b < phase for a, b in zip(gone, arrived, strict=True)):
                 raise GivenUp
+        if control.num_seats > _PAIR and control[MET] < phase:
+            control.set_and_wake(MET, phase)  # two came last, and neither saw the other
         self._clock.wait_s += time.perf_counter() - start
 
     def _have_all_come(self) -> bool:
         control, phase = self._control, self._phase
         return all(control[index] >= phase for index in control.arrived)
+
+    def _is_early(self, met: int) -> bool:
+        return met < self._phase and not self._have_all_come()
 
     def _set(self, column: int, value: float) -> None:
         self._control.set_double(self._control.numbers[self._seat] + column, value)
