@@ -104,6 +104,14 @@ def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> N
     assert moved["data"].step_s == pytest.approx(2 * copied * PARAMETERS)
 
 
+def test_who_has_most_bytes_is_done_when_all_are_moved_and_no_sooner_than_one_alone() -> None:
+    shared = costs(2, cores=2.0, lone=1.25)
+    assert shared.by_memory([3.0, 3.0]) == 6.0
+    assert shared.by_memory([3.0, 1.0]) == 4.0
+    assert shared.by_memory([3.0, 0.1]) == pytest.approx(1.25 * 3.0)
+    assert costs(2).by_memory([3.0, 1.0]) == 3.0  # each on a machine of its own
+
+
 def test_shards_put_each_unit_together_by_itself() -> None:
     """Parameters forward and, of shard-3, backward, gradients once; and five meetings."""
     taken = together(gather_s=lambda size: size, reduce_s=lambda size: 10 * size, meeting_s=0.5)

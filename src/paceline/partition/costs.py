@@ -4,7 +4,7 @@ This module must not know how any of it was measured.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .graph import ChannelPair, WorkGraph
@@ -48,6 +48,7 @@ class SplitCosts:
         pipeline: the workers, what is between them, the micro-batches.
         exchanges: what they do together.
         moved_s_per_byte: of memory that is read or written, by one process on all cores.
+        lone: how many times as long as that it takes by one worker alone, with its own threads.
         fresh_s_per_byte: of memory that a worker is given anew, in each update, where it keeps
             nothing that is freed (system/pages.py); 0: it does.
         buffer_kinds: types of numbers that the model's buffers have.
@@ -69,6 +70,7 @@ class SplitCosts:
     pipeline: Pipeline
     exchanges: Exchanges
     moved_s_per_byte: float = 0.0
+    lone: float = 1.0
     fresh_s_per_byte: float = 0.0
     buffer_kinds: int = 0
     micro_batches_each: tuple[int, ...] = ()
@@ -101,6 +103,15 @@ class SplitCosts:
     def at_once(self) -> float:
         """How many times longer than one process on all cores each of them takes, all at once."""
         return self.num_workers if math.isfinite(self.cores) else 1.0
+
+    def by_memory(self, each_s: Sequence[float]) -> float:
+        """What memory limits, of workers that begin at once, until the last is done.
+
+        Args:
+            each_s: of each, by one process on all cores.
+        """
+        most = max(each_s)
+        return max(sum(each_s), self.lone * most) if math.isfinite(self.cores) else most
 
     @property
     def slowest(self) -> float:

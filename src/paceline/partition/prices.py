@@ -16,7 +16,8 @@ Seconds are of an update: all computing, then what is sent, then the optimizer; 
 behind computing makes it shorter. n processes of t threads on c cores share them: where n t > c
 everything that all do at once takes n t / c times as long, and longer by what turns on a core cost,
 which is measured. What memory limits (the optimizer, copies) was measured by one process on all
-cores, and n at once take n times as long. Whole copies on one machine add up gradients in memory
+cores, and all at once take as long as one that has all their bytes: whoever has most is done last,
+and is never faster than one alone. Whole copies on one machine add up gradients in memory
 that all see, each in its share; ranks send messages, and meet before each pass (spread/meeting.py).
 Bytes are what the worker that sends most sends where nothing is shared; memory is that of the
 worker that holds most (memory.py). Above 300 lines, since one formula stands beside the others.
@@ -309,14 +310,15 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
     num, found = cut.micro_batches, cut.placement
-    step_s = cut.seconds + max(
-        one.update_s * costs.at_once + one.first_s * costs.sharing for one in found.parts
-    )
-    most = max(one.parameter_bytes for one in found.parts)
-    step_s += _meetings_s(costs) + _moved_s(costs, _PASSES * most) + _fresh_s(costs, most)
+    sizes = [one.parameter_bytes for one in found.parts]
+    in_memory = [
+        one.update_s + _PASSES * one.parameter_bytes * costs.moved_s_per_byte for one in found.parts
+    ]
+    step_s = cut.seconds + costs.by_memory(in_memory * replicas)
+    step_s += max(one.first_s for one in found.parts) * costs.sharing
+    step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes))
     sent = [_sent(found, number) * num for number in range(num_parts)]
     if replicas > 1:
-        sizes = [one.parameter_bytes for one in found.parts]
         step_s += max(costs.exchanges.sum_s(size, replicas) for size in sizes)
         sent = [a + 2 * (replicas - 1) / replicas * b for a, b in zip(sent, sizes, strict=True)]
     return SplitPrice(

@@ -112,7 +112,7 @@ def prepare(
     pipeline = _pipeline(question, subject, left_bytes, messages.link, _update(subject, is_counted))
     costs = SplitCosts(
         graph_at=measured.graph_at, alone_s=measured.alone_s, batch_size=batch_size,
-        pipeline=pipeline, exchanges=messages.exchanges, moved_s_per_byte=moved_s_per_byte(),
+        pipeline=pipeline, exchanges=messages.exchanges, **_moved(own_threads),
         fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
         cores=cores, threads=own_threads, turns=measured.turns,
         micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
@@ -134,6 +134,14 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
         "num_parameters": sum(one.numel() for one in model.parameters()),
     }  # fmt: skip
+
+
+def _moved(own_threads: int) -> dict[str, Any]:
+    """Of `SplitCosts`, what memory takes that is read and written."""
+    with threads(own_threads):
+        own_s = moved_s_per_byte()
+    all_s = moved_s_per_byte()
+    return {"moved_s_per_byte": all_s, "lone": max(1.0, own_s / all_s)}
 
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
