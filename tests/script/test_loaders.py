@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import loops
+from paceline.errors import ConfigError
 from reference import differ
 from runs import Run, assert_each_sample_once, leases_of, run_script
 from tiny import EPOCHS, NUM_SAMPLES
@@ -38,6 +39,29 @@ if __name__ == "__main__":
                 model(x).sum().backward()
                 optimizer.step()
 """
+ASSIGNED = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader
+from paceline.data.arrays import ArrayDataset, collate_batch
+
+pace = paceline.connect()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = ArrayDataset(torch.ones(16, 4), torch.ones(16))
+loader = DataLoader(data, batch_size=8, collate_fn=collate_batch)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(2):
+    if epoch == 1 and sys.argv[1] == "collate":
+        loader.collate_fn = lambda samples: [2 * one for one in collate_batch(samples)]
+    elif epoch == 1:
+        loader.batch_sampler.batch_size = 16
+    for x, y in loader:
+        assert x.unique().tolist() == [1.0 + epoch], x
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+"""
 SCRIPT = Path(loops.__file__)
 ANYWHERE = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
 
@@ -56,6 +80,19 @@ def _given(results: list[dict[str, Tensor]]) -> Counter[int]:
 
 def _model(result: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in result.items() if name not in ("given", "lengths")}
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+def test_a_collate_function_of_later_epochs_collates_them(tmp_path: Path, protocol: str) -> None:
+    (tmp_path / "train.py").write_text(ASSIGNED)
+    run = run_script(tmp_path / "train.py", tmp_path, "collate", workers=2, protocol=protocol)
+    assert run.used() == [Counter(range(16))] * 2
+
+
+def test_another_batch_size_for_later_epochs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ASSIGNED)
+    with pytest.raises(ConfigError, match=r"another batch_size or drop_last after prepare"):
+        run_script(tmp_path / "train.py", tmp_path, "size", workers=2, protocol="full-sync")
 
 
 @pytest.mark.parametrize("where", [{"path": "store"}, {"path": "peers"}], ids=str)

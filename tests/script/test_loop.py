@@ -348,6 +348,14 @@ def test_what_was_differentiated_in_any_spelling_has_a_gradient(tmp_path: Path, 
     assert run.summary.updates == 8
 
 
+def test_a_sum_inside_the_loop_is_refused_where_a_batch_is_too_small_for_all(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(OF_VECTORS)
+    with pytest.raises(ConfigError, match=r"a batch has \d samples for \d+ workers"):
+        run_script(tmp_path / "train.py", tmp_path, "inside", workers=5, protocol="full-sync")
+
+
 def test_a_sum_inside_the_loop_is_refused_where_not_all_come_by(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OF_VECTORS)
     with pytest.raises(ConfigError, match=r"pace.sum\(\) stands inside .* under k-sync:1"):

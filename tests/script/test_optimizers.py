@@ -4,6 +4,8 @@ What a step is follows from the protocol: one worker, and full-sync, take step a
 PyTorch does; local-sgd does so on every worker; elsewhere the steps of a block are one update.
 """
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -31,6 +33,45 @@ CLOSE = 1e-6
 Say = Callable[[str], tuple[int, str, str]]
 SCRIPT = Path(several.__file__)
 PLACES = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
+LOADED_LATE = """
+import sys, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+where, case = sys.argv[1:]
+torch.manual_seed(0)
+models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+optimizers = [torch.optim.SGD(models[0].parameters(), lr=0.5, momentum=0.9),
+              torch.optim.Adam(models[1].parameters(), lr=0.1)]
+loader = DataLoader(TensorDataset(torch.arange(24.0).view(12, 2) / 24), 4)
+if case == "plain":
+    epochs = range(3)
+else:
+    pace = paceline.connect()
+    *made, loader = pace.prepare(*models, *optimizers, loader)
+    models, optimizers, epochs = made[:2], made[2:], pace.epochs(3)
+saved = optimizers[1].state_dict()
+saved["param_groups"][0]["lr"] = 1e-3
+optimizers[1].load_state_dict(saved)
+if case == "hook":
+    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None)
+if case == "other":
+    optimizers[0].param_groups[0]["params"] = list(models[0].parameters())
+seen = []
+for epoch in epochs:
+    for (x,) in loader:
+        with paceline.step() if case == "plain" else pace.step():
+            for model, optimizer in zip(models, optimizers):
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+        state = optimizers[1].state_dict()
+        seen.append(state["state"][0]["exp_avg"].clone())
+    optimizers[1].param_groups[0]["lr"] *= 0.5
+if case == "plain" or pace.is_main:
+    weights = [one.detach().clone() for model in models for one in model.parameters()]
+    torch.save({str(n): one for n, one in enumerate([*weights, *seen])}, where)
+"""
 
 
 def _run(
@@ -166,6 +207,43 @@ def test_state_that_was_loaded_is_the_owners(tmp_path: Path) -> None:
     _, found = _run(tmp_path, "loading", 3, engine="inline", protocol="full-sync")
     assert float(found[0]["0:0.step"]) == 103.0
     assert "1:0.momentum_buffer" in found[0]
+
+
+def _loaded_late(folder: Path, case: str, **settings: Any) -> dict[str, Tensor]:
+    (folder / "train.py").write_text(LOADED_LATE)
+    words = (str(folder / "found.pt"), case)
+    run_script(folder / "train.py", folder, *words, **{"workers": 2, **settings})
+    found: dict[str, Tensor] = torch.load(folder / "found.pt")
+    return found
+
+
+def _plain_of_loaded_late(folder: Path) -> dict[str, Tensor]:
+    script = LOADED_LATE.replace("paceline.step()", "contextlib.nullcontext()")
+    where = folder / "plain.pt"
+    (folder / "plain.py").write_text(f"import contextlib\n{script}")
+    words = [sys.executable, str(folder / "plain.py"), str(where), "plain"]
+    subprocess.run(words, check=True, timeout=60)
+    found: dict[str, Tensor] = torch.load(where)
+    return found
+
+
+@pytest.mark.parametrize("where", [*PLACES[1:], {"path": "collective"}], ids=str)
+def test_settings_that_were_loaded_late_and_state_inside_an_epoch_are_the_plain_ones(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    found = _loaded_late(tmp_path, "late", protocol="full-sync", **where)
+    assert differ(found, _plain_of_loaded_late(tmp_path)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [("hook", "hooks on the steps of all optimizers"), ("other", r"\['params'\] was changed")],
+)
+def test_what_all_steps_call_and_other_parameters_are_refused_after_prepare(
+    tmp_path: Path, case: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _loaded_late(tmp_path, case, protocol="k-sync:2", workers=2)
 
 
 def test_steps_outside_a_block_are_refused_where_a_block_is_one_update(tmp_path: Path) -> None:

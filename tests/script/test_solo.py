@@ -55,6 +55,32 @@ def test_a_sampler_without_a_length_is_taken_as_torch_takes_it() -> None:
         len(prepared)
 
 
+def test_an_iterator_is_begun_where_torch_begins_it() -> None:
+    """The seed of its workers is drawn there, and what the script draws next is what it was."""
+    model = nn.Linear(2, 1)
+    _, _, prepared = Pace(SoloExchange(), Context()).prepare(
+        model, SGD(model.parameters(), lr=1.0), loader()
+    )
+    drawn = []
+    for batches in (loader(), prepared):
+        torch.manual_seed(3)
+        made = iter(batches)
+        drawn += [torch.rand(1), next(made)[0].shape, torch.rand(1)]
+    assert drawn[:3] == drawn[3:]
+
+
+def test_what_is_assigned_to_a_prepared_loader_is_the_loaders() -> None:
+    pace, model, mine = Pace(SoloExchange(), Context()), nn.Linear(2, 1), loader()
+    _, _, prepared = pace.prepare(model, SGD(model.parameters(), lr=1.0), mine)
+    assert prepared.batch_size == 4
+    assert prepared.dataset is mine.dataset
+    prepared.collate_fn = lambda samples: len(samples)
+    assert mine.collate_fn is prepared.collate_fn
+    assert [*prepared] == [4, 4]
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        prepared.batch_size = 8
+
+
 def test_the_length_of_a_loader_is_that_of_the_pass_at_hand() -> None:
     pace, model = Pace(SoloExchange(), Context()), nn.Linear(2, 1)
     data = Subset(loader().dataset, [0, 1])

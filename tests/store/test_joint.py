@@ -36,6 +36,16 @@ def test_groups_are_the_same_dicts_and_state_is_the_owners() -> None:
     assert list(both.state) == [model.bias]
 
 
+def test_groups_that_a_part_was_given_anew_are_the_groups() -> None:
+    _, first, second = made()
+    both = joined([first, second])
+    saved = first.state_dict()
+    saved["param_groups"][0]["lr"] = 3.0
+    first.load_state_dict(saved)
+    assert both.param_groups[0] is first.param_groups[0]
+    assert both.param_groups[0]["lr"] == 3.0
+
+
 def test_what_holds_of_it_holds_of_each() -> None:
     model, first, second = made()
     assert is_elementwise(joined([first, second]))

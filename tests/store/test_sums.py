@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.replica.replica import Replica
-from paceline.store.control import Control, control_bytes
+from paceline.store.control import GENERATION, Control, control_bytes
 from paceline.store.means import average_into, average_of_buffers
 from paceline.store.memory import PrivateMemory
 from paceline.store.optimizer import Updater
@@ -71,6 +71,19 @@ class Rig:
     def assert_averaged(self, scale: float = 1.0) -> None:
         for place in self.places:
             assert torch.equal(place.view(self.store.sum_slot), self.wanted(place, scale))
+
+
+def test_what_was_changed_while_it_was_read_is_read_again() -> None:
+    store, tried = Rig(torch.float32).store, list[int]()
+
+    def read(block: int) -> int:
+        tried.append(block)
+        if len(tried) == 1:
+            store.control[GENERATION[block]] += 2  # two more updates have been made
+        return len(tried)
+
+    assert store.read_whole(read) == 2
+    assert tried == [0, 0]
 
 
 @HALVES

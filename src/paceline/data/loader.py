@@ -73,9 +73,14 @@ class LeasedLoader:
         self._transfer = Transfer(device) if speed.ahead and device.type != "cpu" else None
         self._known: deque[Lease] = deque()
         self._arriving: tuple[Lease, Arriving, float | None] | None = None
-        self._sends_bytes = device.type != "cpu" and loader.collate_fn is collate_batch
-        is_array = type(loader.dataset) is ArrayDataset
-        self._is_plain = is_array and loader.collate_fn is collate_batch
+
+    @property
+    def _sends_bytes(self) -> bool:
+        return self._device.type != "cpu" and self.loader.collate_fn is collate_batch
+
+    @property
+    def _is_plain(self) -> bool:
+        return type(self.dataset) is ArrayDataset and self.loader.collate_fn is collate_batch
 
     @property
     def num_loading(self) -> int:

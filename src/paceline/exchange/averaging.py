@@ -21,6 +21,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from ..store.clip import Clip
+from ..store.optimizer import Updater
 from ..wire.messages import NOT_FINITE, OK
 from . import Route
 from .base import ScriptHooks, Work
@@ -59,6 +60,11 @@ class Averaging(abc.ABC):
     @abc.abstractmethod
     def _live(self) -> Tensor:
         """The block that updates are made in, on this member's device."""
+
+    @property
+    def own_updater(self) -> Updater | None:
+        """Of a block of this member's own, in which the newest version lies; None: the store's."""
+        return None
 
     @property
     def _own_buffers(self) -> Tensor:

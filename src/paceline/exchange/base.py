@@ -122,6 +122,12 @@ class Shape:
     keep_remainder: bool
     is_sticky: bool = False
 
+    @property
+    def fewest_samples(self) -> int:
+        """Of a batch: the last one has what is left."""
+        rest = self.num_samples % self.batch_size if self.keep_remainder else 0
+        return rest or self.batch_size
+
     def batches(self, ends: Ends | None = None) -> Batches:
         found = Batches(
             self.num_samples, self.batch_size, self.parts, keep_remainder=self.keep_remainder,

@@ -81,6 +81,10 @@ class DistributedAveraging(Averaging):
     def _live(self) -> Tensor:
         return self._own
 
+    @property
+    def own_updater(self) -> Updater:
+        return self._updater
+
     def step_aside(self) -> None:
         """The store gets what the next epoch is compared with, and what state_dict() reads."""
         self._finish_late()

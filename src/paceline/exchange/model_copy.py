@@ -210,8 +210,16 @@ class ModelCopy:
         block = self.store.blocks[self.store.current]
         parameters.of(block).copy_(parameters.of(self.home))
 
-    def optimizer_state(self) -> dict[Tensor, dict[str, Any]]:
-        """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
-        rows = self.updaters[self.store.current].read_state()
+    def optimizer_state(self, own: Updater | None = None) -> dict[Tensor, dict[str, Any]]:
+        """Clones of the optimizer's whole state at the newest version, by the user's parameters.
+
+        Args:
+            own: of a block of this member's own, which the newest version lies in; None: it lies in
+                the store.
+        """
+        if own is not None:
+            rows = own.read_state()
+        else:
+            rows = self.store.read_whole(lambda block: self.updaters[block].read_state())
         held = [one for group in self.rule.param_groups for one in group["params"]]
         return {one: row for one, row in zip(held, rows, strict=True) if row}

@@ -404,7 +404,8 @@ class StoreExchange(Exchange):
 
     def optimizer_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """See ``ModelCopy.optimizer_state``."""
-        return self._own.copy.optimizer_state()
+        averaging = self._own.averaging
+        return self._own.copy.optimizer_state(None if averaging is None else averaging.own_updater)
 
     @property
     def trained_s(self) -> float:

@@ -79,7 +79,7 @@ class SharedState:
         self._state_dict = optimizer.state_dict
         self._load = optimizer.load_state_dict
         self._loaded: State | None = None
-        self._num_groups = len(optimizer.param_groups)
+        self._given = self._lists()
         self._held = HeldState(self._newest)
         optimizer.state = self._held
         optimizer.state_dict = self._whole_state  # type: ignore[method-assign]  # of this optimizer alone, until it is let go
@@ -98,8 +98,15 @@ class SharedState:
                 "optimizer.state was replaced after prepare(), and the run keeps the true one: to "
                 "begin with a new state, build a new optimizer in a run of its own"
             )
-        if len(self._optimizer.param_groups) != self._num_groups:
+        given, now = self._given, self._lists()
+        if len(now) != len(given):
             _refuse_group()
+        if any(a is not b or size != was for (a, size), (b, was) in zip(now, given, strict=True)):
+            _refuse_parameters()
+
+    def _lists(self) -> list[tuple[list[Tensor], int]]:
+        """Of each group its list of parameters, and how many that has."""
+        return [(one["params"], len(one["params"])) for one in self._optimizer.param_groups]
 
     def _newest(self) -> State:
         if self._loaded is not None:
@@ -147,6 +154,14 @@ class SharedStates:
         """See ``SharedState.check``."""
         for one in self._each:
             one.check()
+
+
+def _refuse_parameters() -> None:
+    raise ConfigError(
+        "optimizer.param_groups[...]['params'] was changed after prepare(), and the run goes on "
+        "with those it was given: give the optimizer all parameters before prepare(), freeze with "
+        "body.requires_grad_(False), and thaw later with body.requires_grad_(True)"
+    )
 
 
 def _refuse_group(*_: Any, **__: Any) -> None:

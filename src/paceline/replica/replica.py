@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace, bind, in_one_memory, lay_out
-from ..store.optimizer_copy import has_hooks, state_rows
+from ..store.optimizer_copy import has_hooks, has_hooks_on_all, state_rows
 from .held import HeldMemory
 from .lent import LentPlaces
 from .own_gradients import OwnGradients, register
@@ -410,6 +410,13 @@ def _only_device(tensors: Sequence[Tensor]) -> torch.device:
 
 def refuse_hooks(optimizer: Optimizer) -> None:
     """An update is made by whoever comes last, or by each worker on its share of the parameters."""
+    if has_hooks_on_all():
+        raise ConfigError(
+            "hooks on the steps of all optimizers (register_optimizer_step_post_hook and its like) "
+            "were registered since prepare(), and would see a share of the parameters or run in "
+            "another worker: register them before pace.prepare(...), which carries them under "
+            "full-sync and local-sgd"
+        )
     if has_hooks(optimizer):
         raise ConfigError(
             f"{type(optimizer).__name__} has step hooks since prepare(), which would see a share "

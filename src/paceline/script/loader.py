@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
@@ -35,15 +35,39 @@ from .loop import TrainingLoop, to_device
 from .schedules import Schedules
 
 
-class PreparedLoader:
+class OfLoader:
+    """What stands for a loader of the user's: what else that one has, it has, and what is assigned
+    to it is assigned to that one.
+
+    Attributes:
+        plain: the user's.
+        OWN: names without an underscore that are kept here.
+    """
+
+    OWN: ClassVar[frozenset[str]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in self.OWN:
+            raise AttributeError(name)
+        return getattr(self.plain, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in self.OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.plain, name, value)
+
+
+class PreparedLoader(OfLoader):
     """Iterates over the mini-batches that this worker is granted, epoch by epoch.
 
-    ``len`` is the number of batches an epoch, which is that of updates but for ``accumulate``. What
-    else the user's loader has, it has.
+    ``len`` is the number of batches an epoch, which is that of updates but for ``accumulate``.
 
     Args:
         num_batches: of an epoch of the user's own loader, as it is now.
     """
+
+    OWN = frozenset(("passes", "plain", "most_batches", "has_opened", "last_uneven"))
 
     def __init__(
         self,
@@ -58,8 +82,6 @@ class PreparedLoader:
         self._shape = shape
         self._num_batches = num_batches
         self.passes = passes
-        self.dataset = loop.leased.dataset
-        self.batch_size = shape.batch_size // self._num_each * loop.leased.samples_each
         self.plain = loop.leased.loader
         """The loader that was prepared, for a look at a batch beside the loop."""
         self.most_batches: int | None = None
@@ -69,10 +91,11 @@ class PreparedLoader:
         self.last_uneven = -1
         """The last pass that was left early, or had another number of batches than usual."""
 
+        self._cut_as = _cuts(self.plain)
+        vars(self)["batch_size"] = shape.batch_size // self._num_each * loop.leased.samples_each
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        value = getattr(self.plain, name)
+        value = super().__getattr__(name)
         if name in ("state_dict", "load_state_dict") and not self._loop.is_alone:
             return partial(refuse_state, name)
         return value
@@ -125,13 +148,16 @@ class PreparedLoader:
         return -(-num_batches // self._num_each)
 
     def __iter__(self) -> Iterator[Any]:
-        own: list[weakref.ref[Generator[Any, None, None]]] = []
-        iteration = self._batches(own)
+        loop, own = self._loop, list[weakref.ref[Generator[Any, None, None]]]()
+        is_beside = loop.is_released or loop.is_iterating or not torch.is_grad_enabled()
+        # Torch draws its workers' seed here, and not with the first batch.
+        begun = loop.batches_alone() if loop.is_alone and not is_beside else None
+        iteration = self._batches(own, begun)
         own.append(weakref.ref(iteration))
         return iteration
 
     def _batches(
-        self, own: list[weakref.ref[Generator[Any, None, None]]]
+        self, own: list[weakref.ref[Generator[Any, None, None]]], begun: Iterator[Any] | None
     ) -> Generator[Any, None, None]:
         loop = self._loop
         if loop.is_released:
@@ -142,7 +168,7 @@ class PreparedLoader:
         if loop.is_iterating or not torch.is_grad_enabled():
             yield from self._nested()
         elif loop.is_alone:
-            yield from self._alone()
+            yield from self._alone(begun or loop.batches_alone())
         else:
             yield from self._epoch()
 
@@ -165,14 +191,14 @@ class PreparedLoader:
         finally:
             torch.set_rng_state(state)
 
-    def _alone(self) -> Iterator[Any]:
+    def _alone(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The user's loader, batch for batch."""
         loop = self._loop
         self.passes.take()
         loop.is_iterating = True
         most = None if self.most_batches is None else self.most_batches * self._num_each
         try:
-            for batch in self._marked(islice(loop.batches_alone(), most), most):
+            for batch in self._marked(islice(batches, most), most):
                 if loop.exchange.is_stopped:
                     loop.exchange.is_cut_short = True
                     return
@@ -232,6 +258,12 @@ class PreparedLoader:
             if passes.was_look(epoch):
                 yield from self._look_again()
             return
+        if _cuts(self.plain) != self._cut_as:
+            raise ConfigError(
+                "loader.batch_sampler was given another batch_size or drop_last after prepare(): "
+                "one run has one size of batches; larger ones later are a run of their own, with "
+                "pace.trial('large'):"
+            )
         schedules.open()
         ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
@@ -310,6 +342,12 @@ class PreparedLoader:
             for one in self._loop.beside:
                 one.begin_pass(epoch, batches)
         self.has_opened = True
+
+
+def _cuts(loader: Any) -> tuple[int, bool] | None:
+    """How torch's own batch sampler cuts; None: another one does, or none."""
+    own = loader.batch_sampler
+    return (own.batch_size, own.drop_last) if type(own) is BatchSampler else None
 
 
 def _with_ends(batches: Iterator[Any], stop: int | None) -> Iterator[tuple[Any, bool]]:

@@ -30,7 +30,7 @@ from ..events import Lease
 from ..fields import integer
 from ..replica.seeding import kept_random_state
 from .holding import Held
-from .loader import PreparedLoader
+from .loader import OfLoader, PreparedLoader
 from .loop import TrainingLoop, to_device
 
 _NEEDS_EACH = (
@@ -87,7 +87,7 @@ class _Batches:
         return self._loader.take(self)
 
 
-class SecondLoader:
+class SecondLoader(OfLoader):
     """A loader beside the prepared one; ``len`` is the number of its batches.
 
     In the prepared loader's loop each ``next()`` gives this worker's part of the batch that belongs
@@ -107,6 +107,8 @@ class SecondLoader:
         ConfigError: its batches cannot be shared out.
     """
 
+    OWN = frozenset(("plain", "seed"))
+
     def __init__(
         self,
         main: PreparedLoader,
@@ -118,7 +120,7 @@ class SecondLoader:
         averages: bool,
     ) -> None:
         self._main, self._loop, self._averages = main, loop, averages
-        self.plain, self.dataset, self.seed = loader, loader.dataset, seed
+        self.plain, self.seed = loader, seed
         self._chain: _Chain | None = None
         self._newest: _Batches | None = None
         self._last: Held | None = None
@@ -152,11 +154,6 @@ class SecondLoader:
         self._of_main = main.usual_batches
         if not (order.has_own_batches or main.has_own_batches):
             self._refuse_uneven()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.plain, name)
 
     @property
     def is_released(self) -> bool:

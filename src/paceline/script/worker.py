@@ -1066,7 +1066,7 @@ class Pace:
 
         Raises:
             ConfigError: it stands inside the loader's loop where workers go at their own pace, or
-                before ``prepare``.
+                where a batch has fewer samples than there are workers, or before ``prepare``.
         """
         self._finish_leaving()
         is_inside = hasattr(self, "_prepared") and self._prepared.loop.is_iterating
@@ -1074,6 +1074,12 @@ class Pace:
             raise ConfigError(
                 f"pace.sum() stands inside the loader's loop, where under {self._context.protocol} "
                 "each worker has mini-batches of its own and not all come by; put it between epochs"
+            )
+        if is_inside and (fewest := self._prepared.shape.fewest_samples) < self.num_workers:
+            raise ConfigError(
+                f"pace.sum() stands inside the loader's loop, where a batch has {fewest} samples "
+                f"for {self.num_workers} workers, so that not all come by; put it between epochs, "
+                "or give the loader drop_last=True"
             )
         if self.num_workers > 1 and not hasattr(self, "_prepared"):
             raise ConfigError(

@@ -26,14 +26,17 @@ class JointOptimizer(Optimizer):
     """
 
     state: Any
-    param_groups: Any
 
     def __init__(self, parts: Sequence[Optimizer], state: Any = None) -> None:
         # Not torch's, which would make groups of its own: these stay the parts' own dicts.
         self.parts = tuple(parts)
         self.defaults: dict[str, Any] = {}
-        self.param_groups = [group for one in self.parts for group in one.param_groups]
         self.state = _JointState(self.parts) if state is None else state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]  # torch has an attribute
+        """The parts' own dicts, as they are now: whoever loads a part's state gives it new ones."""
+        return [group for one in self.parts for group in one.param_groups]
 
     def __repr__(self) -> str:
         return f"JointOptimizer({', '.join(type(one).__name__ for one in self.parts)})"

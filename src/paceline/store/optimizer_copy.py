@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..errors import ConfigError
 from .joint import JointOptimizer, parameters_of, parts_of
@@ -54,10 +55,16 @@ def keeps_gradients(optimizer: Optimizer) -> bool:
 
 def has_hooks(optimizer: Optimizer) -> bool:
     """Whether something is called before or after each of its steps."""
-    return any(
+    return has_hooks_on_all() or any(
         one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks
         for one in parts_of(optimizer)
     )
+
+
+def has_hooks_on_all() -> bool:
+    """Whether something of others is called around each step of whatever optimizer."""
+    every = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    return any(not getattr(one, "__module__", "").startswith("paceline.") for one in every)
 
 
 def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[StateRow]:

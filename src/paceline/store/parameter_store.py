@@ -15,7 +15,7 @@ This module must not know protocols, members or leases.
 import cmath
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from .layout import ALIGN_BYTES, Layout
 from .optimizer import Groups, Updater
 from .sums import Sums, wide, wide_bytes
 from .versions import NO_OVERFLOW, Applied, LossScale, LossScales, Norms
+
+T = TypeVar("T")
 
 NONE = "?"
 """In place of a parameter's name."""
@@ -131,6 +133,23 @@ class SharedStore:
             self.scale = self.scales.of(newest >> 1)
             if control[generation] == before:
                 return newest >> 1
+
+    def read_whole(self, read: Callable[[int], T]) -> T:
+        """What ``read`` makes of the block of the newest version: of one version, never of two.
+
+        Args:
+            read: is given the number of the block, once more where that was changed meanwhile.
+        """
+        control = self.control
+        while True:
+            newest = control[VERSION]
+            generation = GENERATION[newest & 1]
+            before = control[generation]
+            if before & 1 or control[VERSION] != newest:
+                continue
+            found = read(newest & 1)
+            if control[generation] == before:
+                return found
 
     def standing(self, version: int) -> Tensor | None:
         """The block of ``version``; None where it is not the newest one, or no more.

@@ -27,6 +27,7 @@ class Enough(BaseException):
 class EndingLoader(PreparedLoader):
     """A prepared loader that ends the script where the run has ended."""
 
+    OWN = PreparedLoader.OWN | {"pace"}
     pace: Pace
 
     def __iter__(self) -> Iterator[Any]:
@@ -40,7 +41,7 @@ def end_with_run(pace: Pace, made: Sequence[Any], kind: type[EndingLoader] = End
     for one in made if isinstance(made, tuple) else (made,):
         if isinstance(one, PreparedLoader):
             one.__class__ = kind
-            one.pace = pace  # type: ignore[attr-defined]  # EndingLoader has it
+            one.pace = pace
 
 
 def end_with_loop(loop: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
