@@ -10,8 +10,7 @@ from machines import GOOD, UUID, Recorded, built, gpu_row, nvidia, pci
 from paceline.cli import env as command
 from paceline.cli.app import run
 from paceline.machine.causes import find_cause
-from paceline.machine.causes_base import Defect
-from paceline.machine.causes_nvidia import wheel_command
+from paceline.machine.causes_nvidia import Defect, wheel_command
 from paceline.machine.hardware import Maker, read_cards, read_drivers
 from paceline.machine.inventory import Inventory, read_inventory
 from paceline.machine.libraries import read_torch

@@ -12,7 +12,7 @@
     inventory     all of that, as one value; its JSON
        |
     causes        PURE  why no accelerator can be used: one cause, one command, the nearest to the
-    causes_nvidia       hardware first; causes_base says what a cause is
+    causes_nvidia       hardware first
        |
     lines         what is printed, and what a bug report needs
 

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .causes_base import Defect
-from .causes_nvidia import nvidia_cause
+from .causes_nvidia import Defect, nvidia_cause
 from .hardware import Maker
 from .inventory import Inventory
 

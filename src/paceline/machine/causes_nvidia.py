@@ -9,10 +9,25 @@ This module is pure; it must not know how facts are read.
 """
 
 import re
+from typing import NamedTuple
 
-from .causes_base import Defect
 from .hardware import Maker
 from .inventory import Inventory
+
+
+class Defect(NamedTuple):
+    """Why no accelerator can be used, of whatever maker.
+
+    Attributes:
+        name: short, for programs; it stays.
+        sentence: what is wrong.
+        command: one, that mends it, or the first step.
+    """
+
+    name: str
+    sentence: str
+    command: str
+
 
 _INDEX = "https://download.pytorch.org/whl"
 """Of it cu126 and cu130, which have wheels of 2.11 to 2.14; cu126 gets no newer ones: from 2.15 on
