@@ -73,7 +73,8 @@ def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
 
 def test_rounds_are_told_once() -> None:
     sent: list[said.Rounds] = []
-    told = RoundsTold(type("Channel", (), {"send": staticmethod(sent.append)})(), 2)
+    channel = type("Channel", (), {"send": staticmethod(sent.append)})()
+    told = RoundsTold(channel, Control(PrivateMemory(control_bytes(2)), 2), 100, (0, 1), 0)
     for number in range(3):
         told.note(number, [line().entry(0), line().entry(2)], snapshot=0)
     told.tell()
@@ -82,6 +83,32 @@ def test_rounds_are_told_once() -> None:
     told.tell()
     assert [(one.first, len(one.rows)) for one in sent] == [(0, 3), (3, 1)]
     assert sent[0].rows[0].entries[1].fault == 2
+
+
+def test_of_what_the_first_has_told_others_keep_nothing_and_say_nothing() -> None:
+    control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[said.Rounds]()
+    channel = type("Channel", (), {"send": staticmethod(sent.append)})()
+    first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
+    for number in range(3):
+        for one in (first, second):
+            one.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
+    assert [(one.first, len(one.rows)) for one in sent] == [(0, 2)]  # with the checkpoint
+    assert [number for number, _ in second._rows] == [2]
+    first.end(3)
+    second.end(3)
+    assert [(one.first, len(one.rows)) for one in sent] == [(0, 2), (2, 1)]
+
+
+def test_what_the_first_died_with_the_next_one_tells() -> None:
+    control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[said.Rounds]()
+    channel = type("Channel", (), {"send": staticmethod(sent.append)})()
+    first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
+    for number in range(3):
+        for one in (first, second):
+            one.note(number, [line().entry(0)] * 2, snapshot=int(number == 0))
+    control[control.gone[0]] = 1
+    second.end(3)
+    assert [(one.first, len(one.rows)) for one in sent] == [(0, 1), (1, 2)]
 
 
 def test_ranges_cover_each_position_once() -> None:

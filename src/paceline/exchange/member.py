@@ -174,6 +174,7 @@ class MemberSide:
         self.control = control = carrier.control
         self.seat, self.number = seat, number
         self.num_workers, self._beats = control.num_seats, control.beats[seat]
+        self.are_words_shared = carrier.is_shared
         self.writes_version = seat == 0 or not carrier.is_shared
         """Whether this member notes what peers came to; of several that share words one does."""
         self.clock, self.hooks = Clock(), ScriptHooks()

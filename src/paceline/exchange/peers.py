@@ -62,8 +62,11 @@ class PeerRounds:
         num_rounds = self._leases.num_rounds
         self._num_rounds = num_rounds if updates_left < 0 else min(num_rounds, updates_left)
         self._round = 0
-        self._told = RoundsTold(member.channel, member.num_workers)
         self._first_version = member.store.version
+        telling = opened.seats if member.are_words_shared else (member.seat,)
+        self._told = RoundsTold(
+            member.channel, member.control, self._first_version, telling, member.seat
+        )
         if self.are_on and opened.newest != self._newest:
             self.close()  # one has died since, and another joined: they have to meet
         if not self.are_on:
@@ -117,7 +120,7 @@ class PeerRounds:
             if not self._exchange(Work()):
                 return
         self._let_stand()
-        self._told.tell()  # all do both: the first may have died by now
+        self._told.end(self._round)
         member.await_grant()
         if self.are_on:
             self._averaging.step_aside()
@@ -209,9 +212,7 @@ class PeerRounds:
         self._round += 1
         member.copy.version += 1
         asked = self._asked(lines)
-        is_time = self._told.note(self._round - 1, told, asked)
-        if (is_time or asked) and member.seat == 0:
-            self._told.tell()
+        self._told.note(self._round - 1, told, asked)
         if asked:
             self._take_snapshot(asked)
 

@@ -55,7 +55,8 @@ class MadeUpGradients:
         self.plain = [AllReduce(one) for one in self._parts]
 
     def sum_as_they_are(self) -> list[Exchanging]:
-        return [summed(one.mul_(0.5)) for one in self._parts]
+        share = 1.0 / self._of.num_members
+        return [summed(one.mul_(share)) for one in self._parts]
 
     def compress(self) -> list[Exchanging]:
         return self._made.begin_all(self._source, 0.5, self._mean, self._due)

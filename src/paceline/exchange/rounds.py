@@ -182,39 +182,77 @@ def common_clip(lines: Sequence[Line]) -> Clip:
 
 
 _TELL_S = 0.2
+_END_S = 1.0
+"""So long others leave it to the first to tell of the last rounds."""
 _KEPT_ROUNDS = 4096
 _SENT_ENTRIES = 512
 """In one message."""
 
 
 class RoundsTold:
-    """The rounds of one epoch.
+    """The rounds of one epoch, of which the first peer tells the coordinator.
+
+    The others keep what it has not told yet, and where it dies the next one tells that.
 
     Args:
-        num_workers: entries of a round.
+        first_version: that the epoch begins with.
+        seats: of those that tell one after the other, ``seat`` among them: all peers, where each
+            sees how far the others have come.
     """
 
-    def __init__(self, channel: Channel, num_workers: int) -> None:
-        self._channel = channel
+    def __init__(
+        self,
+        channel: Channel,
+        control: Control,
+        first_version: int,
+        seats: Sequence[int],
+        seat: int,
+    ) -> None:
+        self._channel, self._control = channel, control
+        self._first_version, self._seats, self._seat = first_version, seats, seat
+        self._first_told = control.told[seats[0]]
         self._rows: deque[tuple[int, Row]] = deque(maxlen=_KEPT_ROUNDS)
-        self._size = max(1, _SENT_ENTRIES // num_workers)
         self._next = 0
         self._tell_at_s = time.perf_counter() + _TELL_S
 
-    def note(self, number: int, entries: list[Entry], snapshot: int) -> bool:
-        """Keep a round, and the checkpoint that is taken after it; whether it is time to tell."""
+    def note(self, number: int, entries: list[Entry], snapshot: int) -> None:
+        """Keep a round, and the checkpoint that is taken after it; tell of it when it is time."""
         now_s = time.perf_counter()
         self._rows.append((number, Row(now_s, tuple(entries), snapshot)))
-        if now_s <= self._tell_at_s:
-            return False
-        self._tell_at_s = now_s + _TELL_S
-        return True
+        if self._seat != self._seats[0]:
+            self._drop(self._control[self._first_told] - self._first_version)
+        elif snapshot or now_s > self._tell_at_s:
+            self._tell_at_s = now_s + _TELL_S
+            self.tell()
 
     def tell(self) -> None:
         """Send all rounds since the last time, several in a message."""
-        rows = [(number, row) for number, row in self._rows if number >= self._next]
-        for start in range(0, len(rows), self._size):
-            part = rows[start : start + self._size]
+        self._drop(self._next)
+        rows = list(self._rows)
+        size = max(1, _SENT_ENTRIES // len(rows[0][1].entries)) if rows else 1
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
             self._channel.send(Rounds(part[0][0], tuple(row for _, row in part)))
         if rows:
             self._next = rows[-1][0] + 1
+        self._control.set_and_wake(self._control.told[self._seat], self._first_version + self._next)
+
+    def end(self, num_rounds: int) -> None:
+        """Of so many rounds the coordinator is told, by the first peer that comes to do so."""
+        control, until = self._control, self._first_version + num_rounds
+        patience_s = time.perf_counter() + _END_S
+        for seat in self._seats:
+            if seat == self._seat:
+                self.tell()
+                return
+            word, gone = control.told[seat], control.gone[seat]
+            while not control.wait_while(word, lambda told: told < until, _WAIT_S):
+                if control[gone] or time.perf_counter() > patience_s:
+                    break  # what is told twice is heard once
+            else:
+                return
+
+    def _drop(self, number: int) -> None:
+        """What lies before this round is told."""
+        while self._rows and self._rows[0][0] < number:
+            self._rows.popleft()

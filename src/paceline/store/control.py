@@ -1,7 +1,7 @@
 """The page of words through which the members of one machine see each other.
 
     first        the run: version, jobs, alarm, ...
-    then 7 lines a seat: [cancelled, gone, beats] [arrived] [undo mark, chunks]
+    then 7 lines a seat: [cancelled, gone, beats, told] [arrived] [undo mark, chunks]
                          [what it pushed last: numbers, three lines] [the loss scale it began with]
 
 A seat is a worker's place; at any time one member sits on it. Every word has 64 bits, so that none
@@ -103,6 +103,9 @@ class Control(Words):
         """Per seat: 1 when its member has ended, what it wrote is final (writer: coordinator)."""
         self.beats = [index + 2 for index in self.cancelled]
         """Per seat: grows where its member gets on, and stands still while it does not (writer:
+        the member)."""
+        self.told = [index + 3 for index in self.cancelled]
+        """Per seat: the version up to which it has told the coordinator of what peers did (writer:
         the member)."""
         self.arrived = [self._seat(seat, 1) for seat in range(num_seats)]
         """Per seat: barriers reached (writer: the member)."""
