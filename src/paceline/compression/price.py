@@ -70,7 +70,7 @@ class MeasuredExchange:
     operations: tuple[Operation, ...]
 
 
-class Way(NamedTuple):
+class GradientWay(NamedTuple):
     """One way to exchange the gradients of an update.
 
     Attributes:
@@ -122,7 +122,7 @@ def measure(
 
 
 def measure_in_turn(
-    ways: Sequence[Way], link: MemberLink, device: torch.device, about_s: float = 0.0
+    ways: Sequence[GradientWay], link: MemberLink, device: torch.device, about_s: float = 0.0
 ) -> list[float]:
     """Median seconds of each, one after the other again and again; all members call it together.
 

@@ -19,8 +19,8 @@ from ..compression.base import AllReduce, Exchanging, MemberLink
 from ..compression.price import (
     QUICK_S,
     FixedCosts,
+    GradientWay,
     MeasuredExchange,
-    Way,
     link_s,
     measure,
     measure_in_turn,
@@ -90,7 +90,8 @@ class MadeUpGradients:
         coding, size = self._coding(), self._of.num_members
         plain_s = link_s(self.plain, size, cost)
         if plain_s < QUICK_S:
-            ways = (Way(self.sum_as_they_are), Way(self.compress, between, self.keep))
+            whole = GradientWay(self.sum_as_they_are)
+            ways = (whole, GradientWay(self.compress, between, self.keep))
             plain_s, whole_s = measure_in_turn(ways, link, self._of.device, plain_s)
             sent_s = max(0.0, whole_s - coding.spent_s)
         else:
@@ -114,8 +115,8 @@ class MadeUpGradients:
         made, source = self._of.anew(section), torch.ones(section.stop, dtype=torch.uint8)
         source, parts = source.to(device), [one.to(device) for one in small]
         ways = (
-            Way(lambda: [summed(one) for one in parts]),
-            Way(lambda: made.begin_all(source, 0.5, source), between),
+            GradientWay(lambda: [summed(one) for one in parts]),
+            GradientWay(lambda: made.begin_all(source, 0.5, source), between),
         )
         return FixedCosts(*measure_in_turn(ways, link, device))
 
