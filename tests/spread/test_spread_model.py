@@ -819,6 +819,57 @@ def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces() -> Non
     in_threads(2, work)
 
 
+def renew(weight: nn.Parameter) -> None:
+    weight.data = weight.data.clamp(min=0)
+
+
+WRITES: dict[str, Callable[[nn.Parameter], object]] = {
+    "in place": lambda weight: weight.clamp_(min=0),
+    "behind torch's back": lambda weight: weight.data.clamp_(min=0),
+    "other memory": renew,
+}
+
+
+class Positive(nn.Linear):
+    """As layers are made monotone."""
+
+    write: Callable[[nn.Parameter], object] = WRITES["in place"]
+
+    def forward(self, given: Tensor) -> Tensor:
+        with torch.no_grad():
+            type(self).write(self.weight)
+        return super().forward(given)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("way", [*WRITES, "a maximal norm"])
+def test_a_layer_that_changes_its_own_weights_is_refused(
+    stage: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(48).view(8, 6) % 5
+    if way in WRITES:
+        monkeypatch.setattr(Positive, "write", WRITES[way])
+        x = x.double()
+
+    def work(ranks: Ranks) -> str:
+        first = Positive(6, 6) if way in WRITES else nn.Embedding(5, 6, max_norm=1.0)
+        model = nn.Sequential(first, nn.Tanh(), nn.Linear(6, 3)).double()
+
+        def train() -> None:
+            made = sharded(ranks, model, stage, (x,))
+            for one in made.own.parameters():
+                one.data.sub_(1.0)
+            made.stepped()
+            model(x)
+
+        with pytest.raises(ConfigError) as refused:
+            train()
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert said.startswith("parameter '0.weight' is changed by forward()"), said
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()

@@ -194,6 +194,7 @@ class ShardedModel(SpreadModel):
             return
         if torch.is_grad_enabled():
             refuse_hidden(f"a layer, {type(module).__name__},", made)
+        unit.refuse_written()
         for one in torch.utils._pytree.tree_leaves(made):
             if isinstance(one, Tensor) and one.requires_grad:
                 register: Any = one.register_hook
@@ -234,6 +235,7 @@ class ShardedModel(SpreadModel):
                     unit.show()
             made = self._compute(*given, **named)
             for unit in self._own_units() if self._stage == 3 else self._units:
+                unit.refuse_written()
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
             return made
