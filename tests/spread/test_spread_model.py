@@ -819,6 +819,62 @@ def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces() -> Non
     in_threads(2, work)
 
 
+class Positions(nn.Module):
+    """Gives a view of its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[:, : x.shape[1]]
+
+
+class Placed(nn.Module):
+    """And so does the whole model, with a parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions, self.head = nn.Linear(6, 6), Positions(), nn.Linear(6, 3)
+        self.prototypes = nn.Parameter(torch.randn(4, 3))
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.embed(x).unsqueeze(1).expand(-1, 2, -1)
+        out = self.head((hidden + self.positions(hidden)).sin().mean(1))
+        return {"out": out, "hidden": self.prototypes[:2], "whole": self.prototypes}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_layers_and_the_model_give_of_their_own_parameters_outlives_these(stage: int) -> None:
+    whole, (_, (x, _)) = in_own_random(Placed), model_and_inputs()
+    rows = [x[:4], x[4:8]]
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        made = model(rows[number])
+        return loss_of(made) + made["whole"].cos().mean()
+
+    (torch.stack([loss(whole, number) for number in range(2)]).sum() / 2).backward()
+
+    def work(ranks: Ranks) -> dict[str, tuple[int, Any]]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        made = sharded(ranks, model, stage, (x,))
+        loss(model, ranks.everyone.rank).backward()
+        made.come_to_end()
+        with torch.no_grad():
+            seen, expected = model(x), whole(x)
+        made.come_to_end()
+        assert all(close_to(seen[name], expected[name]) for name in expected)
+        return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        assert parameter.grad is not None
+        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
 def renew(weight: nn.Parameter) -> None:
     weight.data = weight.data.clamp(min=0)
 

@@ -189,17 +189,19 @@ class ShardedModel(SpreadModel):
         if self._order is not None and not unit.is_here:
             self._event(_GATHER, unit)
 
-    def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> None:
+    def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> Any:
         if self._order is None or self._stage < 3 or self._is_back:
-            return
+            return None
         if torch.is_grad_enabled():
             refuse_hidden(f"a layer, {type(module).__name__},", made)
         unit.refuse_written()
+        made = unit.apart(made)
         for one in torch.utils._pytree.tree_leaves(made):
             if isinstance(one, Tensor) and one.requires_grad:
                 register: Any = one.register_hook
                 register(partial(self._before_back, unit))
         unit.free()
+        return made
 
     def _before_back(self, unit: ParameterUnit, gradient: Tensor) -> None:
         if self._is_back and not unit.is_here:
@@ -236,6 +238,7 @@ class ShardedModel(SpreadModel):
             made = self._compute(*given, **named)
             for unit in self._own_units() if self._stage == 3 else self._units:
                 unit.refuse_written()
+                made = unit.apart(made)
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
             return made

@@ -180,6 +180,25 @@ class ParameterUnit:
                 raise _written(piece.name)
         self._num_looks += 1
 
+    def apart(self, made: Any) -> Any:
+        """The same, and what is a view of a parameter has memory of its own."""
+        leaves, form = torch.utils._pytree.tree_flatten(made)
+        views = [self._has(one) for one in leaves]
+        if not any(views):
+            return made
+        rows = [x.clone() if is_view else x for x, is_view in zip(leaves, views, strict=True)]
+        return torch.utils._pytree.tree_unflatten(rows, form)
+
+    def _has(self, value: Any) -> bool:
+        """Whether it lies in this memory."""
+        if not isinstance(value, Tensor):
+            return False
+        try:
+            address = value.untyped_storage().data_ptr()
+        except RuntimeError:  # a sparse one, or one that torch.func wraps
+            return False
+        return address == self._flat.untyped_storage().data_ptr()
+
     def free(self) -> None:
         """Its memory is given back."""
         self.is_here = False
