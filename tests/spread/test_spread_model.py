@@ -804,12 +804,13 @@ def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> 
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
-def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces() -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces(stage: int) -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
         model, seen = in_own_random(Attending), list[Tensor]()
-        sharded(ranks, model, 1, inputs)
+        sharded(ranks, model, stage, inputs)
         layer = model.get_submodule("blocks.0")
         layer.register_forward_hook(lambda *given: seen.append(given[2]))
         model(*inputs)

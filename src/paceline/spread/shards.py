@@ -32,6 +32,11 @@ from .meeting import Intent, PartTask
 from .units import ParameterPiece, ParameterUnit, cut_state, find_units, refuse_hidden, used_outside
 
 _GATHER, _REDUCE, _END = 0, 1, 2
+_ELSEWHERE = (
+    "backward() reaches parameters otherwise than through what model(x) gave, where they are in "
+    "pieces: let the loss look at the model's output, too, in the same backward(), or use --split "
+    "data"
+)
 
 
 class ShardedModel(SpreadModel):
@@ -204,16 +209,15 @@ class ShardedModel(SpreadModel):
         return made
 
     def _before_back(self, unit: ParameterUnit, gradient: Tensor) -> None:
-        if self._is_back and not unit.is_here:
-            self._event(_GATHER, unit)
+        if unit.is_here:
+            return
+        if not self._is_back:
+            raise ConfigError(_ELSEWHERE)
+        self._event(_GATHER, unit)
 
     def _arrived(self, unit: ParameterUnit, _: Tensor) -> None:
         if not self._is_back:
-            raise ConfigError(
-                "backward() reaches parameters otherwise than through what model(x) gave, where "
-                "they are in pieces: let the loss look at the model's output, too, in the same "
-                "backward(), or use --split data"
-            )
+            raise ConfigError(_ELSEWHERE)
         unit.num_arrived += 1
         if self._is_back and self._stage > 1 and unit.num_arrived == unit.num_trained:
             if self._stage == 3 and unit.frees_early and unit.module is not None:
