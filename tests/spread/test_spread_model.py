@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -1209,12 +1210,13 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
         averaging = object.__new__(SplitAveraging)
         averaging._spread = made
         averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]
         model(x[:4]).mean().backward()
         model.get_buffer("center").add_(1.0 + rank)
         model.get_buffer("num").add_(3 - rank)
         made.come_to_end(End.PUSH, 4)
         found = made.changed_buffers
-        averaging._reduce_changed(0.75 if rank else 0.25)
+        averaging._reduce_changed(0.75 if rank else 0.25, 1.0)
         made.mark_buffers()
         made.come_to_end(End.PUSH, 4)
         return found + 100 * made.changed_buffers, model
@@ -1223,4 +1225,38 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
         assert found == 0b101
         assert model.get_buffer("center").tolist() == [1.75] * 4
         assert model.get_buffer("kept").tolist() == [0.1] * 4
+        assert int(model.get_buffer("num")) == 3
+
+
+def test_buffers_that_a_script_changes_have_the_mean_of_all_copies() -> None:
+    """Also in workers whose part has none of them, and where a copy has changed nothing."""
+    _, (x, _) = model_and_inputs()
+    weights = (0.1, 0.2, 0.3, 0.4)
+
+    def work(ranks: Ranks) -> nn.Module:
+        model, rank = in_own_random(Centered), ranks.everyone.rank
+        made = spread(ranks, model, (x,), SplitName(2, 2))
+        averaging = object.__new__(SplitAveraging)
+        averaging._spread, averaging._seat = made, rank
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]
+        averaging._store = SimpleNamespace(present=lambda seat: bytes(3))  # type: ignore[assignment]
+        assert made.groups.twins is not None
+        averaging._group = made.groups.twins
+        model(x[:4]).mean().backward()
+        if rank != 3:
+            model.get_buffer("center").add_(1.0 + rank)
+        if rank < 2:
+            model.get_buffer("num").add_(3 - rank)
+        made.come_to_end(End.PUSH, 4)
+        assert averaging._present_in_any(weights) == [0, 0, 0]
+        assert made.changed_buffers == 0b101
+        own = sum(weights[one] for one in made.groups.members)
+        averaging._reduce_changed(weights[rank], own)
+        averaging._reduce_buffers(own)
+        return model
+
+    for model in in_threads(4, work):
+        assert model.get_buffer("center").tolist() == pytest.approx([1.4] * 4)
+        assert model.get_buffer("kept").tolist() == pytest.approx([0.1] * 4)
         assert int(model.get_buffer("num")) == 3
