@@ -752,6 +752,37 @@ def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
     assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: int) -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model, rank = model_and_inputs()[0], ranks.everyone.rank
+        made = sharded(ranks, model, stage, inputs)
+        count_gradients(made)
+
+        def train(weight: float) -> None:
+            loss = loss_of(model(*(one[:4] for one in inputs)))
+            squares = torch.stack([one.pow(2).sum() for one in made.own.parameters()]).sum()
+            (loss + weight * squares if weight else loss).backward()
+
+        for weight in (0.1, 0.1, 0.0):  # all have theirs, then one alone and without a penalty
+            if rank == 0 or weight:
+                train(weight)
+            made.come_to_end(End.PUSH, 4 if rank == 0 or weight else 0)
+        if rank == 0:
+            train(0.1)
+            made.come_to_end(End.PUSH, 4)
+            return ""
+        with pytest.raises(ConfigError) as refused:
+            made.come_to_end(End.PUSH, 0)
+        return str(refused.value)
+
+    first, second = in_threads(2, work)
+    assert not first
+    assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
+
+
 def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     """A loss that also looks at what a layer has given."""
     seen: list[Tensor] = []

@@ -158,7 +158,11 @@ class ShardedModel(SpreadModel):
             unit.gather()
         else:
             assert self._shares is not None
-            unit.reduce(self._shares[self.groups.part])
+            self._reduce(unit, self._shares[self.groups.part])
+
+    def _reduce(self, unit: ParameterUnit, share: float = 1.0) -> None:
+        with self._through_model():
+            unit.reduce(share)
 
     def _refuse_other_first(self, kind: int, number: int) -> None:
         """Raise ConfigError where others do something else in the first pass, before it is done."""
@@ -335,7 +339,7 @@ class ShardedModel(SpreadModel):
         for kind, number in self._orders[doing]:
             unit = self._units[number]
             if kind == _REDUCE:
-                unit.reduce()
+                self._reduce(unit)
             else:
                 unit.gather()
                 unit.free()
