@@ -8,7 +8,9 @@ know how parts are computed.
 """
 
 import inspect
+import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +35,7 @@ from ..tuning.candidate import Forward, LossForward
 from .base import SpreadModel
 from .borders import inputs_of
 from .cut import make_cut
-from .group import Ranks, SplitGroups
+from .group import Ranks, SplitGroups, tell_all
 from .layered import ColumnModel, make_columns
 from .model import PipelinedModel
 from .modes import modes_kept
@@ -147,6 +149,7 @@ def spread_over(
     ranks, num_samples = exchange.ranks, partial(_num_samples, exchange)
     assert ranks is not None
     _share_weights(ranks, model)
+    refuse_uneven_state(ranks, optimizers)
     _keep_where_small(model)
     call = forward or usual_call(model)
     inputs = partial(_inputs, model, loader, call)
@@ -303,3 +306,27 @@ def _share_weights(ranks: Ranks, model: nn.Module) -> None:
             if flat is not None:
                 ranks.share(flat).wait()
                 one.copy_(held)
+
+
+def refuse_uneven_state(ranks: Ranks, optimizers: Sequence[Optimizer]) -> None:
+    """Weights are shared, optimizer state is not: each worker steps its part with its own.
+
+    Raises:
+        ConfigError: some workers have loaded it, and others have not.
+    """
+    held = [
+        [
+            sorted(map(str, one.state.get(x, ())))
+            for group in one.param_groups
+            for x in group["params"]
+        ]
+        for one in optimizers
+    ]
+    every = tell_all(ranks.everyone, zlib.crc32(json.dumps(held).encode()))
+    other = next((number for number, one in enumerate(every) if one != every[0]), 0)
+    if other:
+        raise ConfigError(
+            f"worker {other} begins with state of other parameters in its optimizer than worker 0 "
+            "(momentum, moments), and where a model is split each steps its part with its own: "
+            "optimizer.load_state_dict(...) in all workers alike, not if pace.is_main alone"
+        )
