@@ -51,6 +51,16 @@ def test_a_setting_that_changes_the_model_is_refused_by_name(
     with pytest.raises(ConfigError) as refused:
         split_of(None, context, Reaching())
     assert str(refused.value).startswith(f"{words} is not carried where a model is split")
+    assert "leave it out" in str(refused.value)
+
+
+def test_what_a_run_that_goes_on_had_is_refused_with_what_it_goes_on_by() -> None:
+    for setting, instead in (("compile", "--compile none"), ("compress", "--compress none")):
+        context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the run that goes on"):
+            split_of("network", context, Reaching())
+
+
 def test_state_that_one_worker_alone_has_loaded_is_refused_by_all() -> None:
     def work(ranks: Ranks) -> str:
         model = nn.Linear(2, 2)

@@ -51,20 +51,25 @@ _SAY_HOW = (
 )
 ModelCall = Callable[[nn.Module, Any], Any]
 """(model, batch): calls the model as the script does."""
-_REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
-    (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
+_REFUSED: Sequence[tuple[Callable[[Context], bool], str, str]] = (
+    (
+        lambda c: c.protocol.partition("+")[0] != "full-sync",
+        "another protocol than full-sync",
+        "--protocol full-sync",
+    ),
     (
         lambda c: c.steps_together,
         "a step that all make together (closures, optimizer hooks, an "
         "optimizer of your own that keeps numbers in its groups or looks at all parameters)",
+        "",
     ),
-    (lambda c: c.compile != "none", "--compile"),
-    (lambda c: c.precision not in (None, "fp32"), "--precision"),
-    (lambda c: c.channels_last, "--channels-last"),
-    (lambda c: c.compress != "none", "--compress"),
-    (lambda c: c.fast != "none", "--fast"),
+    (lambda c: c.compile != "none", "--compile", "--compile none"),
+    (lambda c: c.precision not in (None, "fp32"), "--precision", "--precision fp32"),
+    (lambda c: c.channels_last, "--channels-last", "--no-channels-last"),
+    (lambda c: c.compress != "none", "--compress", "--compress none"),
+    (lambda c: c.fast != "none", "--fast", "--fast none"),
 )
-"""What cannot be beside a split, and how it is called."""
+"""What cannot be beside a split, how it is called, and what a run goes on without it by."""
 
 
 def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | None:
@@ -96,10 +101,12 @@ def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | 
             f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
             "what each split costs"
         )
-    for is_refused, what in _REFUSED:
+    for is_refused, what, without in _REFUSED:
         if is_refused(context):
+            had = context.resume and without
+            instead = f"{without} (the run that goes on may have it)" if had else "leave it out"
             raise ConfigError(
-                f"{what} is not carried where a model is split ({text}): leave it out, or use "
+                f"{what} is not carried where a model is split ({text}): {instead}, or use "
                 f"--split data; what runs is full-sync over {', '.join(CARRIED[1:])}"
             )
     return name
