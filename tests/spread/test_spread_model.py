@@ -4,6 +4,7 @@ Workers are threads over real gloo (tests/support/threaded.py); a run of ranks i
 """
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.base import End
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
@@ -1291,3 +1292,24 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies() -> None:
         assert model.get_buffer("center").tolist() == pytest.approx([1.4] * 4)
         assert model.get_buffer("kept").tolist() == pytest.approx([0.1] * 4)
         assert int(model.get_buffer("num")) == 3
+
+
+def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
+    def work(ranks: Ranks) -> str:
+        rank, mean = ranks.everyone.rank, torch.tensor([1.0, math.inf])
+        place = SimpleNamespace(name=f"layer.{rank}", flat=lambda block: block[rank])
+        places = SimpleNamespace(parameters=SimpleNamespace(places=[place]))
+        averaging = object.__new__(SplitAveraging)
+        averaging._spread = SimpleNamespace(groups=SimpleNamespace(copy=ranks.everyone))  # type: ignore[assignment]
+        averaging._replica = SimpleNamespace(layout=places)  # type: ignore[assignment]
+        averaging._copy = SimpleNamespace(version=7)  # type: ignore[assignment]
+        averaging._mean, averaging._seat = mean, rank
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        with pytest.raises(WorkerError) as refused:
+            averaging._refuse_not_finite()
+        return str(refused.value)
+
+    for rank, said in enumerate(in_threads(2, work)):
+        assert said.startswith(
+            f"worker {rank}: the averaged gradient of 'layer.1' is not finite at version 7"
+        )

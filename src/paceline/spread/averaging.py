@@ -25,6 +25,7 @@ from ..store.clip import Clip
 from ..store.sums import norm_of
 from ..system.pages import give_back_freed
 from .base import SpreadModel
+from .group import tell_all
 
 _SAME_SHARE = 1e-9
 
@@ -191,6 +192,12 @@ class SplitAveraging(DistributedAveraging):
         with self._told_of_deaths():
             self._spread.groups.copy.all_reduce(found).wait()
         return bool(found[0]), float(found[1])
+
+    def _bad_name(self) -> str:
+        """All parts have found that the mean is not finite, and some of them where."""
+        with self._told_of_deaths():
+            names = tell_all(self._spread.groups.copy, super()._bad_name())
+        return next((one for one in names if one), "")
 
     def _stepped(self) -> None:
         if not self._has_stepped:  # the optimizer's state was made anew, and moved to the block
