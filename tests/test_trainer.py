@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 import tiny
 from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.errors import ConfigError
-from paceline.trainer import _pair, make_loader
+from paceline.trainer import make_loader, pair_of
 
 
 def test_a_data_set_that_gathers_is_not_asked_sample_by_sample() -> None:
@@ -24,4 +24,4 @@ def test_a_data_set_that_gathers_is_not_asked_sample_by_sample() -> None:
 )
 def test_a_batch_that_is_no_pair_is_refused_by_what_it_holds(batch: object, held: str) -> None:
     with pytest.raises(ConfigError, match=f"must be a pair .*, got {held}"):
-        _pair(tiny.WITH_BATCH_NORM, batch)
+        pair_of(tiny.WITH_BATCH_NORM, batch)

@@ -44,7 +44,7 @@ def train_here(spec: str | Task, context: Context) -> None:
     autocast = pace.autocast if context.precision else nullcontext
     for _ in pace.epochs(task.epochs):
         for batch in loader:
-            pair = _pair(task, batch)
+            pair = pair_of(task, batch)
             with pace.step():
                 optimizer.zero_grad()
                 with autocast():
@@ -62,13 +62,13 @@ def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> None:
     """Exact metrics of the whole test set, for the run's log and its best parameters."""
 
     def measure(batch: tuple[Tensor, Tensor]) -> dict[str, tuple[float, float]]:
-        inputs, targets = _pair(task, batch)
+        inputs, targets = pair_of(task, batch)
         return task.metrics(model(inputs), targets)
 
     pace.evaluate(measure, make_loader(test, _EVALUATION_BATCH))
 
 
-def _pair(task: Task, batch: Any) -> tuple[Tensor, Tensor]:
+def pair_of(task: Task, batch: Any) -> tuple[Tensor, Tensor]:
     """The inputs and targets of a batch.
 
     Raises:

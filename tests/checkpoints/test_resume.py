@@ -537,3 +537,21 @@ def test_among_ranks_a_run_has_nothing_that_only_a_launcher_carries(tmp_path: Pa
     assert adopt(resolved).respawn
     ranks = dataclasses.replace(resolved.settings, engine="torchrun")
     assert not adopt(dataclasses.replace(resolved, settings=ranks)).respawn
+
+
+def test_a_run_that_is_divided_from_now_on_has_nothing_that_no_split_carries(
+    tmp_path: Path,
+) -> None:
+    had: dict[str, Any] = {"channels_last": True, "collective": "shared", "fused_optimizer": True}
+    run = go(ADAM, tmp_path, workers=2, engine="local", updates=3, **had)
+    whole = resolve({"resume": str(run.folder)}, env={}, is_call=True)
+    adopted = adopt(whole)
+    assert (adopted.channels_last, adopted.collective, adopted.fused_optimizer) == (
+        True, "shared", True,
+    )  # fmt: skip
+    divided = resolve({"resume": str(run.folder), "split": "shard"}, env={}, is_call=True)
+    ranks = dataclasses.replace(divided.settings, engine="torchrun")
+    adopted = adopt(dataclasses.replace(divided, settings=ranks))
+    assert (adopted.channels_last, adopted.collective, adopted.fused_optimizer) == (
+        False, RunSettings().collective, True,
+    )  # fmt: skip

@@ -9,9 +9,18 @@ from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
 from paceline.spread import asked as asked_of
-from paceline.spread.asked import _batch, known_loss, refuse_objects, split_of, usual_call
+from paceline.spread.asked import (
+    _batch,
+    known_loss,
+    refuse_objects,
+    refuse_uneven_state,
+    split_of,
+    usual_call,
+)
+from paceline.spread.group import Ranks
 from paceline.system.pages import lean_heap
 from paceline.tuning.candidate import LossForward
+from threaded import in_threads
 
 LOADER = DataLoader(TensorDataset(torch.zeros(4, 1)))
 MODEL = nn.Linear(1, 1)
@@ -42,6 +51,31 @@ def test_a_setting_that_changes_the_model_is_refused_by_name(
     with pytest.raises(ConfigError) as refused:
         split_of(None, context, Reaching())
     assert str(refused.value).startswith(f"{words} is not carried where a model is split")
+    assert "leave it out" in str(refused.value)
+
+
+def test_what_a_run_that_goes_on_had_is_refused_with_what_it_goes_on_by() -> None:
+    for setting, instead in (("compile", "--compile none"), ("compress", "--compress none")):
+        context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the run that goes on"):
+            split_of("network", context, Reaching())
+
+
+def test_state_that_one_worker_alone_has_loaded_is_refused_by_all() -> None:
+    def work(ranks: Ranks) -> str:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        refuse_uneven_state(ranks, [optimizer])
+        if ranks.everyone.rank == 0:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        with pytest.raises(ConfigError) as refused:
+            refuse_uneven_state(ranks, [optimizer])
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert said.startswith("worker 1 begins with state of other parameters")
+        assert "optimizer.load_state_dict(...) in all workers alike" in said
 
 
 def test_a_split_needs_workers_that_reach_each_other() -> None:

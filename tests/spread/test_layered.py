@@ -46,6 +46,19 @@ def mlp() -> nn.Module:
     ).double()
 
 
+def frozen_norm() -> nn.Module:
+    """Its batch norm is as it was when it was frozen, and has a number for each channel."""
+    norm = nn.BatchNorm2d(5).eval()
+    with torch.no_grad():
+        for one in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            assert one is not None
+            one.add_(torch.rand(5))
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), norm, nn.ReLU(),
+        nn.Conv2d(5, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 64, 3),
+    ).double()  # fmt: skip
+
+
 class Block(nn.Module):
     """What a transformer has beside attention: a norm, two layers for each token, a way around."""
 
@@ -100,7 +113,9 @@ def spread(ranks: Ranks, model: nn.Module, x: Tensor) -> tuple[ColumnModel, torc
     return ColumnModel(model, [optimizer], columns, groups, lambda: 4), optimizer
 
 
-@pytest.mark.parametrize(("make", "size"), [(alexnet, 2), (mlp, 2), (mlp, 3), (Block, 2)])
+@pytest.mark.parametrize(
+    ("make", "size"), [(alexnet, 2), (mlp, 2), (mlp, 3), (Block, 2), (frozen_norm, 2)]
+)
 def test_twenty_steps_come_to_what_one_device_does(
     make: Callable[[], nn.Module], size: int
 ) -> None:

@@ -4,17 +4,19 @@ Workers are threads over real gloo (tests/support/threaded.py); a run of ranks i
 """
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.base import End
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
@@ -751,6 +753,37 @@ def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
     assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: int) -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model, rank = model_and_inputs()[0], ranks.everyone.rank
+        made = sharded(ranks, model, stage, inputs)
+        count_gradients(made)
+
+        def train(weight: float) -> None:
+            loss = loss_of(model(*(one[:4] for one in inputs)))
+            squares = torch.stack([one.pow(2).sum() for one in made.own.parameters()]).sum()
+            (loss + weight * squares if weight else loss).backward()
+
+        for weight in (0.1, 0.1, 0.0):  # all have theirs, then one alone and without a penalty
+            if rank == 0 or weight:
+                train(weight)
+            made.come_to_end(End.PUSH, 4 if rank == 0 or weight else 0)
+        if rank == 0:
+            train(0.1)
+            made.come_to_end(End.PUSH, 4)
+            return ""
+        with pytest.raises(ConfigError) as refused:
+            made.come_to_end(End.PUSH, 0)
+        return str(refused.value)
+
+    first, second = in_threads(2, work)
+    assert not first
+    assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
+
+
 def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     """A loss that also looks at what a layer has given."""
     seen: list[Tensor] = []
@@ -804,12 +837,13 @@ def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> 
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
-def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces() -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces(stage: int) -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
         model, seen = in_own_random(Attending), list[Tensor]()
-        sharded(ranks, model, 1, inputs)
+        sharded(ranks, model, stage, inputs)
         layer = model.get_submodule("blocks.0")
         layer.register_forward_hook(lambda *given: seen.append(given[2]))
         model(*inputs)
@@ -817,6 +851,113 @@ def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces() -> Non
             seen[0].pow(2).mean().backward()
 
     in_threads(2, work)
+
+
+class Positions(nn.Module):
+    """Gives a view of its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[:, : x.shape[1]]
+
+
+class Placed(nn.Module):
+    """And so does the whole model, with a parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions, self.head = nn.Linear(6, 6), Positions(), nn.Linear(6, 3)
+        self.prototypes = nn.Parameter(torch.randn(4, 3))
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.embed(x).unsqueeze(1).expand(-1, 2, -1)
+        out = self.head((hidden + self.positions(hidden)).sin().mean(1))
+        return {"out": out, "hidden": self.prototypes[:2], "whole": self.prototypes}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_layers_and_the_model_give_of_their_own_parameters_outlives_these(stage: int) -> None:
+    whole, (_, (x, _)) = in_own_random(Placed), model_and_inputs()
+    rows = [x[:4], x[4:8]]
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        made = model(rows[number])
+        return loss_of(made) + made["whole"].cos().mean()
+
+    (torch.stack([loss(whole, number) for number in range(2)]).sum() / 2).backward()
+
+    def work(ranks: Ranks) -> dict[str, tuple[int, Any]]:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        made = sharded(ranks, model, stage, (x,))
+        loss(model, ranks.everyone.rank).backward()
+        made.come_to_end()
+        with torch.no_grad():
+            seen, expected = model(x), whole(x)
+        made.come_to_end()
+        assert all(close_to(seen[name], expected[name]) for name in expected)
+        return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
+
+    found = in_threads(2, work)
+    for name, parameter in whole.named_parameters():
+        assert parameter.grad is not None
+        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def renew(weight: nn.Parameter) -> None:
+    weight.data = weight.data.clamp(min=0)
+
+
+WRITES: dict[str, Callable[[nn.Parameter], object]] = {
+    "in place": lambda weight: weight.clamp_(min=0),
+    "behind torch's back": lambda weight: weight.data.clamp_(min=0),
+    "other memory": renew,
+}
+
+
+class Positive(nn.Linear):
+    """As layers are made monotone."""
+
+    write: Callable[[nn.Parameter], object] = WRITES["in place"]
+
+    def forward(self, given: Tensor) -> Tensor:
+        with torch.no_grad():
+            type(self).write(self.weight)
+        return super().forward(given)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("way", [*WRITES, "a maximal norm"])
+def test_a_layer_that_changes_its_own_weights_is_refused(
+    stage: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(48).view(8, 6) % 5
+    if way in WRITES:
+        monkeypatch.setattr(Positive, "write", WRITES[way])
+        x = x.double()
+
+    def work(ranks: Ranks) -> str:
+        first = Positive(6, 6) if way in WRITES else nn.Embedding(5, 6, max_norm=1.0)
+        model = nn.Sequential(first, nn.Tanh(), nn.Linear(6, 3)).double()
+
+        def train() -> None:
+            made = sharded(ranks, model, stage, (x,))
+            for one in made.own.parameters():
+                one.data.sub_(1.0)
+            made.stepped()
+            model(x)
+
+        with pytest.raises(ConfigError) as refused:
+            train()
+        return str(refused.value)
+
+    for said in in_threads(2, work):
+        assert said.startswith("parameter '0.weight' is changed by forward()"), said
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -1101,12 +1242,13 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
         averaging = object.__new__(SplitAveraging)
         averaging._spread = made
         averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]
         model(x[:4]).mean().backward()
         model.get_buffer("center").add_(1.0 + rank)
         model.get_buffer("num").add_(3 - rank)
         made.come_to_end(End.PUSH, 4)
         found = made.changed_buffers
-        averaging._reduce_changed(0.75 if rank else 0.25)
+        averaging._reduce_changed(0.75 if rank else 0.25, 1.0)
         made.mark_buffers()
         made.come_to_end(End.PUSH, 4)
         return found + 100 * made.changed_buffers, model
@@ -1116,3 +1258,58 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
         assert model.get_buffer("center").tolist() == [1.75] * 4
         assert model.get_buffer("kept").tolist() == [0.1] * 4
         assert int(model.get_buffer("num")) == 3
+
+
+def test_buffers_that_a_script_changes_have_the_mean_of_all_copies() -> None:
+    """Also in workers whose part has none of them, and where a copy has changed nothing."""
+    _, (x, _) = model_and_inputs()
+    weights = (0.1, 0.2, 0.3, 0.4)
+
+    def work(ranks: Ranks) -> nn.Module:
+        model, rank = in_own_random(Centered), ranks.everyone.rank
+        made = spread(ranks, model, (x,), SplitName(2, 2))
+        averaging = object.__new__(SplitAveraging)
+        averaging._spread, averaging._seat = made, rank
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]
+        averaging._store = SimpleNamespace(present=lambda seat: bytes(3))  # type: ignore[assignment]
+        assert made.groups.twins is not None
+        averaging._group = made.groups.twins
+        model(x[:4]).mean().backward()
+        if rank != 3:
+            model.get_buffer("center").add_(1.0 + rank)
+        if rank < 2:
+            model.get_buffer("num").add_(3 - rank)
+        made.come_to_end(End.PUSH, 4)
+        assert averaging._present_in_any(weights) == [0, 0, 0]
+        assert made.changed_buffers == 0b101
+        own = sum(weights[one] for one in made.groups.members)
+        averaging._reduce_changed(weights[rank], own)
+        averaging._reduce_buffers(own)
+        return model
+
+    for model in in_threads(4, work):
+        assert model.get_buffer("center").tolist() == pytest.approx([1.4] * 4)
+        assert model.get_buffer("kept").tolist() == pytest.approx([0.1] * 4)
+        assert int(model.get_buffer("num")) == 3
+
+
+def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
+    def work(ranks: Ranks) -> str:
+        rank, mean = ranks.everyone.rank, torch.tensor([1.0, math.inf])
+        place = SimpleNamespace(name=f"layer.{rank}", flat=lambda block: block[rank])
+        places = SimpleNamespace(parameters=SimpleNamespace(places=[place]))
+        averaging = object.__new__(SplitAveraging)
+        averaging._spread = SimpleNamespace(groups=SimpleNamespace(copy=ranks.everyone))  # type: ignore[assignment]
+        averaging._replica = SimpleNamespace(layout=places)  # type: ignore[assignment]
+        averaging._copy = SimpleNamespace(version=7)  # type: ignore[assignment]
+        averaging._mean, averaging._seat = mean, rank
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        with pytest.raises(WorkerError) as refused:
+            averaging._refuse_not_finite()
+        return str(refused.value)
+
+    for rank, said in enumerate(in_threads(2, work)):
+        assert said.startswith(
+            f"worker {rank}: the averaged gradient of 'layer.1' is not finite at version 7"
+        )

@@ -1,9 +1,12 @@
 """A unit of parameters: put together from pieces, its gradient's sum in pieces."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import ConfigError
 from paceline.spread.group import Ranks
 from paceline.spread.units import ParameterUnit, UnitRooms, unit_bytes
 from threaded import in_threads
@@ -67,6 +70,29 @@ def test_pieces_get_the_sum_whatever_was_in_the_rooms(size: int, numel: int) -> 
         return torch.arange(float(numel)) + rank
 
     assert in_threads(size, work) == [True] * size
+
+
+def test_a_write_behind_torchs_back_is_seen_within_a_round_and_nan_is_none() -> None:
+    def work(ranks: Ranks) -> tuple[Any, ...]:
+        unit, (weight, _), _ = unit_of(ranks, 5 * MANY)
+        for piece in unit.pieces:
+            piece.held.data[::7] = torch.nan
+        unit.gather()
+        for _ in range(16):
+            unit.refuse_written()
+        weight.data[-1] = 1.0
+        said = list[str]()
+        for _ in range(16):
+            try:
+                unit.refuse_written()
+            except ConfigError as error:
+                said.append(str(error))
+        return len(said), *said[:1]
+
+    first, second = in_threads(2, work)
+    assert first == (0,)  # no part of its own
+    assert second[0]
+    assert second[1].startswith("parameter 'weight' is changed by forward()")
 
 
 def test_units_have_the_bytes_of_what_is_put_together_at_a_time() -> None:

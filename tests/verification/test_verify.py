@@ -12,7 +12,9 @@ import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from paceline.data.arrays import Splits
 from paceline.errors import ConfigError
 from paceline.replica.replica import Replica
 from paceline.verification import cases, in_worker, layers, of_script, of_task, plain
@@ -68,6 +70,13 @@ def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
     ]  # fmt: skip
     for row in rows[1:]:
         assert (row.found.sizes[0] % row.case.workers == 0) == row.case.is_even
+
+
+def test_samples_that_are_no_pairs_are_refused_as_training_refuses_them() -> None:
+    x = torch.zeros(60, WIDTH, dtype=torch.float64)
+    triples = Splits(train=TensorDataset(x, x, torch.zeros(60)), source="made up")
+    with pytest.raises(ConfigError, match=r"must be a pair .*, got 3 parts"):
+        verify(replace(PLAIN_SGD, data=lambda: triples), (2,))
 
 
 def test_what_is_proved_can_be_false() -> None:

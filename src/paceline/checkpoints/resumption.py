@@ -41,6 +41,8 @@ _OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "w
 """Settings with which it would be another run."""
 _OF_A_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
 """What is done by whoever begins a run's processes, which among ranks is torchrun."""
+_OF_WHOLE_MODELS = ("compile", "precision", "channels_last", "compress", "fast")
+"""What no split carries, so that a run that is divided from now on goes on without."""
 _LONGEST_S = 1e12
 
 
@@ -166,6 +168,10 @@ def adopt(resolved: Resolved) -> RunSettings:
         del changes["engine"]
     if settings.engine == "torchrun":  # there the launcher has these in its hands
         changes = {name: value for name, value in changes.items() if name not in _OF_A_LAUNCHER}
+        if changes.get("collective") == "shared":  # by memory, which ranks do not share
+            del changes["collective"]
+    if settings.split.strip() not in ("data", "none"):
+        changes = {name: value for name, value in changes.items() if name not in _OF_WHOLE_MODELS}
     given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
     if given:  # the other convention is not the saved one's to choose
         for one in ("batch_size", "mini_batch_size"):

@@ -288,11 +288,15 @@ class DistributedAveraging(Averaging):
             self._refuse_not_finite()
         return self._is_bad
 
-    def _refuse_not_finite(self) -> NoReturn:
+    def _bad_name(self) -> str:
+        """The first parameter whose mean is not finite; empty: each is."""
         places = self._replica.layout.parameters.places
-        bad = [one.name for one in places if not bool(torch.isfinite(one.flat(self._mean)).all())]
+        bad = (one.name for one in places if not bool(torch.isfinite(one.flat(self._mean)).all()))
+        return next(bad, "")
+
+    def _refuse_not_finite(self) -> NoReturn:
         raise WorkerError(
-            f"worker {self._seat}: the averaged gradient of {bad[0] if bad else '?'!r} is not "
+            f"worker {self._seat}: the averaged gradient of {self._bad_name() or '?'!r} is not "
             f"finite at version {self._copy.version}; lower the learning rate, clip the "
             "gradient, or go on without such updates: --nonfinite skip"
         )

@@ -4,10 +4,10 @@
     inputs ---|                                                                            + --> sum
               '-- first: the others          --> between --> second: the others -----------'
 
-Between them may stand what treats each channel by itself: activations, dropout, pooling, batch
-norm, a flatten. So nothing is sent between the two, and one sum follows (M. Shoeybi et al.,
-"Megatron-LM", 2019). AlexNet's two columns are such pairs. What a layer of torch's does inside, an
-attention, is not looked into.
+Between them may stand what treats each channel by itself and has no numbers of its own for it:
+activations, dropout, pooling, a flatten; batch norm has. So nothing is sent between the two, and
+one sum follows (M. Shoeybi et al., "Megatron-LM", 2019). AlexNet's two columns are such pairs. What
+a layer of torch's does inside, an attention, is not looked into.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _SPLIT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BETWEEN = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh,
     nn.Hardswish, nn.Dropout, nn.Dropout2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Identity, nn.Flatten,
+    nn.AdaptiveAvgPool2d, nn.Identity, nn.Flatten,
 )  # fmt: skip
 _FUNCTIONS = {
     "relu", "relu_", "gelu", "silu", "sigmoid", "tanh", "dropout", "max_pool2d", "avg_pool2d",

@@ -8,7 +8,9 @@ know how parts are computed.
 """
 
 import inspect
+import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +35,7 @@ from ..tuning.candidate import Forward, LossForward
 from .base import SpreadModel
 from .borders import inputs_of
 from .cut import make_cut
-from .group import Ranks, SplitGroups
+from .group import Ranks, SplitGroups, tell_all
 from .layered import ColumnModel, make_columns
 from .model import PipelinedModel
 from .modes import modes_kept
@@ -49,20 +51,25 @@ _SAY_HOW = (
 )
 ModelCall = Callable[[nn.Module, Any], Any]
 """(model, batch): calls the model as the script does."""
-_REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
-    (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
+_REFUSED: Sequence[tuple[Callable[[Context], bool], str, str]] = (
+    (
+        lambda c: c.protocol.partition("+")[0] != "full-sync",
+        "another protocol than full-sync",
+        "--protocol full-sync",
+    ),
     (
         lambda c: c.steps_together,
         "a step that all make together (closures, optimizer hooks, an "
         "optimizer of your own that keeps numbers in its groups or looks at all parameters)",
+        "",
     ),
-    (lambda c: c.compile != "none", "--compile"),
-    (lambda c: c.precision not in (None, "fp32"), "--precision"),
-    (lambda c: c.channels_last, "--channels-last"),
-    (lambda c: c.compress != "none", "--compress"),
-    (lambda c: c.fast != "none", "--fast"),
+    (lambda c: c.compile != "none", "--compile", "--compile none"),
+    (lambda c: c.precision not in (None, "fp32"), "--precision", "--precision fp32"),
+    (lambda c: c.channels_last, "--channels-last", "--no-channels-last"),
+    (lambda c: c.compress != "none", "--compress", "--compress none"),
+    (lambda c: c.fast != "none", "--fast", "--fast none"),
 )
-"""What cannot be beside a split, and how it is called."""
+"""What cannot be beside a split, how it is called, and what a run goes on without it by."""
 
 
 def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | None:
@@ -94,10 +101,12 @@ def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | 
             f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
             "what each split costs"
         )
-    for is_refused, what in _REFUSED:
+    for is_refused, what, without in _REFUSED:
         if is_refused(context):
+            had = context.resume and without
+            instead = f"{without} (the run that goes on may have it)" if had else "leave it out"
             raise ConfigError(
-                f"{what} is not carried where a model is split ({text}): leave it out, or use "
+                f"{what} is not carried where a model is split ({text}): {instead}, or use "
                 f"--split data; what runs is full-sync over {', '.join(CARRIED[1:])}"
             )
     return name
@@ -147,6 +156,7 @@ def spread_over(
     ranks, num_samples = exchange.ranks, partial(_num_samples, exchange)
     assert ranks is not None
     _share_weights(ranks, model)
+    refuse_uneven_state(ranks, optimizers)
     _keep_where_small(model)
     call = forward or usual_call(model)
     inputs = partial(_inputs, model, loader, call)
@@ -303,3 +313,27 @@ def _share_weights(ranks: Ranks, model: nn.Module) -> None:
             if flat is not None:
                 ranks.share(flat).wait()
                 one.copy_(held)
+
+
+def refuse_uneven_state(ranks: Ranks, optimizers: Sequence[Optimizer]) -> None:
+    """Weights are shared, optimizer state is not: each worker steps its part with its own.
+
+    Raises:
+        ConfigError: some workers have loaded it, and others have not.
+    """
+    held = [
+        [
+            sorted(map(str, one.state.get(x, ())))
+            for group in one.param_groups
+            for x in group["params"]
+        ]
+        for one in optimizers
+    ]
+    every = tell_all(ranks.everyone, zlib.crc32(json.dumps(held).encode()))
+    other = next((number for number, one in enumerate(every) if one != every[0]), 0)
+    if other:
+        raise ConfigError(
+            f"worker {other} begins with state of other parameters in its optimizer than worker 0 "
+            "(momentum, moments), and where a model is split each steps its part with its own: "
+            "optimizer.load_state_dict(...) in all workers alike, not if pace.is_main alone"
+        )

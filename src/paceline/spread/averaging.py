@@ -25,6 +25,7 @@ from ..store.clip import Clip
 from ..store.sums import norm_of
 from ..system.pages import give_back_freed
 from .base import SpreadModel
+from .group import tell_all
 
 _SAME_SHARE = 1e-9
 
@@ -91,11 +92,15 @@ class SplitAveraging(DistributedAveraging):
         return fault
 
     def _present_in_any(self, weights: Sequence[float]) -> Sequence[int]:
-        """Only of this part; of all copies."""
-        mine = bytes(self._store.present(self._seat))
-        found = torch.tensor(list(mine), dtype=torch.uint8)
-        if self._spread.groups.twins is not None:
-            self._spread.groups.twins.all_reduce(found, is_maximum=True).wait()
+        """Only of this part; of all copies, with the buffers that scripts have changed in any."""
+        mine, spread = bytes(self._store.present(self._seat)), self._spread
+        changed = [spread.changed_buffers >> one & 1 for one in range(len(spread.buffers))]
+        found = torch.tensor([*mine, *changed], dtype=torch.uint8)
+        if spread.groups.twins is not None:
+            spread.groups.twins.all_reduce(found, is_maximum=True).wait()
+        changed = found[len(mine) :].tolist()
+        spread.changed_buffers = sum(is_other << one for one, is_other in enumerate(changed))
+        found = found[: len(mine)]
         if not self._spread.shared_sizes:
             return found.tolist()
         names = [one.name for one in self._replica.layout.parameters.places]
@@ -147,8 +152,8 @@ class SplitAveraging(DistributedAveraging):
         self._hooks.advance_schedule(self._copy.version)
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
         self._stepped()
-        if spread.changed_buffers and own:
-            self._reduce_changed(weights[self._seat] / own)
+        if spread.changed_buffers:
+            self._reduce_changed(weights[self._seat], own)
         if spread.groups.twins is not None:
             self._reduce_buffers(own)
         elif spread.sums_buffers:
@@ -156,15 +161,24 @@ class SplitAveraging(DistributedAveraging):
         spread.mark_buffers()
         self._copy.unedited.mark()
 
-    def _reduce_changed(self, share: float) -> None:
-        """What a script has changed in each worker has its mean, as where nothing is split."""
+    def _reduce_changed(self, weight: float, own: float) -> None:
+        """What a script has changed in each worker has its mean, as where nothing is split.
+
+        Args:
+            weight: of this worker's push; ``own``: of all of its copy's.
+        """
+        of_part = {id(one) for one in self._replica.buffers}
+        share = weight / own if own else 0.0
         for number, one in enumerate(self._spread.buffers):
             if not self._spread.changed_buffers >> number & 1:
                 continue
             has_mean = one.is_floating_point() or one.is_complex()
-            total = (one.detach() * share if has_mean else one.detach().long()).contiguous()
+            total = one.detach() * share if has_mean else one.detach().long()
+            total = (total if share or not has_mean else torch.zeros_like(one)).contiguous()
             with self._told_of_deaths():
                 self._spread.groups.copy.all_reduce(total, is_maximum=not has_mean).wait()
+            if self._spread.groups.twins is not None and id(one) not in of_part:
+                self._reduce(total, own if has_mean else None)  # of the others all twins have it
             with torch.no_grad():
                 one.copy_(total)
 
@@ -178,6 +192,12 @@ class SplitAveraging(DistributedAveraging):
         with self._told_of_deaths():
             self._spread.groups.copy.all_reduce(found).wait()
         return bool(found[0]), float(found[1])
+
+    def _bad_name(self) -> str:
+        """All parts have found that the mean is not finite, and some of them where."""
+        with self._told_of_deaths():
+            names = tell_all(self._spread.groups.copy, super()._bad_name())
+        return next((one for one in names if one), "")
 
     def _stepped(self) -> None:
         if not self._has_stepped:  # the optimizer's state was made anew, and moved to the block

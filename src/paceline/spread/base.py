@@ -14,6 +14,7 @@ import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -113,6 +114,8 @@ class SpreadModel(abc.ABC):
         self.groups, self._module, self._num_samples = groups, module, num_samples
         self._meeting = Meeting(groups.copy, groups.members)
         self._shares: list[float] | None = None
+        self._num_back = self._num_seen = 0
+        """Gradients that came through ``model(x)`` since the last step, and all until then."""
         self.starts = {}
         parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
         self._names = {id(one): name for name, one in [*parameters, *buffers]}
@@ -208,16 +211,32 @@ class SpreadModel(abc.ABC):
         """See ``changed_buffers``: of this worker."""
         return 0
 
+    @contextmanager
+    def _through_model(self) -> Iterator[None]:
+        """Gradients that come meanwhile came through ``model(x)``."""
+        before = self.num_hooked()
+        yield
+        self._num_back += self.num_hooked() - before
+
     def _has_more_gradients(self) -> bool:
         """Whether parameters have got gradients that do not come through ``model(x)``."""
-        return False
+        now = self.num_hooked()
+        has_more = now - self._num_seen > self._num_back
+        self._num_seen, self._num_back = now, 0
+        return has_more
 
-    def _check_gradients(self, *, has_batch: bool) -> None:  # noqa: B027  some have none
+    def _check_gradients(self, *, has_batch: bool) -> None:
         """Some worker has such gradients; raise ConfigError where one device would have others.
 
         Args:
             has_batch: whether this worker has made a step on a mini-batch.
         """
+        if not has_batch:
+            raise ConfigError(
+                f"parameters get gradients that do not come through model(x), a penalty on them, "
+                f"and in this update worker {self.groups.seat} has no mini-batch whose loss gives "
+                "those to its part: use drop_last=True, weight_decay, or --split data"
+            )
 
     def _ended(self) -> None:
         """All are there: what was kept for backward passes is needed no more."""

@@ -67,9 +67,7 @@ class PipelinedModel(SpreadModel):
         self._num_passes = 0
         """Of all steps, so that none of an earlier one is taken for one of this."""
         self._used: dict[int, list[list[int]]] = {}
-        self._num_back = self._num_seen = 0
         self._is_back = False
-        """Gradients that came through ``model(x)`` since the last step, and all until then."""
         self._lost_s = 0.0
         self._anchor = torch.zeros((), requires_grad=True)
         self._hold(optimizers)
@@ -320,11 +318,10 @@ class PipelinedModel(SpreadModel):
     @contextmanager
     def _going_back(self) -> Iterator[None]:
         """Gradients come through ``model(x)`` meanwhile."""
-        before, self._is_back = self.num_hooked(), True
-        with torch.enable_grad():
+        self._is_back = True
+        with torch.enable_grad(), self._through_model():
             yield
         self._is_back = False
-        self._num_back += self.num_hooked() - before
 
     def _used_of(self, outputs: int) -> list[list[int]]:
         if outputs not in self._used:
@@ -341,20 +338,6 @@ class PipelinedModel(SpreadModel):
         pairs = enumerate(zip(now, self._versions, strict=True))
         found = sum(1 << number for number, (one, before) in pairs if one != before)
         return found if len(now) <= _MOST_BITS else -1
-
-    def _has_more_gradients(self) -> bool:
-        now = self.num_hooked()
-        has_more = now - self._num_seen > self._num_back
-        self._num_seen, self._num_back = now, 0
-        return has_more
-
-    def _check_gradients(self, *, has_batch: bool) -> None:
-        if not has_batch:
-            raise ConfigError(
-                f"parameters get gradients that do not come through model(x), a penalty on them, "
-                f"and in this update worker {self.groups.seat} has no mini-batch whose loss gives "
-                "those to its part: use drop_last=True, weight_decay, or --split data"
-            )
 
     def _arrived(self, number: int, _: Tensor) -> None:
         """A parameter that several parts have has got a gradient."""

@@ -32,6 +32,11 @@ from .meeting import Intent, PartTask
 from .units import ParameterPiece, ParameterUnit, cut_state, find_units, refuse_hidden, used_outside
 
 _GATHER, _REDUCE, _END = 0, 1, 2
+_ELSEWHERE = (
+    "backward() reaches parameters otherwise than through what model(x) gave, where they are in "
+    "pieces: let the loss look at the model's output, too, in the same backward(), or use --split "
+    "data"
+)
 
 
 class ShardedModel(SpreadModel):
@@ -153,7 +158,11 @@ class ShardedModel(SpreadModel):
             unit.gather()
         else:
             assert self._shares is not None
-            unit.reduce(self._shares[self.groups.part])
+            self._reduce(unit, self._shares[self.groups.part])
+
+    def _reduce(self, unit: ParameterUnit, share: float = 1.0) -> None:
+        with self._through_model():
+            unit.reduce(share)
 
     def _refuse_other_first(self, kind: int, number: int) -> None:
         """Raise ConfigError where others do something else in the first pass, before it is done."""
@@ -189,28 +198,30 @@ class ShardedModel(SpreadModel):
         if self._order is not None and not unit.is_here:
             self._event(_GATHER, unit)
 
-    def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> None:
+    def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> Any:
         if self._order is None or self._stage < 3 or self._is_back:
-            return
+            return None
         if torch.is_grad_enabled():
             refuse_hidden(f"a layer, {type(module).__name__},", made)
+        unit.refuse_written()
+        made = unit.apart(made)
         for one in torch.utils._pytree.tree_leaves(made):
             if isinstance(one, Tensor) and one.requires_grad:
                 register: Any = one.register_hook
                 register(partial(self._before_back, unit))
         unit.free()
+        return made
 
     def _before_back(self, unit: ParameterUnit, gradient: Tensor) -> None:
-        if self._is_back and not unit.is_here:
-            self._event(_GATHER, unit)
+        if unit.is_here:
+            return
+        if not self._is_back:
+            raise ConfigError(_ELSEWHERE)
+        self._event(_GATHER, unit)
 
     def _arrived(self, unit: ParameterUnit, _: Tensor) -> None:
         if not self._is_back:
-            raise ConfigError(
-                "backward() reaches parameters otherwise than through what model(x) gave, where "
-                "they are in pieces: let the loss look at the model's output, too, in the same "
-                "backward(), or use --split data"
-            )
+            raise ConfigError(_ELSEWHERE)
         unit.num_arrived += 1
         if self._is_back and self._stage > 1 and unit.num_arrived == unit.num_trained:
             if self._stage == 3 and unit.frees_early and unit.module is not None:
@@ -234,6 +245,8 @@ class ShardedModel(SpreadModel):
                     unit.show()
             made = self._compute(*given, **named)
             for unit in self._own_units() if self._stage == 3 else self._units:
+                unit.refuse_written()
+                made = unit.apart(made)
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
             return made
@@ -326,7 +339,7 @@ class ShardedModel(SpreadModel):
         for kind, number in self._orders[doing]:
             unit = self._units[number]
             if kind == _REDUCE:
-                unit.reduce()
+                self._reduce(unit)
             else:
                 unit.gather()
                 unit.free()

@@ -8,7 +8,8 @@
 
 What torch.autograd keeps for a backward pass is views into this memory, so it is made anew in the
 same place before that (Y. Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.1: storage that is
-resized). Above 300 lines, with which parameters are a unit, and what cannot be one. This module
+resized). So nothing that outlives it may be such a view, nor is what a layer writes into its own
+weights kept. Above 300 lines, with which parameters are a unit, and what cannot be one. This module
 must not know when.
 """
 
@@ -24,9 +25,13 @@ from torch.overrides import TorchFunctionMode
 from ..errors import ConfigError
 from ..exchange.group import MemberGroup
 from ..replica.absent import AbsentParameter
+from ..replica.held import IN_THE_STEP
+from .own_code import are_equal
 
 _DEEPEST = 2
 """Objects in objects that are looked into for tensors."""
+_FEW, _LOOKS = 1 << 14, 16
+"""Elements of a piece that are compared in each pass, or if that is more the 16th part of it."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -107,6 +112,8 @@ class ParameterUnit:
         """How many of its gradients there are in a backward pass, and how many have come."""
         self.is_here, self.is_reduced = True, False
         self._names = [name for name, _ in named]
+        self._versions = [one._version for one in self._parameters]
+        self._num_looks = 0
 
     @property
     def num_bytes(self) -> int:
@@ -148,6 +155,49 @@ class ParameterUnit:
             one.__class__ = AbsentParameter
             assert isinstance(one, AbsentParameter)
             one.called, one.place = name, "in pieces on all workers"
+
+    def refuse_written(self) -> None:
+        """A pass is through with it: what that has written here is in nobody's piece, and lost.
+
+        What torch counts is seen at once, ``.data.clamp_()`` where this worker has a piece, in one
+        of the next passes.
+
+        Raises:
+            ConfigError: it has written; the parameter is named.
+        """
+        start, size = self._flat.data_ptr(), self._flat.itemsize
+        for number, (one, place) in enumerate(zip(self._parameters, self._places, strict=True)):
+            is_there = not one.numel() or one.data_ptr() == start + place[0] * size
+            if not is_there or one._version != self._versions[number]:
+                raise _written(self._names[number])
+        for piece in self.pieces:
+            held, at = piece.held.detach(), self._first + piece.at
+            length = max(_FEW, -(-held.numel() // _LOOKS))
+            first = self._num_looks * length % (-(-held.numel() // length) * length)
+            mine = self._flat[at + first : at + min(held.numel(), first + length)]
+            wanted = held[first : first + length]
+            if not torch.equal(mine, wanted) and not are_equal(mine, wanted):
+                raise _written(piece.name)
+        self._num_looks += 1
+
+    def apart(self, made: Any) -> Any:
+        """The same, and what is a view of a parameter has memory of its own."""
+        leaves, form = torch.utils._pytree.tree_flatten(made)
+        views = [self._has(one) for one in leaves]
+        if not any(views):
+            return made
+        rows = [x.clone() if is_view else x for x, is_view in zip(leaves, views, strict=True)]
+        return torch.utils._pytree.tree_unflatten(rows, form)
+
+    def _has(self, value: Any) -> bool:
+        """Whether it lies in this memory."""
+        if not isinstance(value, Tensor):
+            return False
+        try:
+            address = value.untyped_storage().data_ptr()
+        except RuntimeError:  # a sparse one, or one that torch.func wraps
+            return False
+        return address == self._flat.untyped_storage().data_ptr()
 
     def free(self) -> None:
         """Its memory is given back."""
@@ -191,6 +241,15 @@ class ParameterUnit:
             if start < stop:
                 out = row[start - first : stop - first]
                 torch.mul(values[start - at : stop - at], share, out=out)
+
+
+def _written(name: str) -> ConfigError:
+    return ConfigError(
+        f"parameter {name!r} is changed by forward() (a clamp in place, an embedding's max_norm), "
+        "and where parameters are in pieces on all workers that would be lost: compute with a "
+        "tensor made of it, F.linear(x, self.weight.clamp(min=0)), or, with --split data, "
+        f"{IN_THE_STEP}"
+    )
 
 
 def _add(held: nn.Parameter, gradient: Tensor) -> None:

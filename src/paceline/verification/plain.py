@@ -18,7 +18,7 @@ from ..data.feed import fetch
 from ..data.loader import LeasedLoader
 from ..events import Lease
 from ..replica.seeding import seed_all
-from ..trainer import make_loader
+from ..trainer import make_loader, pair_of
 from ..workloads.base import Task
 
 State = dict[str, Tensor]
@@ -35,7 +35,7 @@ class Order:
     """The order of the samples of each epoch, as the run's seed draws it."""
 
     def __init__(self, task: Task, seed: int = 0) -> None:
-        self.dataset = task.data().train
+        self._task, self.dataset = task, task.data().train
         self._loader = make_loader(self.dataset, task.batch_size, is_shuffled=True)
         self._leased = LeasedLoader(self._loader, seed, torch.device("cpu"))
 
@@ -43,8 +43,7 @@ class Order:
         """The samples at the positions of a lease."""
         self._leased.order.draw(lease.epoch)
         indices = list(self._leased.order.indices)[lease.start : lease.stop]
-        inputs, targets = self._loader.collate_fn(fetch(self.dataset, indices))
-        return inputs, targets
+        return pair_of(self._task, self._loader.collate_fn(fetch(self.dataset, indices)))
 
 
 def fresh(task: Task, learning_rate: float | None = None) -> tuple[nn.Module, Optimizer]:
