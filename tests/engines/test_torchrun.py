@@ -263,6 +263,10 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         place.MeetingPlace(rank)
 
 
+BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+"""What mpirun's processes inherit from the step that a batch job is."""
+
+
 @pytest.mark.parametrize(
     ("env", "rank"),
     [
@@ -270,6 +274,8 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2, 0)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 2, 1)),
+        ({**BATCH_STEP, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, 3)),
+        ({**BATCH_STEP, "PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, (2, 4, 1)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({}, None),
     ],

@@ -1,10 +1,11 @@
 """Who a process is among those that another launcher began, as the environment tells.
 
     torchrun    RANK             WORLD_SIZE             LOCAL_RANK
-    srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
     mpirun      OMPI_COMM_WORLD_RANK  .._SIZE           .._LOCAL_RANK      (Open MPI)
                 PMI_RANK         PMI_SIZE               MPI_LOCALRANKID    (MPICH, Intel MPI)
+    srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
 
+In this order, since what mpirun begins in a batch job inherits the variables of Slurm's one step.
 All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the others do not: without it those are
 so many scripts, each by itself. This module must not know torch.
 """
@@ -21,9 +22,9 @@ from ...errors import ConfigError
 
 _VARIABLES: Final = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _ANEW = "PACELINE_ANEW"
