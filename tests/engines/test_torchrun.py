@@ -276,6 +276,7 @@ BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 2, 1)),
         ({**BATCH_STEP, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, 3)),
         ({**BATCH_STEP, "PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, (2, 4, 1)),
+        ({**BATCH_STEP, "SLURM_LOCALID": "1", "PMI_RANK": "0", "PMI_SIZE": "4"}, (0, 4, 1)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({}, None),
     ],

@@ -154,7 +154,7 @@ class RankLife:
         assert isinstance(heard, Begin)
         assert self._group is not None
         self._spec = spec = MemberSpec(**json.loads(heard.spec))
-        self._context = context = replace(Context.read(spec.context), is_own_process=True)
+        self._context = context = context_of(spec, self.rank)
         group, seat = self._group, spec.seat
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
@@ -317,6 +317,12 @@ class RankLife:
         if code == ANEW:
             begin_anew(self.rank.anew + 1)
         os._exit(code)
+
+
+def context_of(spec: MemberSpec, rank: RankOfWorld) -> Context:
+    """What the controller says of the run, with what only this rank knows."""
+    known = Context.read(spec.context)
+    return replace(known, is_own_process=True, local_rank=rank.local_rank)
 
 
 def begin_anew(times: int) -> NoReturn:

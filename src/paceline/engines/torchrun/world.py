@@ -40,7 +40,7 @@ class RankOfWorld:
     """One process among ``size``.
 
     Attributes:
-        rank, local_rank: counted from 0, over all machines and on this one.
+        rank, local_rank: counted from 0, over all machines and on this one, where that is told.
         address, port: where all meet.
         is_hosted: whether the launcher keeps the meeting place; else rank 0 does.
         restarts: how often the launcher has begun all of them again.
@@ -95,7 +95,7 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
     return RankOfWorld(
         rank=rank,
         size=size,
-        local_rank=_whole(env, names[2]) if env.get(names[2]) else rank,
+        local_rank=_local_rank(env, names, rank),
         address=env["MASTER_ADDR"],
         port=port,
         is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -103,6 +103,15 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         **_begun_anew(env),
         job=_job(env),
     )
+
+
+def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) -> int:
+    """On this machine; srun --mpi=pmi2 tells ranks in two ways, and this in one of them only."""
+    for each, all_of_them, local in _VARIABLES:
+        is_same = env.get(each) == env[names[0]] and env.get(all_of_them) == env[names[1]]
+        if is_same and env.get(local):
+            return _whole(env, local)
+    return rank
 
 
 def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
