@@ -252,6 +252,30 @@ def test_ranks_may_be_silent_for_longer_than_they_may_take_to_meet(
     assert not lost.is_set()
 
 
+def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() -> None:
+    """Where another machine's ranks have failed, its agent counts a restart and this one none."""
+    address, port = "127.0.0.1", free_port()
+    kept = torch.distributed.TCPStore(address, port, None, True, wait_for_workers=False)
+    kept.queue_push("paceline/door", "paceline/of-one-that-died")
+    for life, restarts in ((1, (0, 0)), (2, (0, 1)), (3, (0, 1))):
+        ranks = [
+            RankOfWorld(
+                rank=one, size=2, local_rank=0, address=address, port=port, is_hosted=True,
+                restarts=restarts[one],
+            ) for one in (0, 1)
+        ]  # fmt: skip
+        with ThreadPoolExecutor(1) as pool:
+            came_first = pool.submit(place.MeetingPlace, ranks[1])
+            places = [place.MeetingPlace(ranks[0]), came_first.result()]
+        places[0].close_door()
+        first, second = (one.client("words") for one in places)
+        assert not second.check(["once"])
+        first.set("once", "1")
+        assert second.get("once") == b"1"
+        assert [one.rank.life for one in places] == [life, life]
+        assert [one.rank.goes_on for one in places] == [life > 1] * 2
+
+
 def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_REACH_S", 0.3)
     port = free_port()

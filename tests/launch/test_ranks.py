@@ -113,6 +113,18 @@ def test_a_restart_goes_on_in_the_folder_of_the_first_start(
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_a_restart_is_one_though_this_machine_has_counted_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = job.settings_of_ranks(given(), RANK)
+    job.JobFolder(RANK).began("/somewhere/runs/that")
+    again = job.JobFolder(replace(RANK, life=2)).found(given(), settings)
+    assert (again.run_dir, again.resume) == ("/somewhere/runs/that", "auto")
+    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).found(given(), settings)
+    assert (of_another.run_dir, of_another.resume) == (None, None)
+
+
 def test_settings_that_differ_are_named_with_both_machines() -> None:
     other = HELLO._replace(host="node2", settings='{"lr": 0.2}')
     with pytest.raises(ConfigError, match=r"0 and 1 \(node1 and node2\).*lr is 0.1 and 0.2.*_LR"):

@@ -84,6 +84,7 @@ def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
         read: the settings as they were given to this rank.
     """
     life = RankLife(rank)
+    rank = life.rank  # with the life of the job that it is in
     _joined.append(life)
     life.begin_to_talk()
     if rank.rank == 0:
@@ -185,6 +186,7 @@ class RunThread(threading.Thread):
                     f"{_GIVE_UP_S:.0f} s: was it started on all machines, with this MASTER_ADDR "
                     "and MASTER_PORT, and do all call it?"
                 )
+        self._life.place.close_door()
         ordered = [hellos[seat] for seat in range(size)]
         _compare(ordered)
         _refuse_traps(ordered)
@@ -221,6 +223,7 @@ class RunThread(threading.Thread):
 
     def _end_all(self, code: int) -> None:
         """Tell all ranks, this one last: with it the meeting place may go."""
+        self._life.place.close_door()
         others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):

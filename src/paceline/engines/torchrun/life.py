@@ -89,10 +89,10 @@ class RankLife:
     """
 
     def __init__(self, rank: RankOfWorld) -> None:
-        self.rank = rank
         self._pid = os.getpid()
         self._say_shortly()
         self.place = MeetingPlace(rank)
+        self.rank = rank = self.place.rank
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0

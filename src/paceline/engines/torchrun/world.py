@@ -43,9 +43,11 @@ class RankOfWorld:
         rank, local_rank: counted from 0, over all machines and on this one, where that is told.
         address, port: where all meet.
         is_hosted: whether the launcher keeps the meeting place; else rank 0 does.
-        restarts: how often the launcher has begun all of them again.
+        restarts: how often the launcher has begun all of them again, as this machine counts it.
         anew: how often they have begun anew by themselves since then.
         began_s: when this process did so last, by the clock; None: it has not.
+        life: which one of the job this is, as all count it where they meet, from 1; None: not yet,
+            or that place is theirs alone.
         job: what the job's restarts have in common, and no other job; "": it begins none again.
     """
 
@@ -58,12 +60,13 @@ class RankOfWorld:
     restarts: int = 0
     anew: int = 0
     began_s: float | None = None
+    life: int | None = None
     job: str = ""
 
     @property
     def goes_on(self) -> bool:
         """Whether the job has been begun before."""
-        return bool(self.restarts or self.anew)
+        return bool(self.restarts or self.anew) if self.life is None else self.life > 1
 
     @property
     def place(self) -> str:
