@@ -147,6 +147,7 @@ def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
         ("skip", ("step.skip()", "paceline launch --workers 3")),
         ("one leaves", ("another worker left its loop", "pace.stop()")),
         ("other models", ("different models",)),
+        ("other devices", ("worker 0 computes on cpu and worker 1 on cuda", "PACELINE_DEVICE=cpu")),
     ],
 )
 def test_an_end_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
