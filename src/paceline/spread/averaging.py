@@ -22,7 +22,7 @@ from ..exchange.group import MemberGroup
 from ..exchange.model_copy import ModelCopy
 from ..exchange.rounds import Barrier, Line
 from ..store.clip import Clip
-from ..store.sums import norm_of
+from ..store.sums import carried, has_mean, norm_of
 from ..system.pages import give_back_freed
 from .base import SpreadModel
 
@@ -161,10 +161,11 @@ class SplitAveraging(DistributedAveraging):
         for number, one in enumerate(self._spread.buffers):
             if not self._spread.changed_buffers >> number & 1:
                 continue
-            has_mean = one.is_floating_point() or one.is_complex()
-            total = (one.detach() * share if has_mean else one.detach().long()).contiguous()
+            is_counter = not has_mean(one.dtype)
+            total = one.detach().to(torch.int64 if is_counter else carried(one.dtype))
+            total = (total if is_counter else total * share).contiguous()
             with self._told_of_deaths():
-                self._spread.groups.copy.all_reduce(total, is_maximum=not has_mean).wait()
+                self._spread.groups.copy.all_reduce(total, is_maximum=is_counter).wait()
             with torch.no_grad():
                 one.copy_(total)
 
