@@ -116,7 +116,7 @@ class RunThread(threading.Thread):
         self._stop_softly: Callable[[int], bool] = lambda number: False
         self._asked: int | None = None
         self._where: dict[int, tuple[str, int]] = {}
-        self._hosts: set[str] = set()
+        self._num_machines = 0
         self._lost: set[int] = set()
         self._folder = JobFolder(life.rank)
 
@@ -193,9 +193,9 @@ class RunThread(threading.Thread):
         self._where |= {
             seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
         }
-        self._hosts = {one.host for one in ordered}
+        self._num_machines = _num_machines(ordered)
         seeds = unseeded([one.random for one in ordered])
-        self._post.tell_all(Meet(seeds, is_near=len(self._hosts) == 1))
+        self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
     def _make(self, name: str, num_workers: int) -> Engine:
         life = self._life
@@ -206,7 +206,7 @@ class RunThread(threading.Thread):
             lost=self._lost,
             asked=self._hear_signal,
             began=self._folder.began,
-            is_one_machine=len(self._hosts) == 1,
+            is_one_machine=self._num_machines == 1,
         ))  # fmt: skip
 
     @contextmanager
@@ -251,9 +251,14 @@ def _compare(hellos: Sequence[Hello]) -> None:
                 )
 
 
+def _num_machines(hellos: Sequence[Hello]) -> int:
+    """By name and start: those of one image may all be called ``localhost``."""
+    return len({(one.host, one.boot) for one in hellos})
+
+
 def _refuse_traps(hellos: Sequence[Hello]) -> None:
     """Raise ConfigError where gloo would bind to what other machines do not reach."""
-    if len({one.host for one in hellos}) < 2:
+    if _num_machines(hellos) < 2:
         return
     for rank, hello in enumerate(hellos):
         if hello.trap:

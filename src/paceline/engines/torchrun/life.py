@@ -67,7 +67,7 @@ from .post import (
     RunOver,
     StoreChannel,
 )
-from .world import RankOfWorld, environment_anew
+from .world import RankOfWorld, boot_of_machine, environment_anew
 
 ANEW = -1
 """The code of an end that is none: the process begins anew."""
@@ -142,7 +142,9 @@ class RankLife:
         Args:
             settings: that this rank was started with.
         """
-        self.channel.say(Hello(socket.gethostname(), self._pid, settings, random_digests(), trap()))
+        self.channel.say(Hello(
+            socket.gethostname(), self._pid, settings, random_digests(), trap(), boot_of_machine()
+        ))  # fmt: skip
         heard = self._news.get()
         assert isinstance(heard, Meet)
         self._seeds = heard.seeds
