@@ -31,7 +31,7 @@ import psutil
 import torch
 
 from ...context import Context
-from ...errors import ConfigError, PacelineError
+from ...errors import ConfigError, LinkError, PacelineError
 from ...exchange import Route
 from ...exchange.averaging import Averaging
 from ...exchange.base import ScriptHooks
@@ -51,7 +51,7 @@ from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
 from .buckets import make_buckets
-from .group import RankGroup, RankPart, trap
+from .group import Lifelines, RankGroup, RankPart, trap
 from .member import LINE_BYTES, RankCarrier
 from .place import MeetingPlace
 from .post import (
@@ -149,6 +149,8 @@ class RankLife:
         assert isinstance(heard, Meet)
         self._seeds = heard.seeds
         self._group = RankGroup(self.place, self.rank, self._lost, is_near=heard.is_near)
+        if not heard.is_near:
+            self._lifelines = Lifelines(self.place, self.rank, self._lost, self._unreachable)
 
     def begin(self) -> Context:
         """Become a member of the run: what ``worker.connect`` finds from now on."""
@@ -221,8 +223,12 @@ class RankLife:
             self._exit(message.code)
 
     def _unreachable(self) -> None:
-        """The meeting place is gone: rank 0, or torchrun itself, has ended without a word."""
-        if self.rank.rank == 1 and not self._over.is_set():
+        """The meeting place is gone: rank 0, torchrun itself or its machine is, without a word.
+
+        Said once on each machine: that of the first ranks may be gone with it.
+        """
+        is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
+        if is_first_here and not self._over.is_set():
             who = "torchrun" if self.rank.is_hosted else "worker 0"
             say(
                 f"error: {who} ended, and {self.rank.place}, where all workers met, with it; begun "
@@ -244,7 +250,11 @@ class RankLife:
             "error: worker 0 ended: its process is gone, and the controller of the run with it; "
             "torchrun --max-restarts 3 begins all again, from the newest checkpoint"
         )
-        post = self.place.client()
+        try:
+            post = self.place.client()
+        except LinkError:  # gone with the machine
+            self._unreachable()
+            return
         with suppress(RuntimeError):
             for other in range(1, self.rank.size):
                 said = text if other == self.rank.rank else ""
