@@ -41,6 +41,7 @@ class Context:
         own_batch_size: samples that the learning rate was chosen for; None: the loader's batch.
         is_own_process: whether this worker's process is there for it alone, begun by an engine.
         is_newcomer: whether this worker joins a run that is under way.
+        local_rank: the worker's number among those of its machine; None: all are on one.
         fast: ``auto``: how to compute is found by measuring; the eight after it choose by hand.
     """
 
@@ -72,6 +73,7 @@ class Context:
     slow: tuple[str, ...] = ()
     fault: tuple[str, ...] = ()
     is_newcomer: bool = False
+    local_rank: int | None = None
     respawn: bool = False
     is_own_process: bool = False
     epochs: int | None = None

@@ -1,11 +1,18 @@
 """What ranks sum together, over real gloo: small sums of one machine go along a tree."""
 
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 
 from forked import Forked
+from paceline.engines.torchrun import group
+from paceline.engines.torchrun.place import MeetingPlace
+from paceline.engines.torchrun.world import RankOfWorld
 from ranks import free_port
 
 RANK = """
@@ -64,3 +71,73 @@ def test_a_small_sum_that_all_wait_for_goes_along_a_tree(
         late, large = 28, (1 << 20) + 4
         expected = [late, large] if is_near else [late, 4004, large, 16, 16]
         assert out.strip() == str(expected)
+
+
+# -- machines that are gone -----------------------------------------------------------------------
+
+
+class Silent(socket.socket):
+    """A connection whose other end does not answer any more, as soon as there is something to read.
+
+    What the kernel says then, after a minute.
+    """
+
+    def recv(self, *_: Any) -> bytes:
+        raise TimeoutError(110, "Connection timed out")
+
+
+@pytest.mark.parametrize("kind", [Silent, socket.socket], ids=["gone", "ended"])
+def test_a_machine_that_is_gone_is_told_of_and_an_end_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, kind: type[socket.socket]
+) -> None:
+    told: list[str] = []
+    pairs = {name: socket.socketpair() for name in ("place", "next")}
+    links = iter([kind(fileno=one.detach()) for one, _ in pairs.values()])
+    monkeypatch.setattr(group, "keep_alive", lambda link: None)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: next(links))
+    for _, other in pairs.values():
+        other.close()
+    group._watch_machines([(("", 0), lambda name=name: told.append(name)) for name in pairs])  # type: ignore[misc]  # of the loop's own name
+    assert sorted(told) == (["next", "place"] if kind is Silent else [])
+
+
+def test_the_kernel_asks_for_those_that_are_silent_and_waits_for_them() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_connection(door.getsockname(), timeout=1.0) as link,
+    ):
+        group.keep_alive(link)
+        assert link.gettimeout() is None
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        for name, value in group._KEEPALIVE.items():
+            if hasattr(socket, name):
+                assert link.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+
+
+def test_ranks_of_several_machines_hold_a_line_to_the_next_one_and_to_where_they_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group, "_own_address", lambda: "127.0.0.1")
+    held, all_of_them = list[Any](), threading.Semaphore(0)
+
+    def keep(link: socket.socket) -> None:
+        held.append(link.getpeername())
+        all_of_them.release()
+
+    monkeypatch.setattr(group, "keep_alive", keep)
+    port, told = free_port(), list[int]()
+    ranks = [
+        RankOfWorld(rank=one, size=3, local_rank=0, address="127.0.0.1", port=port)
+        for one in range(3)
+    ]
+    place = MeetingPlace(ranks[0])
+    with ThreadPoolExecutor(3) as pool:
+        lines = list(
+            pool.map(lambda rank: group.Lifelines(place, rank, told.append, lambda: None), ranks)
+        )
+    assert all(all_of_them.acquire(timeout=10.0) for _ in range(6))
+    doors = [one._door.getsockname() for one in lines]
+    assert sorted(held) == sorted([*doors, *[("127.0.0.1", port)] * 3])
+    for one in lines:
+        one._door.close()  # its process has ended
+    assert told == []

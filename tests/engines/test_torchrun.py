@@ -147,6 +147,7 @@ def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
         ("skip", ("step.skip()", "paceline launch --workers 3")),
         ("one leaves", ("another worker left its loop", "pace.stop()")),
         ("other models", ("different models",)),
+        ("other devices", ("worker 0 computes on cpu and worker 1 on cuda", "PACELINE_DEVICE=cpu")),
     ],
 )
 def test_an_end_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
@@ -252,6 +253,30 @@ def test_ranks_may_be_silent_for_longer_than_they_may_take_to_meet(
     assert not lost.is_set()
 
 
+def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() -> None:
+    """Where another machine's ranks have failed, its agent counts a restart and this one none."""
+    address, port = "127.0.0.1", free_port()
+    kept = torch.distributed.TCPStore(address, port, None, True, wait_for_workers=False)
+    kept.queue_push("paceline/door", "paceline/of-one-that-died")
+    for life, restarts in ((1, (0, 0)), (2, (0, 1)), (3, (0, 1))):
+        ranks = [
+            RankOfWorld(
+                rank=one, size=2, local_rank=0, address=address, port=port, is_hosted=True,
+                restarts=restarts[one],
+            ) for one in (0, 1)
+        ]  # fmt: skip
+        with ThreadPoolExecutor(1) as pool:
+            came_first = pool.submit(place.MeetingPlace, ranks[1])
+            places = [place.MeetingPlace(ranks[0]), came_first.result()]
+        places[0].close_door()
+        first, second = (one.client("words") for one in places)
+        assert not second.check(["once"])
+        first.set("once", "1")
+        assert second.get("once") == b"1"
+        assert [one.rank.life for one in places] == [life, life]
+        assert [one.rank.goes_on for one in places] == [life > 1] * 2
+
+
 def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_REACH_S", 0.3)
     port = free_port()
@@ -263,6 +288,10 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         place.MeetingPlace(rank)
 
 
+BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+"""What mpirun's processes inherit from the step that a batch job is."""
+
+
 @pytest.mark.parametrize(
     ("env", "rank"),
     [
@@ -270,6 +299,9 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2, 0)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 2, 1)),
+        ({**BATCH_STEP, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, 3)),
+        ({**BATCH_STEP, "PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, (2, 4, 1)),
+        ({**BATCH_STEP, "SLURM_LOCALID": "1", "PMI_RANK": "0", "PMI_SIZE": "4"}, (0, 4, 1)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({}, None),
     ],

@@ -7,15 +7,18 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from paceline import exchange
 from paceline.exchange.averaging import Averaging
-from paceline.exchange.group import TorchGroup
+from paceline.exchange.distributed import DistributedAveraging
+from paceline.exchange.group import Made, TorchGroup
 from paceline.trace.records import Header
 from reference import differ, plain_loop
 from runs import assert_each_sample_once, train
@@ -45,6 +48,36 @@ def test_the_collective_of_the_page_does_what_it_says(tmp_path: Path, task: Any)
     run = train(armed, tmp_path / "found", **chosen)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, expected.state if expected else plain_loop(task)) < 1e-6
+
+
+KNOWN_TO_GLOO = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
+    torch.bool, torch.int32, torch.int64,
+}  # fmt: skip
+"""Of any other type it says "Invalid scalar type"."""
+
+
+class SameInAll:
+    """Three members, all of which have what this one has."""
+
+    def all_reduce(self, tensor: Tensor, *, is_maximum: bool, at_once: bool) -> Made:
+        assert tensor.dtype in KNOWN_TO_GLOO
+        if not is_maximum:
+            own = tensor.clone()
+            tensor.add_(own).add_(own)
+        return Made()
+
+
+def test_buffers_that_are_the_same_in_all_stay_as_they_are_whatever_their_type() -> None:
+    numbers = torch.arange(2000.0) / 64 + 1.0
+    types = (torch.float32, torch.bfloat16, torch.float16, torch.int16, torch.uint16, torch.bool)
+    buffers = [numbers.to(one) for one in types]
+    member = object.__new__(DistributedAveraging)
+    member._group = SameInAll()  # type: ignore[assignment]  # only what buffers need
+    member._replica = SimpleNamespace(buffers=[one.clone() for one in buffers])  # type: ignore[assignment]  # as above
+    member._reduce_buffers(1 / 3)
+    for found, before in zip(member._replica.buffers, buffers, strict=True):
+        assert torch.equal(found, before)
 
 
 UNEVEN = 13

@@ -42,6 +42,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "engines/test_torchrun.py",
         "test_what_is_killed_goes_on_in_the_middle_of_an_epoch",
     ),
+    "its machine is gone among ranks": (
+        "engines/test_rank_group.py",
+        "test_a_machine_that_is_gone_is_told_of_and_an_end_is_left_to_others",
+    ),
     "it is killed where a model is split": (
         "spread/test_runs.py",
         "test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones",

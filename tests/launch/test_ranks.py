@@ -1,5 +1,6 @@
 """What is decided before a run of ranks begins: settings, the folder of a job's restarts."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from paceline.config import Resolved, resolve
 from paceline.engines.torchrun.post import Hello
-from paceline.engines.torchrun.world import RankOfWorld
+from paceline.engines.torchrun.world import RankOfWorld, boot_of_machine
 from paceline.errors import ConfigError
 from paceline.launch import connecting, job, ranks
 from paceline.program import ScriptProgram, TaskProgram
@@ -113,6 +114,18 @@ def test_a_restart_goes_on_in_the_folder_of_the_first_start(
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_a_restart_is_one_though_this_machine_has_counted_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = job.settings_of_ranks(given(), RANK)
+    job.JobFolder(RANK).began("/somewhere/runs/that")
+    again = job.JobFolder(replace(RANK, life=2)).found(given(), settings)
+    assert (again.run_dir, again.resume) == ("/somewhere/runs/that", "auto")
+    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).found(given(), settings)
+    assert (of_another.run_dir, of_another.resume) == (None, None)
+
+
 def test_settings_that_differ_are_named_with_both_machines() -> None:
     other = HELLO._replace(host="node2", settings='{"lr": 0.2}')
     with pytest.raises(ConfigError, match=r"0 and 1 \(node1 and node2\).*lr is 0.1 and 0.2.*_LR"):
@@ -125,6 +138,16 @@ def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only()
     ranks._refuse_traps([trapped, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         ranks._refuse_traps([trapped, HELLO._replace(host="node2")])
+
+
+def test_two_machines_of_one_name_are_two() -> None:
+    """Else nobody looks where their name leads, and the plan is that of one machine."""
+    first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
+    trapped = second._replace(trap="its own name 'localhost' leads to 127.0.0.1")
+    with pytest.raises(ConfigError, match="worker 1 on localhost"):
+        ranks._refuse_traps([first, trapped])
+    assert ranks._num_machines([first, trapped, second]) == 2
+    assert sys.platform != "linux" or len(boot_of_machine()) == 36
 
 
 def test_a_process_alone_goes_on_with_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

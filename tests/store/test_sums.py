@@ -13,6 +13,7 @@ from paceline.store.means import average_into, average_of_buffers
 from paceline.store.memory import PrivateMemory
 from paceline.store.optimizer import Updater
 from paceline.store.parameter_store import SharedStore, arena_bytes
+from paceline.store.sums import wide_bytes
 
 NUM_SEATS = 8
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -178,3 +179,56 @@ def test_so_is_an_average_between_peers(dtype: torch.dtype, num_parts: int) -> N
     least = (wanted.to(dtype) - wanted).abs() + 1e-6  # what 32 bits leave of a tie
     assert ((mean - wanted).abs() <= least).all()
     assert ((average_of_buffers(parts, weights) - wanted).abs() <= least).all()
+
+
+# -- buffers that are the same in all workers -----------------------------------------------------
+
+KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+UNEVEN = (1 / 3, 1 / 3, 1 / 3), (16 / 50, 17 / 50, 17 / 50), (0.2, 0.2, 0.2, 0.2, 0.2)
+
+
+@KINDS
+@pytest.mark.parametrize("weights", UNEVEN, ids=len)
+def test_buffers_that_are_the_same_in_all_workers_stay_as_they_are(
+    dtype: torch.dtype, weights: tuple[float, ...]
+) -> None:
+    same = (torch.arange(2000.0) / 64 + 1.0).to(dtype)
+    parts = [same.clone() for _ in weights]
+    assert torch.equal(average_of_buffers(parts, weights), same)
+    parts[0][0] = 5.0  # all others are
+    found = average_of_buffers(parts, weights)
+    assert torch.equal(found[1:], same[1:])
+    assert float(found[0]) == pytest.approx(5.0 * weights[0] + 1.0 - weights[0], rel=1e-2)
+
+
+@KINDS
+@pytest.mark.parametrize("scale", [1.0, 0.75])
+def test_so_they_do_in_the_store_also_where_its_executor_dies(
+    dtype: torch.dtype, scale: float
+) -> None:
+    rig = Rig(dtype)
+    rig.weights = [one / scale for one in rig.weights]
+    wanted = {}
+    for place in rig.layout.buffers.places:
+        whole = torch.arange(place.numel) + 3
+        wanted[place.name] = whole.to(place.dtype).view(place.shape)
+        for seat in range(NUM_SEATS):
+            place.view(rig.store.slot(seat)).copy_(wanted[place.name])
+    rig.add_all()
+    _die_in(rig.store, 0, lambda: rig.finish(scale))
+    rig.finish(scale)
+    for place in rig.layout.buffers.places:
+        assert torch.equal(place.view(rig.store.blocks[rig.store.current]), wanted[place.name])
+
+
+def test_a_model_whose_numbers_are_not_rounded_has_no_wide_sums() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double(), nn.BatchNorm1d(3).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert wide_bytes(Replica(model, optimizer, optimizer).layout) == 0
+
+
+def test_of_counters_of_any_type_the_maximum_is_taken() -> None:
+    for dtype in (torch.bool, torch.int16, torch.uint16, torch.uint32, torch.int64):
+        parts = [torch.tensor([0, 1]).to(dtype), torch.tensor([1, 0]).to(dtype)]
+        found = average_of_buffers(parts, (0.5, 0.5))
+        assert (found.dtype, found.tolist()) == (dtype, [1, 1])

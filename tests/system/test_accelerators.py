@@ -3,7 +3,13 @@
 import pytest
 import torch
 
+from paceline.context import Context
+from paceline.engines.base import MemberSpec
+from paceline.engines.torchrun.life import context_of
+from paceline.engines.torchrun.world import RankOfWorld
 from paceline.errors import ConfigError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.system import processors
 from paceline.system.processors import count_accelerators, find_device
 
@@ -52,6 +58,23 @@ def test_more_workers_than_devices_share_them(monkeypatch: pytest.MonkeyPatch) -
     for seat in range(4):
         find_device("xpu", seat)
     assert indices == [0, 1, 0, 1]
+
+
+def test_ranks_that_are_dealt_out_in_turn_have_a_device_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This machine has ranks 0 and 2 of four."""
+    indices = pretend(monkeypatch, "xpu", 2)
+    for seat, local_rank in ((0, 0), (2, 1)):
+        exchange = SoloExchange()
+        exchange.seat = seat
+        rank = RankOfWorld(rank=seat, size=4, local_rank=local_rank, address="node1", port=1234)
+        spec = MemberSpec(
+            seat=seat, member=seat, num_seats=4, threads=1, log="", context=Context().write(),
+            environment={},
+        )  # fmt: skip
+        assert Pace(exchange, context_of(spec, rank)).device.index == local_rank
+    assert indices == [0, 1]
 
 
 @pytest.mark.parametrize(("name", "found"), [("cuda:1", "cuda:1"), ("cuda:7", "")])

@@ -24,7 +24,7 @@ from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
 from ..store.optimizer import Updater
-from ..store.sums import are_finite, norm_of
+from ..store.sums import are_finite, carried, has_mean, norm_of
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
@@ -226,14 +226,13 @@ class DistributedAveraging(Averaging):
             self._reduce(run, weight)
 
     def _reduce_buffers(self, weight: float) -> None:
-        """Those of one type of numbers together."""
+        """Those of one type of numbers together, in one that keeps what is equal, and is summed."""
         kinds: dict[torch.dtype, list[Tensor]] = {}
         for one in self._replica.buffers:
             kinds.setdefault(one.dtype, []).append(one)
         for dtype, buffers in kinds.items():
-            together = torch.cat([one.reshape(-1) for one in buffers])
-            has_mean = dtype.is_floating_point or dtype.is_complex
-            self._reduce(together, weight if has_mean else None)
+            together = torch.cat([one.reshape(-1) for one in buffers]).to(carried(dtype))
+            self._reduce(together, weight if has_mean(dtype) else None)
             parts = torch.split(together, [one.numel() for one in buffers])
             for one, part in zip(buffers, parts, strict=True):
                 one.copy_(part.view(one.shape))

@@ -84,6 +84,7 @@ def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
         read: the settings as they were given to this rank.
     """
     life = RankLife(rank)
+    rank = life.rank  # with the life of the job that it is in
     _joined.append(life)
     life.begin_to_talk()
     if rank.rank == 0:
@@ -115,7 +116,7 @@ class RunThread(threading.Thread):
         self._stop_softly: Callable[[int], bool] = lambda number: False
         self._asked: int | None = None
         self._where: dict[int, tuple[str, int]] = {}
-        self._hosts: set[str] = set()
+        self._num_machines = 0
         self._lost: set[int] = set()
         self._folder = JobFolder(life.rank)
 
@@ -185,15 +186,16 @@ class RunThread(threading.Thread):
                     f"{_GIVE_UP_S:.0f} s: was it started on all machines, with this MASTER_ADDR "
                     "and MASTER_PORT, and do all call it?"
                 )
+        self._life.place.close_door()
         ordered = [hellos[seat] for seat in range(size)]
         _compare(ordered)
         _refuse_traps(ordered)
         self._where |= {
             seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
         }
-        self._hosts = {one.host for one in ordered}
+        self._num_machines = _num_machines(ordered)
         seeds = unseeded([one.random for one in ordered])
-        self._post.tell_all(Meet(seeds, is_near=len(self._hosts) == 1))
+        self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
     def _make(self, name: str, num_workers: int) -> Engine:
         life = self._life
@@ -204,7 +206,7 @@ class RunThread(threading.Thread):
             lost=self._lost,
             asked=self._hear_signal,
             began=self._folder.began,
-            is_one_machine=len(self._hosts) == 1,
+            is_one_machine=self._num_machines == 1,
         ))  # fmt: skip
 
     @contextmanager
@@ -221,6 +223,7 @@ class RunThread(threading.Thread):
 
     def _end_all(self, code: int) -> None:
         """Tell all ranks, this one last: with it the meeting place may go."""
+        self._life.place.close_door()
         others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):
@@ -248,9 +251,14 @@ def _compare(hellos: Sequence[Hello]) -> None:
                 )
 
 
+def _num_machines(hellos: Sequence[Hello]) -> int:
+    """By name and start: those of one image may all be called ``localhost``."""
+    return len({(one.host, one.boot) for one in hellos})
+
+
 def _refuse_traps(hellos: Sequence[Hello]) -> None:
     """Raise ConfigError where gloo would bind to what other machines do not reach."""
-    if len({one.host for one in hellos}) < 2:
+    if _num_machines(hellos) < 2:
         return
     for rank, hello in enumerate(hellos):
         if hello.trap:

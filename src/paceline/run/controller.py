@@ -355,6 +355,8 @@ class Controller:
         traits = run.engine.traits
         measured = measured_for(run.settings, traits, first.device)
         run.plan = make_plan(first, self._protocol, run.settings, traits, measured)
+        for number, other in self._descriptions.items():
+            first.refuse_another_kind(other, run.roster[number].seat, run.plan.path)
         identity = first.identity(run.plan, self._protocol)
         if self._origin.resumption is not None:
             self._origin.resumption.refuse_another(identity)

@@ -117,6 +117,21 @@ class Description:
         number = are_others(self.samples, other.samples)
         return "" if number is None else f"different data: sample {number} differs{_REMEDY}"
 
+    def refuse_another_kind(self, other: "Description", seat: int, path: str) -> None:
+        """Raise ConfigError where a sum between two kinds of devices would wait for ever.
+
+        Args:
+            other: what the worker on ``seat`` describes.
+            path: how gradients move.
+        """
+        own, its = (one.device.partition(":")[0] for one in (self, other))
+        if path == "collective" and own != its:
+            raise ConfigError(
+                f"worker 0 computes on {own} and worker {seat} on {its}, and no sum goes between "
+                "them: use --device cpu (PACELINE_DEVICE=cpu) for all, or give each an "
+                "accelerator; paceline env says why a machine's is not seen"
+            )
+
     @property
     def pinned(self) -> tuple[int, int]:
         """Where in the arena, from and to."""

@@ -271,7 +271,8 @@ class Pace:
         self.worker = exchange.seat
         self.num_workers = exchange.num_workers
         self.seed = context.seed
-        self.device = find_device(context.device, exchange.seat)
+        local = exchange.seat if context.local_rank is None else context.local_rank
+        self.device = find_device(context.device, local)
 
     @property
     def is_main(self) -> bool:

@@ -22,7 +22,7 @@ from ..exchange.group import MemberGroup
 from ..exchange.model_copy import ModelCopy
 from ..exchange.rounds import Barrier, Line
 from ..store.clip import Clip
-from ..store.sums import norm_of
+from ..store.sums import carried, has_mean, norm_of
 from ..system.pages import give_back_freed
 from .base import SpreadModel
 from .group import tell_all
@@ -172,13 +172,15 @@ class SplitAveraging(DistributedAveraging):
         for number, one in enumerate(self._spread.buffers):
             if not self._spread.changed_buffers >> number & 1:
                 continue
-            has_mean = one.is_floating_point() or one.is_complex()
-            total = one.detach() * share if has_mean else one.detach().long()
-            total = (total if share or not has_mean else torch.zeros_like(one)).contiguous()
+            is_counter = not has_mean(one.dtype)
+            total = one.detach().to(torch.int64 if is_counter else carried(one.dtype))
+            if not is_counter:  # of one that weighs nothing it may be nan
+                total = total * share if share else torch.zeros_like(total)
+            total = total.contiguous()
             with self._told_of_deaths():
-                self._spread.groups.copy.all_reduce(total, is_maximum=not has_mean).wait()
+                self._spread.groups.copy.all_reduce(total, is_maximum=is_counter).wait()
             if self._spread.groups.twins is not None and id(one) not in of_part:
-                self._reduce(total, own if has_mean else None)  # of the others all twins have it
+                self._reduce(total, None if is_counter else own)  # of the others all twins have it
             with torch.no_grad():
                 one.copy_(total)
 

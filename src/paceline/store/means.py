@@ -1,6 +1,7 @@
 """The arithmetic of updates: means of gradients and buffers, differences and distances of models.
 
     mean         sum_i w_i g_i, in member order; of 16 bits in 32, rounded once
+    buffers      the same, in wider numbers: equal ones stay as they are; of counters the maximum
     difference   base - home: what local steps have changed, pushed as if it were a gradient
     rule         SGD on the mean difference; with rate 1 and no momentum that averages parameters
     distance     eta_j = min(C / ||w_j - w_tau||^2, eta_max), given as a factor on the gradient:
@@ -15,7 +16,6 @@ protocols, members or who executes.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from .layout import Layout
 from .optimizer import Groups
-from .sums import CHUNK_BYTES, HALVES
+from .sums import CHUNK_BYTES, HALVES, carried, has_mean, highest
 
 KEPT_SHARE = 0.5
 """Alpha: of its own fragment, that a worker keeps where it has gone on meanwhile."""
@@ -45,11 +45,12 @@ def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]
 
 def average_of_buffers(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Of a float or complex buffer the weighted mean, of a counter the maximum."""
-    if parts[0].dtype in HALVES:
-        return _in_32_bits(parts, weights).to(parts[0].dtype)
-    if parts[0].is_floating_point() or parts[0].is_complex():
-        return _weighted_sum(parts, weights)
-    return reduce(torch.maximum, parts)
+    first = parts[0]
+    if not has_mean(first.dtype):
+        return highest(parts)
+    if all(torch.equal(first, one) for one in parts[1:]):
+        return first
+    return _weighted_sum([first.to(carried(first.dtype)), *parts[1:]], weights).to(first.dtype)
 
 
 def _in_32_bits(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -1,20 +1,23 @@
-"""Where pushes are summed: the accumulator, and beside it 32 bits for what comes in 16.
+"""Where pushes are summed: the accumulator, and beside it wider numbers for what would be rounded.
 
-    accumulator    float32   |  bfloat16  |  float64     the layout's offsets, as a slot
-    wide                     |  float32      |           only the sums of 16-bit numbers
-    scratch                                              what one chunk of them was before
+    accumulator    float32   |  bfloat16  |  buffers: float32  |  int64    the layout's offsets
+    wide                     |  float32      |  float64           |        sums of these alone
+    scratch                                                what one chunk of them was before
 
 A sum of K pushes of bfloat16 in bfloat16 is rounded K times to 8 bits; here it is rounded once,
-when the update takes its mean into the accumulator. Models without 16-bit numbers have no wide
-part and pay nothing. A change goes over the whole sum in chunks, each of which is kept before it is
-changed, so that another member can go on where one has died. This module must not know jobs,
-members or optimizers.
+when the update takes its mean into the accumulator. So is the mean of each buffer: what is the same
+in all workers, a table or a counter in floats, stays as it is. Models without either have no wide
+part and pay nothing; where buffers alone are wide, gradients are not gone over for them.
+
+A change goes over the whole sum in chunks, each of which is kept before it is changed, so that
+another member can go on where one has died. This module must not know jobs, members or optimizers.
 """
 
 import cmath
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -26,6 +29,13 @@ from .layout import Layout
 CHUNK_BYTES = 256 * 1024
 """Half of a small second-level cache: the undo copy of a chunk stays in it."""
 HALVES = frozenset((torch.bfloat16, torch.float16))
+_CARRIED = {
+    torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64,
+}  # fmt: skip
+"""Of floats the next type, in which equal ones have their own mean; gloo, or torch, compares the
+whole numbers in no other type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +46,41 @@ class Stretch:
     start: int
     stop: int
 
+    @property
+    def num_bytes(self) -> int:
+        return self.stop - self.start
+
     def of(self, block: Tensor) -> Tensor:
         return block[self.start : self.stop].view(self.dtype)
 
 
 def wide_bytes(layout: Layout) -> int:
-    """Memory of the wide part and its scratch, whole lines; 0 without 16-bit numbers."""
-    halves = sum(run.stop - run.start for run in _halves(layout))
-    return 2 * halves + 2 * CHUNK_BYTES if halves else 0
+    """Memory of the wide part and its scratch, whole lines; 0 where nothing would be rounded."""
+    return sum(2 * run.num_bytes for run in _rounded(layout)) + _scratch_bytes(layout)
 
 
-def _halves(layout: Layout) -> Iterator[Stretch]:
-    for section in (layout.parameters, layout.buffers):
-        for run in section.runs():
-            if run[0] in HALVES:
-                yield Stretch(*run)
+def _scratch_bytes(layout: Layout) -> int:
+    return 2 * min(CHUNK_BYTES, max((run.num_bytes for run in _rounded(layout)), default=0))
+
+
+def _rounded(layout: Layout) -> Iterator[Stretch]:
+    """What is summed in wider numbers, which are twice as long."""
+    for run in layout.parameters.runs():
+        if run[0] in HALVES:
+            yield Stretch(*run)
+    for run in layout.buffers.runs():
+        if has_mean(run[0]) and carried(run[0]) is not run[0]:
+            yield Stretch(*run)
+
+
+def has_mean(dtype: torch.dtype) -> bool:
+    """Whether buffers of this type are averaged; of others, counters, the maximum is taken."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def carried(dtype: torch.dtype) -> torch.dtype:
+    """In what buffers of this type are averaged, or compared."""
+    return _CARRIED.get(dtype, dtype)
 
 
 class Sums:
@@ -79,15 +109,17 @@ class Sums:
         sections = (layout.parameters, layout.buffers)
         self._runs = [Stretch(*run) for section in sections for run in section.runs()]
         self._chunks = [chunk for run in self._runs for chunk in split(run)]
-        self._scratch = wide[max(0, len(wide) - 2 * CHUNK_BYTES) :]
+        self._scratch = wide[len(wide) - _scratch_bytes(layout) :]
         self._wide: list[tuple[Stretch, Tensor]] = []
         self._gradients: dict[int, list[Tensor]] = {}
         self._parts: dict[tuple[int, int], Tensor] = {}
         start = 0
-        for run in _halves(layout):
-            stop = start + 2 * (run.stop - run.start)
-            self._wide.append((run, wide[start:stop].view(torch.float32)))
+        for run in _rounded(layout):
+            stop = start + 2 * run.num_bytes
+            self._wide.append((run, wide[start:stop].view(carried(run.dtype))))
             start = stop
+        self._rounded = [run for run, _ in self._wide]
+        self._rounded_chunks = [chunk for run in self._rounded for chunk in split(run)]
 
     @property
     def are_wide(self) -> bool:
@@ -113,8 +145,8 @@ class Sums:
         def add_chunk(run: Stretch) -> None:
             into, value = self._part(0, run), self._part(slot, run)
             factor = factors[0 if run.start < self._gradients_stop else 1]
-            if not run.dtype.is_floating_point and not run.dtype.is_complex:
-                into.copy_(value if is_first else torch.maximum(into, value))
+            if not has_mean(run.dtype):
+                into.copy_(value if is_first else highest((into, value)))
             elif is_first and into.dtype is not value.dtype:
                 into.copy_(value).mul_(factor)
             elif is_first:
@@ -134,7 +166,7 @@ class Sums:
 
         def scale_chunk(run: Stretch) -> None:
             into, value = run.of(total), self._part(slot, run)
-            if run.dtype.is_floating_point or run.dtype.is_complex:
+            if has_mean(run.dtype):
                 is_gradient = run.start < self._gradients_stop
                 torch.mul(value, factors[0 if is_gradient else 1], out=into)
                 if is_gradient and clip.has_value:
@@ -142,7 +174,8 @@ class Sums:
             elif slot:
                 into.copy_(value)
 
-        self._over_chunks(number, scale_chunk)
+        is_rounding = not slot and factors == (1.0, 1.0) and not clip.has_value
+        self._over_chunks(number, scale_chunk, is_rounding=is_rounding)
 
     def _part(self, slot: int, run: Stretch) -> Tensor:
         """A run of a slot (0: of the sums); unmended runs are few and whole: views are kept."""
@@ -154,17 +187,22 @@ class Sums:
         return part
 
     def _of(self, run: Stretch) -> Tensor:
-        """The sums of a run, in float32 where they come in 16 bits."""
-        if run.dtype in HALVES:
-            for whole, wide in self._wide:
-                if whole.start <= run.start < whole.stop:
-                    return wide[(run.start - whole.start) // 2 : (run.stop - whole.start) // 2]
+        """The sums of a run, in wider numbers where they have them."""
+        for whole, wide in self._wide:
+            if whole.start <= run.start < whole.stop:
+                first, size = run.start - whole.start, run.dtype.itemsize
+                return wide[first // size : (first + run.num_bytes) // size]
         return run.of(self._slots[0])
 
     # -- passes ---------------------------------------------------------------------------------
 
     def _over_chunks(
-        self, number: int, change: Callable[[Stretch], None], *, is_sum: bool = False
+        self,
+        number: int,
+        change: Callable[[Stretch], None],
+        *,
+        is_sum: bool = False,
+        is_rounding: bool = False,
     ) -> None:
         """Change the accumulator chunk by chunk so that a death in the middle can be mended.
 
@@ -173,20 +211,21 @@ class Sums:
 
         Args:
             is_sum: what is changed are the sums, else what the update will read.
+            is_rounding: what is summed in wider numbers, and nothing else.
         """
         if not self._is_mended:  # nobody dies in the middle
-            for run in self._runs:
+            for run in self._rounded if is_rounding else self._runs:
                 change(run)
             return
-        control = self._control
+        control, chunks = self._control, self._rounded_chunks if is_rounding else self._chunks
         if control[PASS] != number:
             control[CHUNK], control[CHUNK_UNDO] = 0, 0
             control[PASS] = number
         elif control[CHUNK_UNDO] == control[CHUNK] + 1:
-            live, kept = self._undo(self._chunks[control[CHUNK]], is_sum)
+            live, kept = self._undo(chunks[control[CHUNK]], is_sum)
             live.copy_(kept)
-        for i in range(control[CHUNK], len(self._chunks)):
-            run = self._chunks[i]
+        for i in range(control[CHUNK], len(chunks)):
+            run = chunks[i]
             live, kept = self._undo(run, is_sum)
             kept.copy_(live)
             control[CHUNK_UNDO] = i + 1
@@ -198,10 +237,16 @@ class Sums:
         block = self._blocks[1 - (self._control[VERSION] & 1)]
         if not is_sum:
             return run.of(self._slots[0]), run.of(block)
-        if run.dtype in HALVES:
-            kept = self._scratch[: 2 * (run.stop - run.start)].view(torch.float32)
-            return self._of(run), kept
-        return self._of(run), run.of(block)
+        live = self._of(run)
+        if live.dtype is not run.dtype:
+            return live, self._scratch[: live.nbytes].view(live.dtype)
+        return live, run.of(block)
+
+
+def highest(parts: Sequence[Tensor]) -> Tensor:
+    """The maximum of counters, which torch compares in some types only."""
+    kind = carried(parts[0].dtype)
+    return reduce(torch.maximum, [part.to(kind) for part in parts]).to(parts[0].dtype)
 
 
 def wide(tensor: Tensor) -> torch.dtype:

@@ -95,6 +95,9 @@ def may_have_accelerator() -> bool:
 def find_device(name: str, seat: int) -> "torch.device":
     """The device of a seat: workers share the accelerators that are here evenly.
 
+    Args:
+        seat: the worker's number among those of this machine.
+
     Raises:
         ConfigError: the device does not exist here.
     """

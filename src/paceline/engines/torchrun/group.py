@@ -9,19 +9,25 @@ Between CPUs of one machine a small sum that all wait for goes along a tree, mes
 gloo's own wakes two threads more in each rank, and its ring sends both ways at the same time.
 
 A process that ends closes its connections, so a death is known within milliseconds, also while the
-script computes. The groups are made without a name of torch's: ``init_process_group`` and
-``destroy_process_group`` of the script's own touch none of them. This module must not know what the
-bytes are.
+script computes. A machine that is gone (power, cable) closes none: what idles between machines is
+asked by the kernel whether the other end is there.
+
+The groups are made without a name of torch's: ``init_process_group`` and ``destroy_process_group``
+of the script's own touch none of them. Above 300 lines with all ways by which an end is known. This
+module must not know what the bytes are.
 """
 
 import datetime
 import os
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -42,6 +48,9 @@ _TOLD_S = 10.0
 _LEAVE_S = 5.0
 _SMALL_BYTES = 1 << 20
 """Of a sum along a tree, at most."""
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
+"""Seconds of silence, seconds between questions, and how many: a machine is gone after a minute. A
+switch that begins anew takes less."""
 _TAG: Final = 7001
 """Of the words by which ranks leave; the script's own sends are in other groups."""
 
@@ -157,6 +166,94 @@ class RankGroup(TorchGroup):
             return False
         self._watch.join(_LEAVE_S)
         return not self._watch.is_alive()
+
+
+class Lifelines:
+    """Tells of machines that are gone without a word.
+
+        rank 0 --> rank 1 --> rank 2 --> rank 0      one to the next rank, and one to where all meet
+
+    Nothing is sent over them and nobody accepts them: kernels ask and answer, also of a process
+    that is stopped. gloo's own would do only where nothing is on its way: what is not acknowledged
+    is sent again for a quarter of an hour. Where one cannot be opened, that is how long it takes.
+
+    Args:
+        lost: is told of the next rank.
+        unreachable: is told of the meeting place.
+    """
+
+    def __init__(
+        self,
+        place: MeetingPlace,
+        rank: RankOfWorld,
+        lost: Callable[[int], None],
+        unreachable: Callable[[], None],
+    ) -> None:
+        following = (rank.rank + 1) % rank.size
+        words = place.client("lifelines")
+        words.set(str(rank.rank), self._open_door())
+        address, _, port = words.get(str(following)).decode().rpartition(" ")
+        ends = [((rank.address, rank.port), unreachable)]
+        if address:  # telling the others of it may take long, where they met there
+            tell = threading.Thread(target=lost, args=(following,), daemon=True)
+            ends.append(((address, int(port)), tell.start))
+        threading.Thread(target=_watch_machines, args=(ends,), daemon=True).start()
+
+    def _open_door(self) -> str:
+        """Where the rank before this one connects to; "": it cannot."""
+        try:
+            address = _own_address()
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._door = socket.create_server((address, 0), family=kind)
+        except OSError:
+            return ""
+        return f"{address} {self._door.getsockname()[1]}"
+
+
+def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) -> None:
+    """Each with what is told where it does not answer any more; returns when all have ended."""
+    with selectors.DefaultSelector() as selector:
+        for address, gone in ends:
+            with suppress(OSError):
+                link = socket.create_connection(address, timeout=_MEET_S)
+                keep_alive(link)
+                selector.register(link, selectors.EVENT_READ, gone)
+        while selector.get_map():
+            for key, _ in selector.select():
+                selector.unregister(key.fileobj)
+                if _is_cut_off(key.fileobj):
+                    key.data()
+
+
+def keep_alive(link: socket.socket) -> None:
+    """From now on the kernel asks whether the other machine is there; what waits, waits."""
+    link.settimeout(None)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # else the system's own, of two hours
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _is_cut_off(link: Any) -> bool:
+    """Whether nobody answers; a process that has ended is told of by gloo's connection to it."""
+    try:
+        link.recv(1)
+    except ConnectionError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _own_address() -> str:
+    """By which other ranks reach this one, as gloo finds it: of an interface, or of its name."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    kinds = (socket.AF_INET, socket.AF_INET6)
+    own = [one for one in psutil.net_if_addrs().get(interface, ()) if one.family in kinds]
+    if own:
+        return str(own[0].address)
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(found[0][4][0])
 
 
 class RankPart(TorchGroup, PeerGroup):

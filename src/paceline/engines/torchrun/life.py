@@ -31,7 +31,7 @@ import psutil
 import torch
 
 from ...context import Context
-from ...errors import ConfigError, PacelineError
+from ...errors import ConfigError, LinkError, PacelineError
 from ...exchange import Route
 from ...exchange.averaging import Averaging
 from ...exchange.base import ScriptHooks
@@ -51,7 +51,7 @@ from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
 from .buckets import make_buckets
-from .group import RankGroup, RankPart, trap
+from .group import Lifelines, RankGroup, RankPart, trap
 from .member import LINE_BYTES, RankCarrier
 from .place import MeetingPlace
 from .post import (
@@ -67,7 +67,7 @@ from .post import (
     RunOver,
     StoreChannel,
 )
-from .world import RankOfWorld, environment_anew
+from .world import RankOfWorld, boot_of_machine, environment_anew
 
 ANEW = -1
 """The code of an end that is none: the process begins anew."""
@@ -89,10 +89,10 @@ class RankLife:
     """
 
     def __init__(self, rank: RankOfWorld) -> None:
-        self.rank = rank
         self._pid = os.getpid()
         self._say_shortly()
         self.place = MeetingPlace(rank)
+        self.rank = rank = self.place.rank
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
@@ -142,11 +142,15 @@ class RankLife:
         Args:
             settings: that this rank was started with.
         """
-        self.channel.say(Hello(socket.gethostname(), self._pid, settings, random_digests(), trap()))
+        self.channel.say(Hello(
+            socket.gethostname(), self._pid, settings, random_digests(), trap(), boot_of_machine()
+        ))  # fmt: skip
         heard = self._news.get()
         assert isinstance(heard, Meet)
         self._seeds = heard.seeds
         self._group = RankGroup(self.place, self.rank, self._lost, is_near=heard.is_near)
+        if not heard.is_near:
+            self._lifelines = Lifelines(self.place, self.rank, self._lost, self._unreachable)
 
     def begin(self) -> Context:
         """Become a member of the run: what ``worker.connect`` finds from now on."""
@@ -154,7 +158,7 @@ class RankLife:
         assert isinstance(heard, Begin)
         assert self._group is not None
         self._spec = spec = MemberSpec(**json.loads(heard.spec))
-        self._context = context = replace(Context.read(spec.context), is_own_process=True)
+        self._context = context = context_of(spec, self.rank)
         group, seat = self._group, spec.seat
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
@@ -219,8 +223,12 @@ class RankLife:
             self._exit(message.code)
 
     def _unreachable(self) -> None:
-        """The meeting place is gone: rank 0, or torchrun itself, has ended without a word."""
-        if self.rank.rank == 1 and not self._over.is_set():
+        """The meeting place is gone: rank 0, torchrun itself or its machine is, without a word.
+
+        Said once on each machine: that of the first ranks may be gone with it.
+        """
+        is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
+        if is_first_here and not self._over.is_set():
             who = "torchrun" if self.rank.is_hosted else "worker 0"
             say(
                 f"error: {who} ended, and {self.rank.place}, where all workers met, with it; begun "
@@ -242,7 +250,11 @@ class RankLife:
             "error: worker 0 ended: its process is gone, and the controller of the run with it; "
             "torchrun --max-restarts 3 begins all again, from the newest checkpoint"
         )
-        post = self.place.client()
+        try:
+            post = self.place.client()
+        except LinkError:  # gone with the machine
+            self._unreachable()
+            return
         with suppress(RuntimeError):
             for other in range(1, self.rank.size):
                 said = text if other == self.rank.rank else ""
@@ -317,6 +329,12 @@ class RankLife:
         if code == ANEW:
             begin_anew(self.rank.anew + 1)
         os._exit(code)
+
+
+def context_of(spec: MemberSpec, rank: RankOfWorld) -> Context:
+    """What the controller says of the run, with what only this rank knows."""
+    known = Context.read(spec.context)
+    return replace(known, is_own_process=True, local_rank=rank.local_rank)
 
 
 def begin_anew(times: int) -> NoReturn:

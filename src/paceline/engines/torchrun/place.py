@@ -2,6 +2,13 @@
 
     torchrun    keeps it, and names it to its ranks        srun, mpirun    rank 0 opens it
 
+    rank K   a token -> "door" -> rank 0   who answers it with the life that all are in
+             <------- the life ---------   until all of them are
+
+What torchrun keeps outlives its ranks: those that it has begun again must not read what was said
+before. How often that was, each of its agents counts by itself and otherwise, so rank 0 counts it,
+where all meet, and each rank asks it.
+
 This module must not know what is said there.
 """
 
@@ -10,7 +17,10 @@ import ctypes
 import datetime
 import os
 import socket
+import threading
 import time
+import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +32,9 @@ from .world import RankOfWorld
 _REACH_S = 25.0
 """Within which it must answer; half a minute with what comes before."""
 _FOR_EVER = datetime.timedelta(days=365)
+_LIVES, _DOOR = "paceline/lives", "paceline/door"
+_LOOK_S = (0.001, 0.02)
+"""Between two looks for an answer, at first and at most."""
 _ERRORS_ONLY = 2
 """Of torch's C++ log: 1 is with warnings (TORCH_CPP_LOG_LEVEL)."""
 
@@ -29,27 +42,63 @@ _ERRORS_ONLY = 2
 class MeetingPlace:
     """The store that all ranks reach.
 
+    Attributes:
+        rank: this one, with the life of the job that it is in.
+
     Raises:
         LinkError: this rank cannot reach it, or rank 0 cannot open it.
     """
 
     def __init__(self, rank: RankOfWorld) -> None:
-        self._rank = rank
+        self.rank = rank
         hosts = rank.rank == 0 and not rank.is_hosted
         if not rank.is_hosted:
             _log_errors_only()
         self._root = self._connect(hosts=hosts)
         """It may be the one that all others connect to: it lives as long as this process."""
+        self._door: threading.Thread | None = None
+        if rank.is_hosted:
+            self.rank = replace(rank, life=self._life())
 
     def client(self, name: str = "") -> Store:
         """A connection of its own, for keys of ours alone."""
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
-        rank = self._rank
-        return PrefixStore(f"paceline/{rank.restarts}.{rank.anew}/{name}", store)
+        return PrefixStore(f"paceline/{self.rank.life or 0}/{name}", store)
+
+    def close_door(self) -> None:
+        """All are in, or nobody is to come: who is begun after this is of another life."""
+        if self._door is not None:
+            with contextlib.suppress(RuntimeError):
+                self._root.queue_push(_DOOR, f"close {self.rank.life}")
+            self._door.join(1.0)
+            self._door = None
+
+    def _life(self) -> int:
+        """Which life of the job all ranks are in that were begun with this one; from 1."""
+        try:
+            if self.rank.rank:
+                return self._ask_life()
+            life = int(self._root.add(_LIVES, 1))
+        except RuntimeError as error:
+            raise LinkError(f"the place where all workers meet is gone: {error}") from None
+        asked = self._connect(hosts=False)
+        asked.set_timeout(_FOR_EVER)
+        self._door = threading.Thread(target=_answer, args=(asked, life), daemon=True)
+        self._door.start()
+        return life
+
+    def _ask_life(self) -> int:
+        """Rank 0 answers as soon as it is there; who asked before and is gone is answered, too."""
+        token, wait_s = f"paceline/{uuid.uuid4().hex}", _LOOK_S[0]
+        self._root.queue_push(_DOOR, token)
+        while not self._root.check([token]):
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LOOK_S[1])
+        return int(self._root.get(token))
 
     def _connect(self, *, hosts: bool) -> TCPStore:
-        rank = self._rank
+        rank = self.rank
         if not (hosts or _is_reached(rank)):
             raise LinkError(_unreached(rank, hosts=hosts, error=""))
         try:
@@ -60,6 +109,13 @@ class MeetingPlace:
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
+
+
+def _answer(store: Store, life: int) -> None:
+    """Rank 0's word to whoever comes, until its door is closed."""
+    with contextlib.suppress(RuntimeError):  # the place is gone, which others tell of
+        while (token := store.queue_pop(_DOOR).decode()) != f"close {life}":
+            store.set(token, str(life))
 
 
 def _log_errors_only() -> None:

@@ -38,6 +38,7 @@ class Hello(NamedTuple):
         settings: that it was started with, as JSON.
         random: digests of its random states, see ``life.unseeded``.
         trap: why no other machine reaches it, "" where one does.
+        boot: what the machine's kernel has drawn as it began; two may have one name.
     """
 
     host: str
@@ -45,6 +46,7 @@ class Hello(NamedTuple):
     settings: str
     random: tuple[str, ...]
     trap: str
+    boot: str = ""
 
 
 class Lost(NamedTuple):

@@ -1,10 +1,11 @@
 """Who a process is among those that another launcher began, as the environment tells.
 
     torchrun    RANK             WORLD_SIZE             LOCAL_RANK
-    srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
     mpirun      OMPI_COMM_WORLD_RANK  .._SIZE           .._LOCAL_RANK      (Open MPI)
                 PMI_RANK         PMI_SIZE               MPI_LOCALRANKID    (MPICH, Intel MPI)
+    srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
 
+In this order, since what mpirun begins in a batch job inherits the variables of Slurm's one step.
 All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the others do not: without it those are
 so many scripts, each by itself. This module must not know torch.
 """
@@ -21,9 +22,9 @@ from ...errors import ConfigError
 
 _VARIABLES: Final = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _ANEW = "PACELINE_ANEW"
@@ -39,12 +40,14 @@ class RankOfWorld:
     """One process among ``size``.
 
     Attributes:
-        rank, local_rank: counted from 0, over all machines and on this one.
+        rank, local_rank: counted from 0, over all machines and on this one, where that is told.
         address, port: where all meet.
         is_hosted: whether the launcher keeps the meeting place; else rank 0 does.
-        restarts: how often the launcher has begun all of them again.
+        restarts: how often the launcher has begun all of them again, as this machine counts it.
         anew: how often they have begun anew by themselves since then.
         began_s: when this process did so last, by the clock; None: it has not.
+        life: which one of the job this is, as all count it where they meet, from 1; None: not yet,
+            or that place is theirs alone.
         job: what the job's restarts have in common, and no other job; "": it begins none again.
     """
 
@@ -57,12 +60,13 @@ class RankOfWorld:
     restarts: int = 0
     anew: int = 0
     began_s: float | None = None
+    life: int | None = None
     job: str = ""
 
     @property
     def goes_on(self) -> bool:
         """Whether the job has been begun before."""
-        return bool(self.restarts or self.anew)
+        return bool(self.restarts or self.anew) if self.life is None else self.life > 1
 
     @property
     def place(self) -> str:
@@ -94,7 +98,7 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
     return RankOfWorld(
         rank=rank,
         size=size,
-        local_rank=_whole(env, names[2]) if env.get(names[2]) else rank,
+        local_rank=_local_rank(env, names, rank),
         address=env["MASTER_ADDR"],
         port=port,
         is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -102,6 +106,15 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         **_begun_anew(env),
         job=_job(env),
     )
+
+
+def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) -> int:
+    """On this machine; srun --mpi=pmi2 tells ranks in two ways, and this in one of them only."""
+    for each, all_of_them, local in _VARIABLES:
+        is_same = env.get(each) == env[names[0]] and env.get(all_of_them) == env[names[1]]
+        if is_same and env.get(local):
+            return _whole(env, local)
+    return rank
 
 
 def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
@@ -133,6 +146,14 @@ def _job(env: Mapping[str, str]) -> str:
     if name == "none":
         name = f"{os.uname().nodename} {os.getppid()} {_began(os.getppid())}"
     return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def boot_of_machine() -> str:
+    """What tells this machine from another one of its name; "": nobody can say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _began(pid: int) -> str:
