@@ -41,7 +41,7 @@ from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer, whole
-from ..passes import FAR, Passes
+from ..passes import FAR, Passes, not_among
 from ..replica.seeding import (
     GENERATORS,
     be_deterministic,
@@ -256,8 +256,6 @@ class Pace:
         self._context = context
         self._prepared: Prepared
         self._passes = Passes(context.first_epoch, context.place)
-        self._num_positions = 0
-        """Of the loops over ``pace.epochs`` that have begun."""
         exchange.place = lambda: self._passes.place
         self._keeper = MemberState(
             Path(context.run_dir) if context.run_dir else None,
@@ -699,7 +697,8 @@ class Pace:
                 a list. ``--epochs`` of the command line replaces their number.
 
         Raises:
-            ConfigError: it is neither, or a list has fewer values than ``--epochs`` asks for.
+            ConfigError: it is neither, a list has fewer values than ``--epochs`` asks for, or the
+                run goes on with a value that it has not.
         """
         values = values_of(epochs, self._context.epochs)
         if hasattr(self, "_prepared") and self._prepared.numbers is not None:
@@ -781,6 +780,8 @@ class Pace:
         """The script is over: what it counted by updates comes to its end with all others'."""
         if hasattr(self, "_prepared"):
             self._prepared.loop.check_leaving()
+        if self._passes.has_missed and not self._exchange.is_stopped:
+            raise not_among(self._passes.place.value, None)
         if hasattr(self, "_prepared") and self._updates.has_begun:
             self._prepared.loop.end_iteration()
             self._say_what_did_nothing()
@@ -799,21 +800,20 @@ class Pace:
             self.print(f"note: {call} did nothing: no pace.evaluate measured that")
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
-        passes, before = self._passes, self._num_positions
-        first = max(0, passes.first_position - before)
-        self._num_positions += len(values)
-        if first > len(values):  # a later loop is what goes on
+        passes = self._passes
+        first = passes.enter(values)
+        if first is None:
             return
         if (member := self._exchange.shared) is not None:
             member.is_over = False
-        for position in range(first, len(values)):
+        for index in range(first, len(values)):
             if self._exchange.is_stopped:
                 self._exchange.leave_epochs()
                 self._say_what_did_nothing()
                 return
-            passes.arrive(before + position)
+            passes.arrive(passes.begin + index, values[index])
             try:
-                yield values[position]
+                yield values[index]
             except GeneratorExit:  # a break
                 self._exchange.leave_epochs()
                 raise
@@ -821,7 +821,7 @@ class Pace:
             self._finish_leaving()
         if hasattr(self, "_prepared"):
             self._prepared.loop.end_iteration()
-        passes.arrive(before + len(values))
+        passes.arrive(passes.begin + len(values))
         self._say_what_did_nothing()
         self._exchange.rest(passes.next)
 
