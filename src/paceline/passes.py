@@ -13,8 +13,9 @@ A script may go on from a file of its own as well, and give ``pace.epochs`` only
     before      value 0   value 1   value 2   ...             values   0, 1, 2, ...
     now                             value 2   ...                      2, ...
 
-So the value itself is remembered, and which loop gave it, not only its position. This module must
-not know sessions, loaders or processes.
+So the value itself is remembered, and which loop gave it, not only its position. A script that
+counts by itself, ``for epoch in range(10)``, is at no position at all: passes are numbered on, and
+its count begins anew. This module must not know sessions, loaders or processes.
 """
 
 from collections.abc import Sequence
@@ -76,8 +77,8 @@ class ScriptPlace(NamedTuple):
         position, began, before, looks, *rest = values
         loop, first, value, ahead = rest or (0, None, None, 0)
         return cls(
-            integer(position), count(began), count(before), tuple(map(count, looks)),
-            count(loop), *(None if one is None else integer(one) for one in (first, value)),
+            integer(position), count(began), count(before), tuple(map(count, looks)), count(loop),
+            first if first is None else integer(first), value if value is None else integer(value),
             count(ahead),
         )  # fmt: skip
 
@@ -126,6 +127,8 @@ class Passes:
     """The number of the pass that comes."""
     begin: int = field(init=False, default=0)
     """The position of the first value of the loop that is under way."""
+    num_counted: int = field(init=False)
+    """Passes that lie behind and were trained in without a position: by the script's own count."""
     _goes_on: bool = field(init=False)
     """Whether it is still to come to the position at which it goes on."""
     _loop: int = field(init=False, default=-1)
@@ -137,6 +140,7 @@ class Passes:
     def __post_init__(self) -> None:
         self._goes_on = self.place.position >= 0
         self.next = 0 if self._goes_on else self.first
+        self.num_counted = 0 if self._goes_on else self.num_trained
 
     @property
     def is_before(self) -> bool:
@@ -167,6 +171,8 @@ class Passes:
         place, begin = self.place, self._num_positions
         self._first = values[0] if values else None
         index = max(0, self.first_position - begin)
+        if self.place.position < 0:  # it had a count of its own until now, one for each pass
+            index = self.num_counted
         if self._goes_on and place.value is not None:
             if self._loop < place.loop:
                 self._num_positions += len(values)
@@ -191,6 +197,29 @@ class Passes:
         if place.ahead:  # all of that one is done, and they begin behind it
             return place.ahead - 1
         raise not_among(place.value, values)
+
+    def own_count(self, epochs: int | None, *, knows: bool) -> ConfigError | None:
+        """Why the script must not train in a pass of its own count; None: it may.
+
+        Args:
+            epochs: how many were asked for beside the script.
+            knows: whether it may count otherwise than from the first pass on: by versions.
+        """
+        if self.place.position >= 0:
+            return None
+        remedy = "for epoch in pace.epochs(range(10)), where it says for epoch in range(10)"
+        if epochs is not None:
+            return ConfigError(
+                f"--epochs {epochs}: this script counts its epochs by itself, and would not end "
+                f"there: {remedy}; or leave --epochs out"
+            )
+        if self.num_counted and not knows:
+            return ConfigError(
+                f"the run goes on with pass {self.first + 1} over the loader, and this script "
+                f"counts its epochs by itself, so it would begin with the first again: {remedy}, "
+                "and for a count of updates pace.updates(n, loader)"
+            )
+        return None
 
     def arrive(self, position: int, value: int | None = None) -> None:
         """The script is at this position of ``pace.epochs``, with this value; None: behind all."""

@@ -133,6 +133,8 @@ for epoch in pace.epochs(range(start, 6)):
 """
 """It goes on by a checkpoint of its own, too: six updates an epoch."""
 
+OF_ITS_OWN = OF_A_FILE.replace("pace.epochs(range(start, 6))", "range(6)")
+
 
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
@@ -301,4 +303,37 @@ def test_a_worker_that_comes_back_with_a_file_of_its_own_trains_with_the_others(
     assert code == 0, said
     assert "worker 1 is gone" in said
     assert "script is over, and others train on" not in said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_a_script_that_counts_its_epochs_by_itself_cannot_go_on_behind_the_first(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """And goes on where it was with the loop that the refusal names."""
+    launch("--workers 2 --run-dir run", (15, 0), script=OF_ITS_OWN)
+    code, said = launch("--workers 2 --resume run", (0, 0), script=OF_ITS_OWN)
+    assert code != 0
+    assert "goes on with pass 3 over the loader, and this script counts its epochs by it" in said
+    assert "for epoch in pace.epochs(range(10)), where it says for epoch in range(10)" in said
+    mended = OF_ITS_OWN.replace("in range(6)", "in pace.epochs(range(6))")
+    code, said = launch("--workers 2 --resume run", (0, 0), script=mended)
+    assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_within_its_first_epoch_it_goes_on(launch: Launch, tmp_path: Path) -> None:
+    for words, cut in (("--run-dir run", 4), ("--resume run", 0)):
+        code, said = launch(f"--workers 2 {words}", (cut, 0), script=OF_ITS_OWN)
+        assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_a_count_of_versions_goes_on(launch: Launch, tmp_path: Path) -> None:
+    script = OF_ITS_OWN.replace(
+        "for epoch in range(6):",
+        "while pace.version < 36 and not pace.is_stopped:\n    epoch = pace.version // 6",
+    )
+    for words, cut in (("--run-dir run", 15), ("--resume run", 0)):
+        code, said = launch(f"--workers 2 {words}", (cut, 0), script=script)
+        assert code == 0, said
     assert_all_was_trained(tmp_path, 1)

@@ -459,7 +459,7 @@ class Pace:
         )
         self._published_at: list[int] = []
         self._keeper.add("published", lambda: self._published_at, self._set_published_at)
-        self._keeper.add("updates", self._updates.remember, self._updates.go_on)
+        self._keeper.add("updates", self._updates.remember, self._go_on_with_updates)
         return _as_given([loader if isinstance(one, DataLoader) else one for one in objects])
 
     def _batches_of_update(self, accumulate: int, *, is_sticky: bool) -> int:
@@ -494,13 +494,19 @@ class Pace:
 
     def _attach(self, prepared: Prepared, loader: PreparedLoader) -> None:
         """Join the others, or say what was found."""
+        loader.asked_epochs = self._context.epochs
         if (exchange := self._exchange.shared) is not None:
             prepared.attach(exchange)
             if exchange.begins[0]:  # it joins a run that is under way
                 loader.passes = self._passes = Passes(*exchange.begins)
+                self._passes.num_counted = 0  # it trains on after the others' end, which says so
             return
         for line in prepared.settled.notes:
             self.print(line)
+
+    def _go_on_with_updates(self, state: list[int]) -> None:
+        last, passes = self._updates.go_on(state), self._passes
+        passes.num_counted = max(0, min(passes.num_counted, passes.first - 1 - last))
 
     def _set_published_at(self, place: list[int]) -> None:
         self._published_at = [integer(one) for one in place]
