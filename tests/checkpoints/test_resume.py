@@ -428,6 +428,41 @@ def test_a_script_of_ones_own(
     assert all(torch.equal(value, again[name]) for name, value in mean.items())
 
 
+LOADS = SCRIPT.replace(
+    "class Mean:",
+    """if not Path("before.pt").exists() and pace.is_main:
+    states = optimizer.state_dict(), scheduler.state_dict(), model.state_dict()
+    states[0]["param_groups"][0]["lr"] = 0.02
+    torch.save(states, "before.pt")
+with pace.once():
+    states = torch.load("before.pt")
+optimizer.load_state_dict(states[0])
+scheduler.load_state_dict(states[1])
+model.load_state_dict(states[2])
+
+class Mean:""",
+).replace("import sys,", "from pathlib import Path; import sys,")
+"""What it loads at each start comes from before the first."""
+
+
+@pytest.mark.parametrize("kind", ["epoch", "step"])
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_what_a_script_loads_behind_prepare_is_left_out_where_the_run_goes_on(
+    tmp_path: Path, kind: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, moments and rates alike: the loaded ones are those of the beginning."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(LOADS)
+    program = ScriptProgram(path=str(path), args=(kind,))
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline", "protocol": protocol}
+    whole = go(program, tmp_path / "whole", **settings)
+    run = cut_and_resumed(program, tmp_path, [5, 8], {}, **settings)
+    assert is_same(run, whole)
+    assert any("behind prepare() is left out" in note for note in run.notes)
+    assert not any("behind prepare() is left out" in note for note in whole.notes)
+
+
 def test_settings_of_the_old_run_are_taken_over(cut: Run) -> None:
     resolved = resolve({"resume": str(cut.folder), "lr": 0.01}, env={}, is_call=True)
     settings = adopt(resolved)

@@ -94,6 +94,7 @@ class LoopPlace:
         deferred: calls of its schedulers meanwhile, which belong behind that step.
         was_current: whether this member took part in the last update before the epoch opened.
         is_stepping: whether a scheduler steps now: those that it steps itself are its own business.
+        leaves_out: whether what the script loads now is left out: the run goes on.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class LoopPlace:
         self.was_called_off: Callable[[], bool] = lambda: False
         self.waits: Callable[[Optimizer], bool] = lambda optimizer: False
         self.deferred: list[Callable[[], None]] = []
+        self.leaves_out: Callable[[], bool] = lambda: False
         self.was_current = self.is_stepping = False
         self._has_stepped = False
         self.is_first = not is_newcomer

@@ -66,17 +66,13 @@ class SharedSchedule(Schedule):
         self._is_active = self._was_active = False
         """Whether the loop has stepped it in this epoch, and in the one before."""
 
-    def replace(self) -> None:
-        super().replace()
-        self._scheduler.load_state_dict = self._load  # type: ignore[method-assign]  # of this scheduler alone
-
     def _load(self, state_dict: dict[str, Any]) -> None:
         if self._place.is_iterating:
             raise ConfigError(
                 f"{self.name}.load_state_dict() was called while the prepared loader is iterated, "
                 "where several workers step it; call it before the loop or between epochs"
             )
-        self._original_load(state_dict)
+        super()._load(state_dict)
 
     # -- a call in the loop ---------------------------------------------------------------------
 
