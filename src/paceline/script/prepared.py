@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..checkpoints.state import can_be_packed
-from ..checkpoints.writer import unwritable
+from ..checkpoints.writer import CUT, unwritable
 from ..compression import parse as parse_compression
 from ..context import Context
 from ..data.feed import SeededData, plain_sizes
@@ -328,7 +328,7 @@ class Prepared:
                 "several by one: torch.optim.lr_scheduler.ChainedScheduler"
             )
         tell, is_several = self.tell_settings, exchange.num_workers > 1
-        place.leaves_out = self._leaves_out
+        place.leaves_out, place.say_cut = self._leaves_out, self._say_cut
         is_together = context.steps_together
         return Schedules(
             [
@@ -538,6 +538,11 @@ class Prepared:
         )
         return True
 
+    def _say_cut(self, why: str) -> None:
+        """A checkpoint inside an epoch is none to go on from."""
+        if self._member is not None and self._context.checkpoints_inside:
+            self._member.say(f"no checkpoint inside an epoch can be gone on from: {why}")
+
     def _watch_buffers(self) -> None:
         """In the first step of each pass look for a buffer that is no statistic, until one is."""
         if (written := WrittenBuffers(self.whole)) and self.spread is None:
@@ -566,6 +571,7 @@ class Prepared:
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
+        add(CUT, self.schedules.cut, lambda _: None)
         if self._member is not None:
             self.schedules.keep_strays(self._keep_stray)
         add("steps", self.schedules.place.remember, self.schedules.place.go_on)

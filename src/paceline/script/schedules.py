@@ -131,6 +131,11 @@ class Schedule(abc.ABC):
         return
 
     @property
+    def cut(self) -> str:
+        """Why nobody can go on from a checkpoint that is taken here; "": one can."""
+        return ""
+
+    @property
     def mark(self) -> tuple[Any, ...]:
         """What must be the same in members that push into one update in step."""
         return ()
@@ -368,6 +373,10 @@ class Schedules:
             ]
             return 1 + digest_of(tuple(states)) if states else 0
         return 0 if self._is_by_hand else 1 + digest_of(self._settings())
+
+    def cut(self) -> str:
+        """Why nobody can go on from a checkpoint that is taken here; "": one can."""
+        return next((why for one in self._every if (why := one.cut)), "")
 
     def hear(self, word: int) -> None:
         """A push goes with the settings of this word."""
