@@ -428,6 +428,62 @@ def test_a_script_of_ones_own(
     assert all(torch.equal(value, again[name]) for name, value in mean.items())
 
 
+DRAWS = (
+    SCRIPT.replace(
+        "loader = DataLoader(data, batch_size=12, shuffle=True)",
+        """class Own:
+    def __init__(self):
+        self.rng = random.Random(7)
+    def __len__(self):
+        return 60
+    def __iter__(self):
+        order = list(range(60))
+        self.rng.shuffle(order)
+        return iter(order)
+    def state_dict(self):
+        return {"rng": self.rng.getstate()}
+    def load_state_dict(self, state):
+        self.rng.setstate(state["rng"])
+
+sampler = Own()
+loader = DataLoader(data, batch_size=12, sampler=sampler)""",
+    )
+    .replace("keep(mean=mean", "keep(mean=mean, sampler=sampler")
+    .replace("import sys,", "import random, sys,")
+)
+"""Its sampler has random numbers of its own, so each order follows from the one before."""
+
+
+@pytest.mark.parametrize("cuts", [[8], [5, 13], [5, 10]], ids=str)
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_sampler_that_is_kept_draws_the_order_under_way_once_more(
+    tmp_path: Path, cuts: list[int], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(DRAWS)
+    program = ScriptProgram(path=str(path), args=("epoch",))
+    settings: dict[str, Any] = {"workers": 2, "engine": engine}
+    whole = go(program, tmp_path / "whole", **settings)
+    run = cut_and_resumed(program, tmp_path, cuts, {}, **settings)
+    assert is_same(run, whole)
+
+
+def test_a_sampler_that_is_kept_goes_on_behind_the_last_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More epochs are asked for than before: nothing was drawn of the next one."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(DRAWS)
+    program = ScriptProgram(path=str(path), args=("epoch",))
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
+    whole = go(program, tmp_path / "whole", **settings)
+    run = go(program, tmp_path, epochs=2, **settings)
+    run = go(program, tmp_path, resume=str(run.folder), epochs=4)
+    assert is_same(run, whole)
+
+
 LOADS = SCRIPT.replace(
     "class Mean:",
     """if not Path("before.pt").exists() and pace.is_main:

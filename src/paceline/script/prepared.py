@@ -193,6 +193,7 @@ class Prepared:
                 StreamedLoader, numbers=stream, num_each=accumulate, is_global=batch == "global"
             )
         order = lease(loader, context.seed, device).order
+        order.is_kept, keeper.drawn = keeper.is_kept, order.before
         if accumulate > 1 and not is_alone:
             _refuse_cut(order.has_own_batches, accumulate)
         self._notes_of_loader = list[str]()

@@ -262,6 +262,7 @@ class Pace:
             Path(context.resume) if context.resume else None,
             exchange.seat,
             context.run_identity,
+            context.first_epoch,
         )
         self._best: BestModels | None = None
         if context.keep_best:
