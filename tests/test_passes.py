@@ -1,7 +1,10 @@
 """Which pass over the loader comes next, from the numbers alone."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from paceline.errors import ConfigError
 from paceline.passes import Passes, ScriptPlace
 
 
@@ -34,3 +37,75 @@ def test_who_goes_on_finds_what_lies_behind() -> None:
 )
 def test_where_the_others_will_be_next(epoch: int, passes_each: int, wanted: object) -> None:
     assert ScriptPlace(2, 5, 1, (0, 5)).after(epoch, passes_each)[:2] == wanted
+    known = ScriptPlace(2, 5, 1, (0, 5), first=0, value=2).after(epoch, passes_each)
+    assert known.position - known.ahead == 2
+
+
+def _gone_through(passes: Passes, values: Sequence[int]) -> list[int]:
+    """A loop over these values of ``pace.epochs``: what is yielded."""
+    first = passes.enter(values)
+    found = []
+    for index in range(len(values) if first is None else first, len(values)):
+        passes.arrive(passes.begin + index, values[index])
+        passes.take()
+        found.append(values[index])
+    if first is not None:
+        passes.arrive(passes.begin + len(values))
+    return found
+
+
+AT_6 = ScriptPlace(6, 6, value=6, first=0)
+"""In the seventh of ``range(10)``."""
+
+
+@pytest.mark.parametrize(
+    ("place", "values", "wanted"),
+    [
+        (AT_6, range(10), [6, 7, 8, 9]),
+        (AT_6, range(6, 10), [6, 7, 8, 9]),
+        (AT_6, range(4, 10), [6, 7, 8, 9]),
+        (AT_6, [6, 9], [6, 9]),
+        (AT_6, range(3), []),
+        (AT_6._replace(position=7, began=7, ahead=1), range(10), [7, 8, 9]),
+        (AT_6._replace(position=7, began=7, ahead=1), range(4, 10), [7, 8, 9]),
+        (AT_6._replace(position=7, began=7, ahead=1), range(7, 10), [7, 8, 9]),
+        (AT_6._replace(position=7, began=7, ahead=1), [], []),
+        (ScriptPlace(2, 2, value=7, first=5), [5, 7, 7], [7]),
+        (ScriptPlace(6, 6), range(10), [6, 7, 8, 9]),
+    ],
+)
+def test_a_script_that_begins_later_by_itself_goes_on_with_the_value_of_the_run(
+    place: ScriptPlace, values: Sequence[int], wanted: list[int]
+) -> None:
+    passes = Passes(place.began, place)
+    assert _gone_through(passes, values) == wanted
+    if wanted:
+        assert passes.place.position == place.position + len(wanted)
+        assert passes.next == place.began + len(wanted)
+
+
+def test_a_third_life_knows_the_value_of_the_second() -> None:
+    second = Passes(6, AT_6)
+    assert second.enter(range(6, 10)) == 0
+    second.arrive(6, 6)
+    second.take()
+    second.arrive(7, 7)
+    third = Passes(7, ScriptPlace.read(list(second.place)))
+    assert _gone_through(third, range(6, 10)) == [7, 8, 9]
+    assert _gone_through(Passes(7, second.place), range(10)) == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("values", "given"), [(range(7, 10), "given 7 to 9"), ([], "given no values")]
+)
+def test_who_begins_behind_the_runs_value_is_refused(values: Sequence[int], given: str) -> None:
+    with pytest.raises(ConfigError, match=rf"goes on with 6 of pace\.epochs.*{given}: the script"):
+        Passes(6, AT_6).enter(values)
+
+
+def test_a_loop_goes_on_by_its_own_number() -> None:
+    """The first one has that value, too."""
+    passes = Passes(3, ScriptPlace(3, 3, loop=1, first=0, value=1))
+    assert [_gone_through(passes, range(2)), passes.has_missed] == [[], True]
+    assert [_gone_through(passes, range(2)), passes.has_missed] == [[1], False]
+    assert passes.place[:2] == (4, 4)

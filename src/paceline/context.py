@@ -31,6 +31,7 @@ class Context:
         is_adaptive: whether the two numbers above change while the run goes.
         program: what is run, as it was named: a task, or a script; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
+        checkpoints_inside: whether that is done inside epochs, too, while the run goes.
         resume: folder of the checkpoint that the run goes on from.
         first_epoch: the first pass over the loader that the script makes.
         place: where it is then.
@@ -99,6 +100,7 @@ class Context:
     loader_workers: int | None = None
     copies_ahead: bool = False
     checkpoints: bool = False
+    checkpoints_inside: bool = False
     resume: str | None = None
     first_epoch: int = 0
     place: ScriptPlace = START

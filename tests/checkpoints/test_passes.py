@@ -101,6 +101,40 @@ if pace.is_main:
         print(pace.version, rate, total, file=file)
 """
 
+OF_A_FILE = """
+import os, signal, sys, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+cut, dies = (int(one) for one in sys.argv[1:])
+start = int(open("done").read()) + 1 if os.path.exists("done") else 0
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(range(start, 6)):
+    for (x,) in loader:
+        with pace.step():
+            time.sleep(0.06 if dies else 0.0)
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        if pace.version == cut:
+            pace.stop()
+        if dies and pace.worker == 1 and epoch == dies and not os.path.exists("died"):
+            open("died", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    if pace.is_main and not pace.is_stopped:
+        with open("epochs", "a") as file:
+            print(epoch, file=file)
+        with open("done.new", "w") as file:
+            print(epoch, file=file)
+        os.replace("done.new", "done")
+"""
+"""It goes on by a checkpoint of its own, too: six updates an epoch."""
+
+OF_ITS_OWN = OF_A_FILE.replace("pace.epochs(range(start, 6))", "range(6)")
+
 
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
@@ -239,3 +273,67 @@ def test_a_part_of_a_batch_that_is_left_is_trained_when_all_step_together(
         assert code == 0, said
     used = " ".join(one.read_text() for one in tmp_path.glob("used-2-*")).split()
     assert sorted(map(int, used)) == list(range(90, 240))
+
+
+def test_a_script_with_a_file_of_its_own_goes_on_in_the_epoch_of_the_run(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Cut off in the third and in the fifth: the script begins there by itself."""
+    for words, cut in (("--run-dir run", 15), ("--resume run", 27), ("--resume run", 0)):
+        code, said = launch(f"--workers 2 {words}", (cut, 0), script=OF_A_FILE)
+        assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_a_file_of_its_own_that_is_newer_than_the_checkpoint_is_refused(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch("--workers 2 --run-dir run", (15, 0), script=OF_A_FILE)
+    (tmp_path / "done").write_text("3")
+    code, said = launch("--workers 2 --resume run", (0, 0), script=OF_A_FILE)
+    assert code != 0
+    assert "goes on with 2 of pace.epochs(), where its checkpoint was taken, and" in said
+    assert "was given 4 to 5: the script begins later, by a file of its own" in said
+
+
+def test_a_worker_that_comes_back_with_a_file_of_its_own_trains_with_the_others(
+    launch: Launch, tmp_path: Path
+) -> None:
+    code, said = launch("--workers 2 --run-dir run --respawn", (0, 2), script=OF_A_FILE)
+    assert code == 0, said
+    assert "worker 1 is gone" in said
+    assert "script is over, and others train on" not in said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_a_script_that_counts_its_epochs_by_itself_cannot_go_on_behind_the_first(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """And goes on where it was with the loop that the refusal names."""
+    launch("--workers 2 --run-dir run", (15, 0), script=OF_ITS_OWN)
+    code, said = launch("--workers 2 --resume run", (0, 0), script=OF_ITS_OWN)
+    assert code != 0
+    assert "goes on with pass 3 over the loader, and this script counts its epochs by it" in said
+    assert "for epoch in pace.epochs(range(10)), where it says for epoch in range(10)" in said
+    mended = OF_ITS_OWN.replace("in range(6)", "in pace.epochs(range(6))")
+    code, said = launch("--workers 2 --resume run", (0, 0), script=mended)
+    assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_within_its_first_epoch_it_goes_on(launch: Launch, tmp_path: Path) -> None:
+    for words, cut in (("--run-dir run", 4), ("--resume run", 0)):
+        code, said = launch(f"--workers 2 {words}", (cut, 0), script=OF_ITS_OWN)
+        assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)
+
+
+def test_a_count_of_versions_goes_on(launch: Launch, tmp_path: Path) -> None:
+    script = OF_ITS_OWN.replace(
+        "for epoch in range(6):",
+        "while pace.version < 36 and not pace.is_stopped:\n    epoch = pace.version // 6",
+    )
+    for words, cut in (("--run-dir run", 15), ("--resume run", 0)):
+        code, said = launch(f"--workers 2 {words}", (cut, 0), script=script)
+        assert code == 0, said
+    assert_all_was_trained(tmp_path, 1)

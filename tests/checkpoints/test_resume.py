@@ -428,6 +428,97 @@ def test_a_script_of_ones_own(
     assert all(torch.equal(value, again[name]) for name, value in mean.items())
 
 
+DRAWS = (
+    SCRIPT.replace(
+        "loader = DataLoader(data, batch_size=12, shuffle=True)",
+        """class Own:
+    def __init__(self):
+        self.rng = random.Random(7)
+    def __len__(self):
+        return 60
+    def __iter__(self):
+        order = list(range(60))
+        self.rng.shuffle(order)
+        return iter(order)
+    def state_dict(self):
+        return {"rng": self.rng.getstate()}
+    def load_state_dict(self, state):
+        self.rng.setstate(state["rng"])
+
+sampler = Own()
+loader = DataLoader(data, batch_size=12, sampler=sampler)""",
+    )
+    .replace("keep(mean=mean", "keep(mean=mean, sampler=sampler")
+    .replace("import sys,", "import random, sys,")
+)
+"""Its sampler has random numbers of its own, so each order follows from the one before."""
+
+
+@pytest.mark.parametrize("cuts", [[8], [5, 13], [5, 10]], ids=str)
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_sampler_that_is_kept_draws_the_order_under_way_once_more(
+    tmp_path: Path, cuts: list[int], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(DRAWS)
+    program = ScriptProgram(path=str(path), args=("epoch",))
+    settings: dict[str, Any] = {"workers": 2, "engine": engine}
+    whole = go(program, tmp_path / "whole", **settings)
+    run = cut_and_resumed(program, tmp_path, cuts, {}, **settings)
+    assert is_same(run, whole)
+
+
+def test_a_sampler_that_is_kept_goes_on_behind_the_last_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More epochs are asked for than before: nothing was drawn of the next one."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(DRAWS)
+    program = ScriptProgram(path=str(path), args=("epoch",))
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
+    whole = go(program, tmp_path / "whole", **settings)
+    run = go(program, tmp_path, epochs=2, **settings)
+    run = go(program, tmp_path, resume=str(run.folder), epochs=4)
+    assert is_same(run, whole)
+
+
+LOADS = SCRIPT.replace(
+    "class Mean:",
+    """if not Path("before.pt").exists() and pace.is_main:
+    states = optimizer.state_dict(), scheduler.state_dict(), model.state_dict()
+    states[0]["param_groups"][0]["lr"] = 0.02
+    torch.save(states, "before.pt")
+with pace.once():
+    states = torch.load("before.pt")
+optimizer.load_state_dict(states[0])
+scheduler.load_state_dict(states[1])
+model.load_state_dict(states[2])
+
+class Mean:""",
+).replace("import sys,", "from pathlib import Path; import sys,")
+"""What it loads at each start comes from before the first."""
+
+
+@pytest.mark.parametrize("kind", ["epoch", "step"])
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_what_a_script_loads_behind_prepare_is_left_out_where_the_run_goes_on(
+    tmp_path: Path, kind: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, moments and rates alike: the loaded ones are those of the beginning."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(LOADS)
+    program = ScriptProgram(path=str(path), args=(kind,))
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline", "protocol": protocol}
+    whole = go(program, tmp_path / "whole", **settings)
+    run = cut_and_resumed(program, tmp_path, [5, 8], {}, **settings)
+    assert is_same(run, whole)
+    assert any("behind prepare() is left out" in note for note in run.notes)
+    assert not any("behind prepare() is left out" in note for note in whole.notes)
+
+
 def test_settings_of_the_old_run_are_taken_over(cut: Run) -> None:
     resolved = resolve({"resume": str(cut.folder), "lr": 0.01}, env={}, is_call=True)
     settings = adopt(resolved)

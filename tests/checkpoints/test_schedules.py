@@ -1,5 +1,6 @@
 """A run that goes on has the schedules of one that was never stopped, each in its own rhythm."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from paceline.errors import ConfigError
 from paceline.launch import launcher
 from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
+from runs import Run, run_script
 
+PLACES = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
 KEYS = ("parameters", "last", "momenta", "states")
 
 
@@ -80,7 +83,131 @@ def test_another_rhythm_goes_on_from_an_epochs_end(tmp_path: Path, case: str) ->
     _assert_same(_run(case, cut, resume=True, updates=10**6), whole)
 
 
+@pytest.mark.parametrize("case", ["every fourth, last", "restarts, a fraction"])
+def test_the_newest_that_can_be_gone_on_from_is_taken(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last two the newer one is of the stop, in the middle of an epoch."""
+    settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
+    whole = _run(case, tmp_path / "whole", **settings)
+    said: list[str] = []
+    monkeypatch.setattr(QuietObserver, "note", lambda self, text: said.append(text))
+    cut = tmp_path / "cut"
+    _run(case, cut, updates=14, checkpoint_every="1 epoch", keep=2, **settings)
+    assert not any("no checkpoint inside an epoch" in one for one in said)
+    _assert_same(_run(case, cut, resume=True, updates=10**6), whole)
+    assert any("the one before, is used instead" in one for one in said)
+
+
+def test_that_no_checkpoint_inside_an_epoch_will_do_is_said_while_the_run_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(QuietObserver, "note", lambda self, text: said.append(text))
+    settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
+    _run("each", tmp_path / "each", **settings)
+    assert not any("no checkpoint inside an epoch" in one for one in said)
+    _run("every fourth, last", tmp_path / "fourth", **settings)
+    (found,) = (one for one in said if "no checkpoint inside an epoch can be gone on from" in one)
+    assert "ExponentialLR is stepped in a rhythm of its own inside the loop" in found
+    assert "--checkpoint-every '1 epoch'" in found
+
+
 def test_from_the_middle_of_an_epoch_it_is_refused_by_name(tmp_path: Path) -> None:
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     with pytest.raises(ConfigError, match=r"ExponentialLR is stepped in a rhythm of its own"):
         _cut_and_resumed("every fourth, last", tmp_path, [16], **settings)
+
+
+OF_TWO = """
+import json, sys, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+where, sleep_s = sys.argv[1], float(sys.argv[2])
+pace = paceline.connect()
+torch.manual_seed(2)
+models = [torch.nn.Linear(3, 1).double() for _ in range(2)]
+first = torch.optim.SGD(models[0].parameters(), lr=0.1, momentum=0.9)
+second = torch.optim.Adam(models[1].parameters(), lr=0.05)
+own = [
+    torch.optim.lr_scheduler.LambdaLR(first, lambda n: 0.9 ** n),
+    torch.optim.lr_scheduler.OneCycleLR(second, 0.05, total_steps=31),
+]
+loader = DataLoader(TensorDataset(torch.randn(80, 3).double()), batch_size=8)
+*_, loader = pace.prepare(*models, first, second, *own, loader)
+for _ in pace.epochs(3):
+    for (rows,) in loader:
+        with pace.step():
+            time.sleep(sleep_s)
+            for model, optimizer, scheduler in zip(models, (first, second), own):
+                if where == "before":
+                    scheduler.step()
+                optimizer.zero_grad()
+                (model(rows) - rows.sum(1, keepdim=True)).square().mean().backward()
+                optimizer.step()
+                if where == "behind the step":
+                    scheduler.step()
+            if where == "at the end":
+                own[0].step()
+                own[1].step()
+        if where == "behind the block":
+            own[0].step()
+            own[1].step()
+pace.save()
+if pace.is_main:
+    rates = [one.param_groups[0]["lr"] for one in (first, second)]
+    json.dump([rates, [one.last_epoch for one in own]], open(f"{sys.argv[3]}/rates.json", "w"))
+"""
+"""Of two optimizers each step is a version, and a scheduler of each follows its steps."""
+
+
+def _of_two(where: str, folder: Path, sleep_s: float = 0.0, **settings: Any) -> Run:
+    folder.mkdir(exist_ok=True)
+    script = folder.parent / "two.py"
+    script.write_text(OF_TWO)
+    return run_script(script, folder, where, str(sleep_s), str(folder), **settings)
+
+
+def _assert_same_of_two(folder: Path, run: Run, whole: Run) -> None:
+    found, wanted = (
+        json.loads((one / "rates.json").read_text()) for one in (folder, folder.parent / "whole")
+    )
+    assert found == wanted
+    assert wanted[1] == [30, 30]
+    assert all(torch.equal(value, whole.state[name]) for name, value in run.state.items())
+
+
+@pytest.mark.parametrize(
+    "how", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
+)
+@pytest.mark.parametrize("where", ["behind the step", "at the end", "behind the block"])
+def test_one_of_several_optimizers_goes_on_with_the_steps_of_its_own(
+    tmp_path: Path, where: str, how: dict[str, Any]
+) -> None:
+    settings = {"workers": 2, "protocol": "full-sync", **how}
+    whole = _of_two(where, tmp_path / "whole", **settings)
+    cut = tmp_path / "cut"
+    _of_two(where, cut, updates=8, **settings)
+    for updates in (31, 40, 99):
+        resume = str(cut / "run")
+        run = _of_two(where, cut, resume=resume, updates=updates, **settings)
+    _assert_same_of_two(cut, run, whole)
+
+
+def test_they_begin_again_after_a_death(tmp_path: Path) -> None:
+    """From a checkpoint that was taken while the step that made its version was under way."""
+    settings = {"workers": 2, "protocol": "full-sync"}
+    whole = _of_two("behind the step", tmp_path / "whole", **settings)
+    run = _of_two(
+        "behind the step", tmp_path / "cut", 0.02, respawn=True, checkpoint_every="6 updates",
+        fault=("kill worker 1 at update 33",), **settings,
+    )  # fmt: skip
+    assert any("the run begins again from" in note for note in run.notes)
+    _assert_same_of_two(tmp_path / "cut", run, whole)
+
+
+def test_of_several_optimizers_a_call_before_the_step_is_another_rhythm(tmp_path: Path) -> None:
+    settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
+    _of_two("before", tmp_path / "cut", updates=8, **settings)
+    with pytest.raises(ConfigError, match="is stepped in a rhythm of its own"):
+        _of_two("before", tmp_path / "cut", resume=str(tmp_path / "cut" / "run"), **settings)

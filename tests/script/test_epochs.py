@@ -138,3 +138,30 @@ def test_a_run_of_fewer_epochs_can_be_given_more(
         tmp_path / "train.py", again, epochs=4, resume=str(tmp_path / "run"), **options
     )  # fmt: skip
     assert (tmp_path / "epochs").read_text().split() == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_number_of_epochs_for_a_script_that_counts_by_itself_is_refused(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("pace.epochs({epochs})", "range(5)"))
+    options: dict[str, Any] = {"workers": 2, "engine": engine}
+    with pytest.raises(ConfigError, match=r"--epochs 3: this script counts its epochs by itself"):
+        run_script(script, tmp_path, epochs=3, **options)
+    assert not (tmp_path / "epochs").exists()
+    (tmp_path / "again").mkdir()
+    run_script(script, tmp_path / "again", **options)
+    assert (tmp_path / "epochs").read_text().split() == ["0", "1", "2", "3", "4"]
+
+
+def test_a_look_before_the_epochs_is_no_count_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    loop = "for epoch in pace.epochs(5)"
+    script.write_text(SCRIPT.format(epochs=5).replace(loop, "next(iter(loader))\n" + loop))
+    run_script(script, tmp_path, epochs=2, workers=2, engine="inline")
+    assert (tmp_path / "epochs").read_text().split() == ["0", "1"]

@@ -10,6 +10,7 @@ of it is refused stand together.
 
 import copy
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..protocols.base import SyncProtocol
 from ..run_dir import RUNS, refuse_trials
 from ..trace import read_header, refuse_other_format
 from .folder import FOLDER, Checkpoint, CheckpointFolder, damaged
+from .writer import CUT
 
 RUN, COORDINATOR = "run.json", "coordinator.json"
 
@@ -299,12 +301,20 @@ def _check(folder: Path, one: Checkpoint) -> None:
         raise damaged(one.path / COORDINATOR, repr(error)) from None
     if state.get("version") != saved["version"]:
         raise damaged(path, f"it is of version {saved['version']}, the coordinator of another")
+    _refuse_cut(one)
     trace = folder / "trace.jsonl"
     refuse_other_format(trace)
     _refuse_another(trace, one, saved.get("token"))
     size = trace.stat().st_size if trace.is_file() else 0
     if size < saved["trace_bytes"]:
         raise damaged(trace, f"{size} bytes, the checkpoint was taken at {saved['trace_bytes']}")
+
+
+def _refuse_cut(one: Checkpoint) -> None:
+    """Raise where a member's part says why nobody can go on from here, in the midst of an epoch."""
+    for name in fnmatch.filter(one.files, "worker-*.json"):
+        if why := one.json(name).get(CUT):
+            raise ConfigError(f"{one.path}: {why}")
 
 
 def _refuse_another(trace: Path, one: Checkpoint, token: object) -> None:

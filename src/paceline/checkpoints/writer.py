@@ -36,7 +36,7 @@ Answer = dict[str, Any]
 _STOPPED_S = 1.0
 """So long a writer may be stopped by somebody."""
 _LOOK_S = 0.1
-LAYOUT = "layout.json"
+LAYOUT, CUT = "layout.json", "cut"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 _FILES = {MODEL: ("parameters", "buffers"), OPTIMIZER: ("state",)}
 _DTYPES = {

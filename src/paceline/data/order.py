@@ -9,6 +9,7 @@ use as one without an end, is drawn as far as its positions are asked for. This 
 leases, or what a sample is. Above 300 lines, since all that an order may follow from is here.
 """
 
+import copy
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -54,6 +55,7 @@ class EpochOrder:
         epoch: the one that was drawn last.
         indices: of the data set's samples, by position in that epoch.
         has_own_batches: whether the user's batch sampler decides where batches end.
+        is_kept: whether the script keeps the state of this sampler, which has one of its own.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -72,6 +74,9 @@ class EpochOrder:
             for one in {id(one): one for one in found}.values()
             if isinstance(one, torch.Generator)
         ]
+        self.is_kept: Callable[[Any], bool] = lambda sampler: False
+        self._before: dict[int, Any] = {}
+        """Of each that is kept: its state before it drew the order of ``epoch``."""
         self.epoch = 0
         self._num_positions: int | None = None
         self.indices: Sequence[int] = ()
@@ -129,6 +134,8 @@ class EpochOrder:
             ConfigError: the order has no end, or another number of samples than an epoch has.
         """
         self.epoch = epoch
+        kept = [one for one in self._samplers if self.is_kept(one)]
+        self._before = {id(one): copy.deepcopy(one.state_dict()) for one in kept}
         with self._seeded(mix(self._seed, epoch, _ORDER_SALT)), self._told(epoch):
             self._list()
         expected, found = self._num_positions, len(self.indices)
@@ -138,6 +145,13 @@ class EpochOrder:
                 f"epoch {epoch + 1}, and {expected} before: an epoch must always have as many"
             )
         return self._ends
+
+    def before(self, thing: Any) -> list[Any] | None:
+        """The epoch that was drawn last, and a kept sampler's state before; None: it is none.
+
+        A run that goes on in the midst of that epoch draws its order once more, from there.
+        """
+        return [self.epoch, self._before[id(thing)]] if id(thing) in self._before else None
 
     def _note_set_epoch(self) -> None:
         """Know from here on whether the script calls it."""

@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ..checkpoints.best import BEST, INDEX, is_of_kept
+from ..checkpoints.due import parse_every
 from ..checkpoints.folder import FOLDER
 from ..checkpoints.resumption import Origin, Resumption, has_checkpoint, locate, read
 from ..conditions.faults import FaultPlan
@@ -249,5 +250,6 @@ def context_of(
         run_dir=str(place.path.resolve()),
         run_identity=place.identity[1:] if settings.engine == "torchrun" else place.identity,
         checkpoints=settings.checkpoint_every != "never",
+        checkpoints_inside=parse_every(settings.checkpoint_every).unit in ("s", "updates"),
         source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
     )

@@ -2,7 +2,8 @@
 
     optimizer.state             whoever looks into it is told where it is
     optimizer.state_dict()      the whole state at one version, in any member
-    optimizer.load_state_dict   noted until the first epoch, which begins with it
+    optimizer.load_state_dict   noted until the first epoch, which begins with it; left out where a
+                                run goes on, since that begins as it was saved
 
 The optimizers stay the user's objects. This module must not know where a version lies.
 """
@@ -68,14 +69,19 @@ class SharedState:
     Args:
         read: the state of the newest version, of all optimizers' parameters.
         has_begun: whether the first epoch was opened: from then on nothing can be loaded.
+        leaves_out: whether what is loaded now is left out.
     """
 
     def __init__(
-        self, optimizer: Optimizer, read: Callable[[], State], has_begun: Callable[[], bool]
+        self,
+        optimizer: Optimizer,
+        read: Callable[[], State],
+        has_begun: Callable[[], bool],
+        leaves_out: Callable[[], bool] = lambda: False,
     ) -> None:
         self._optimizer = optimizer
         self._read = read
-        self._has_begun = has_begun
+        self._has_begun, self._leaves_out = has_begun, leaves_out
         self._state_dict = optimizer.state_dict
         self._load = optimizer.load_state_dict
         self._loaded: State | None = None
@@ -126,6 +132,8 @@ class SharedState:
             raise ConfigError(
                 "load the optimizer's state before the first epoch: the run holds it now"
             )
+        if self._leaves_out():
+            return
         self._optimizer.state = defaultdict(dict)
         try:
             self._load(state)
@@ -142,8 +150,9 @@ class SharedStates:
         optimizers: Sequence[Optimizer],
         read: Callable[[], State],
         has_begun: Callable[[], bool],
+        leaves_out: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._each = [SharedState(one, read, has_begun) for one in optimizers]
+        self._each = [SharedState(one, read, has_begun, leaves_out) for one in optimizers]
 
     def take_loaded(self) -> State | None:
         """What was loaded since ``prepare``, by parameter; None: nothing."""

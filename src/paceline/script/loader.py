@@ -25,6 +25,7 @@ from ..data.loader import NOTHING, refuse_state
 from ..data.numbers import Numbers
 from ..data.order import length_of
 from ..errors import ConfigError
+from ..events import Lease
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..fields import count, integer
@@ -86,6 +87,9 @@ class PreparedLoader(OfLoader):
         """The loader that was prepared, for a look at a batch beside the loop."""
         self.most_batches: int | None = None
         """Of a pass, where the script counts updates."""
+        self.asked_epochs: int | None = None
+        """How many were asked for beside the script."""
+        self._refusal: ConfigError | None = None
         self.has_opened = False
         """Whether a pass was made in this worker's life."""
         self.last_uneven = -1
@@ -267,7 +271,7 @@ class PreparedLoader(OfLoader):
         schedules.open()
         ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
-        self._begin_beside(epoch, ends)
+        self._begin_pass(epoch, ends)
         if not exchange.open_epoch(epoch, ends):
             return
         schedules.opened()
@@ -278,7 +282,7 @@ class PreparedLoader(OfLoader):
         try:
             if exchange.grant() is None and passes.was_look(epoch):  # before the run went on
                 yield from self._look_again()
-            while (lease := loop.next_lease()) is not None:
+            while (lease := self._next_lease()) is not None:
                 for batch in loop.batches_of(lease):
                     loop.has_nested = False
                     num_given += 1
@@ -294,6 +298,19 @@ class PreparedLoader(OfLoader):
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
                 loop.ended(epoch)
+
+    def _next_lease(self) -> Lease | None:
+        """The next mini-batch of this worker; None: the pass is over."""
+        if self._refusal is not None and self._loop.holding.has_worked:
+            raise self._refusal
+        return self._loop.next_lease()
+
+    def _own_count(self) -> ConfigError | None:
+        """What is wrong with training in this pass, where the script alone counts its passes."""
+        if self.most_batches is not None or self.has_numbers:
+            return None
+        exchange = self._loop.exchange
+        return self.passes.own_count(self.asked_epochs, knows=exchange.has_told_version)
 
     def _look_for_steps(self, exchange: StoreExchange, version: int, num_given: int) -> None:
         """A whole pass is over: each worker has had its part of the samples alone.
@@ -333,8 +350,9 @@ class PreparedLoader(OfLoader):
         for one in self._loop.beside:
             one.end_pass()
 
-    def _begin_beside(self, epoch: int, ends: Ends | None) -> None:
-        """Loaders beside this one go along."""
+    def _begin_pass(self, epoch: int, ends: Ends | None) -> None:
+        """Loaders beside this one go along; who only looks may, whatever the script counts by."""
+        self._refusal = self._own_count()
         if self._loop.beside:
             batches = self._shape.batches(ends)
             if batches.num_batches != len(self):
@@ -414,11 +432,12 @@ class UpdateLoop:
         """The pass under way."""
         return list(self._last)
 
-    def go_on(self, state: list[int]) -> None:
-        """Become what ``remember`` gave."""
+    def go_on(self, state: list[int]) -> int:
+        """Become what ``remember`` gave; the last pass that updates were counted in, -1: none."""
         number, first, stop = state
         self._last = _Extent(integer(number), count(first), count(stop))
         self._end = self._end_of(self._last)
+        return self._last.number
 
     def _end_of(self, extent: _Extent) -> int:
         if self._counts_blocks and self._numbers is None and not self._loader.is_stream:

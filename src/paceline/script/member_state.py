@@ -56,6 +56,10 @@ class MemberState:
         identity: of that folder.
         found: the checkpoint that the run goes on from; None: it begins.
         seat: the worker's number.
+        epoch: the one that the run goes on in, whose order is drawn once more.
+
+    Attributes:
+        drawn: of a kept sampler the epoch that it drew last, and its state before; else None.
     """
 
     def __init__(
@@ -64,7 +68,11 @@ class MemberState:
         found: Path | None,
         seat: int,
         identity: Sequence[int] | None = None,
+        epoch: int = 0,
     ) -> None:
+        self._epoch = epoch
+        self._kept: list[Any] = []
+        self.drawn: Callable[[Any], list[Any] | None] = lambda thing: None
         self._folder = (
             None if folder is None else CheckpointFolder(folder / FOLDER, within=identity)
         )
@@ -118,6 +126,8 @@ class MemberState:
     def keep(self, name: str, thing: Any) -> None:
         """The user's own: an object with ``state_dict`` and ``load_state_dict``, or a generator.
 
+        Of the loader's sampler the state before it drew the epoch under way is kept as well.
+
         Raises:
             ConfigError: it has neither, or the name is taken.
         """
@@ -126,12 +136,25 @@ class MemberState:
         pairs = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
         for save, load in pairs:
             if hasattr(thing, save) and hasattr(thing, load):
-                self.add(f"own {name}", getattr(thing, save), getattr(thing, load))
+                put_back = getattr(thing, load)
+                self.add(f"own {name}", getattr(thing, save), put_back)
+                if save == "state_dict":
+                    self._kept.append(thing)
+                    drawn = partial(self._draw_again, put_back)
+                    self.add(f"drawn {name}", lambda: self.drawn(thing), drawn)
                 return
         raise ConfigError(
             f"pace.keep({name}=...) needs an object with state_dict() and load_state_dict(), "
             f"got {type(thing).__name__}"
         )
+
+    def is_kept(self, thing: Any) -> bool:
+        """Whether it is the user's own, with a state."""
+        return any(one is thing for one in self._kept)
+
+    def _draw_again(self, put_back: Callable[[Any], None], drawn: list[Any] | None) -> None:
+        if drawn is not None and drawn[0] == self._epoch:
+            put_back(drawn[1])
 
     # -- writing --------------------------------------------------------------------------------
 

@@ -94,6 +94,8 @@ class LoopPlace:
         deferred: calls of its schedulers meanwhile, which belong behind that step.
         was_current: whether this member took part in the last update before the epoch opened.
         is_stepping: whether a scheduler steps now: those that it steps itself are its own business.
+        leaves_out: whether what the script loads now is left out: the run goes on.
+        say_cut: says that a checkpoint inside an epoch is none to go on from, and why.
     """
 
     def __init__(
@@ -118,8 +120,10 @@ class LoopPlace:
         self.was_called_off: Callable[[], bool] = lambda: False
         self.waits: Callable[[Optimizer], bool] = lambda optimizer: False
         self.deferred: list[Callable[[], None]] = []
+        self.leaves_out: Callable[[], bool] = lambda: False
+        self.say_cut: Callable[[str], None] = lambda why: None
         self.was_current = self.is_stepping = False
-        self._has_stepped = False
+        self._has_stepped = self.is_under_way = False
         self.is_first = not is_newcomer
         """Whether no member has taken a step that this one knows of."""
         self._num_skipped = self._next_skipped = 0
@@ -139,6 +143,21 @@ class LoopPlace:
     def serial(self) -> int:
         """Of the work that was granted last."""
         return self._exchange.serial
+
+    @property
+    def has_made_newest(self) -> bool:
+        """Whether the step under way made the version that stands; it is not done yet."""
+        return self.is_under_way and self._newest == self._pushed + 1
+
+    @property
+    def is_at_newest(self) -> bool:
+        """Whether the version that stands is that of a step of this member's."""
+        return self.has_made_newest or self._newest == self.next_version
+
+    @property
+    def _newest(self) -> int:
+        member = self._exchange.shared
+        return self._exchange.version if member is None else member.store.version
 
     def applied(self, version: int) -> int:
         """Updates until ``version`` that were not skipped."""
@@ -180,6 +199,7 @@ class LoopPlace:
             found_inf: whether a scaler found that the gradient has overflowed.
             has_scaled: whether ``pace.backward`` scales the losses, not a scaler of the user's.
         """
+        self.is_under_way = True
         self.own_version = version if self.is_in_step else -1
         self._pushed = version
         self._found_inf = found_inf
@@ -188,6 +208,7 @@ class LoopPlace:
 
     def end_step(self) -> None:
         """The step is done."""
+        self.is_under_way = False
         self.num_steps += 1
         self.num_run_steps += 1
         self.has_left_out = self.has_left_out or (self.is_local and self._found_inf)

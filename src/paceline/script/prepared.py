@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..checkpoints.state import can_be_packed
-from ..checkpoints.writer import unwritable
+from ..checkpoints.writer import CUT, unwritable
 from ..compression import parse as parse_compression
 from ..context import Context
 from ..data.feed import SeededData, plain_sizes
@@ -193,6 +193,7 @@ class Prepared:
                 StreamedLoader, numbers=stream, num_each=accumulate, is_global=batch == "global"
             )
         order = lease(loader, context.seed, device).order
+        order.is_kept, keeper.drawn = keeper.is_kept, order.before
         if accumulate > 1 and not is_alone:
             _refuse_cut(order.has_own_batches, accumulate)
         self._notes_of_loader = list[str]()
@@ -328,6 +329,7 @@ class Prepared:
                 "several by one: torch.optim.lr_scheduler.ChainedScheduler"
             )
         tell, is_several = self.tell_settings, exchange.num_workers > 1
+        place.leaves_out, place.say_cut = self._leaves_out, self._say_cut
         is_together = context.steps_together
         return Schedules(
             [
@@ -496,8 +498,9 @@ class Prepared:
         hooks.check_objects, hooks.check_given = given.check, given.check_all
         if not self._context.is_difference:
             states = SharedStates(
-                self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
-            )
+                self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened,
+                self._leaves_out,
+            )  # fmt: skip
 
             def check_objects() -> None:
                 states.check()
@@ -511,8 +514,35 @@ class Prepared:
                 self.gradients.own_of = self.spread.own_of
         elif self._context.steps_together:
             self.gradients.watch_here(replica, self.step.own.clip)
+        if self._context.is_difference and self._context.resume:
+            for one in self.optimizers:
+                load = partial(self._load_own, one.load_state_dict)
+                one.load_state_dict = load  # type: ignore[method-assign]  # of this optimizer alone
         if self.loop.accumulation is not None:
             self.gradients.accumulate(self.loop.accumulation)
+
+    def _load_own(self, load: Callable[[Any], None], state: Any) -> None:
+        """Replaces ``load_state_dict`` of an optimizer that steps here, where the run goes on."""
+        if not self._leaves_out():
+            load(state)
+
+    def _leaves_out(self) -> bool:
+        """Whether what the script loads now is left out: a run that goes on begins as saved."""
+        member, context = self._member, self._context
+        if member is None or member.has_opened or not member.version:
+            return False
+        if context.resume is None or context.is_newcomer:
+            return False
+        member.say(
+            "the run goes on from its checkpoint, and begins as it was saved: what the script "
+            "loads into an optimizer or a scheduler behind prepare() is left out"
+        )
+        return True
+
+    def _say_cut(self, why: str) -> None:
+        """A checkpoint inside an epoch is none to go on from."""
+        if self._member is not None and self._context.checkpoints_inside:
+            self._member.say(f"no checkpoint inside an epoch can be gone on from: {why}")
 
     def _watch_buffers(self) -> None:
         """In the first step of each pass look for a buffer that is no statistic, until one is."""
@@ -542,6 +572,7 @@ class Prepared:
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
+        add(CUT, self.schedules.cut, lambda _: None)
         if self._member is not None:
             self.schedules.keep_strays(self._keep_stray)
         add("steps", self.schedules.place.remember, self.schedules.place.go_on)

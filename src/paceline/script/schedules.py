@@ -6,10 +6,11 @@ Each steps as in plain PyTorch, in its own rhythm, found from its own calls. One
 whose optimizers step locally, call it as the script does, call for call. Only a step that follows
 an update which Paceline skipped (``--nonfinite skip``, an overflow under ``pace.backward``) is not
 counted, where it is taken once an update. What goes on between several members stands in
-``shared_schedule.py``. The scheduler object stays the user's own: ``step`` is replaced on it, and
-``state_dict``, so that it gives what plain PyTorch gives. Above 300 lines because the contract, its
-plain member and the list that a loop speaks to are read together. This module must not know
-exchanges, the store or who executes.
+``shared_schedule.py``. The scheduler object stays the user's own: ``step`` is replaced on it,
+``state_dict``, so that it gives what plain PyTorch gives, and ``load_state_dict``, which does
+nothing where a run goes on and has not begun: it begins as it was saved. Above 300 lines because
+the contract, its plain member and the list that a loop speaks to are read together. This module
+must not know exchanges, the store or who executes.
 """
 
 import abc
@@ -55,6 +56,11 @@ class Schedule(abc.ABC):
         """Hear of its steps from now on."""
         self._scheduler.step = self._step  # type: ignore[method-assign]  # of this scheduler alone
         self._scheduler.state_dict = self._state  # type: ignore[method-assign]  # the same
+        self._scheduler.load_state_dict = self._load  # type: ignore[method-assign]  # the same
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        if not self._place.leaves_out():
+            self._original_load(state_dict)
 
     def _step(self, *arguments: Any, **options: Any) -> None:
         place = self._place
@@ -123,6 +129,11 @@ class Schedule(abc.ABC):
     def end(self) -> None:
         """The loop has no more."""
         return
+
+    @property
+    def cut(self) -> str:
+        """Why nobody can go on from a checkpoint that is taken here; "": one can."""
+        return ""
 
     @property
     def mark(self) -> tuple[Any, ...]:
@@ -362,6 +373,10 @@ class Schedules:
             ]
             return 1 + digest_of(tuple(states)) if states else 0
         return 0 if self._is_by_hand else 1 + digest_of(self._settings())
+
+    def cut(self) -> str:
+        """Why nobody can go on from a checkpoint that is taken here; "": one can."""
+        return next((why for one in self._every if (why := one.cut)), "")
 
     def hear(self, word: int) -> None:
         """A push goes with the settings of this word."""

@@ -15,8 +15,12 @@ other rhythm is refused by name where members are not in step.
     count    how many steps were taken in the loop, for one that had no mini-batch in an update
 
 A member that took no part in an update takes, before it executes anything, the steps that the
-others noted meanwhile, and leaves out its own late call of the same step. This module must not know
-exchanges or who executes.
+others noted meanwhile, and leaves out its own late call of the same step.
+
+Of several optimizers by turns, each step a version, one's scheduler is stepped each version of its
+own alone. Where each call until now was the only one behind such a step, it is known how many a
+checkpoint inside an epoch owes; of all other rhythms in step nobody can say what they are there,
+since the loop's index begins anew. This module must not know exchanges or who executes.
 """
 
 import math
@@ -56,6 +60,10 @@ class SharedSchedule(Schedule):
         self._words = words
         if is_apart:
             words.rhythm = _OTHER
+        self._is_each_own = is_apart
+        """Whether each call, as far as this member knows, was the only one behind an own step."""
+        self._has_stepped = self._is_under_way = self._has_said = False
+        """Whether its optimizer has stepped; whether it does now; whether ``cut`` was told."""
         self._count = 0
         """Steps taken in the loop, by whomever they were called for."""
         self._index = 0
@@ -66,17 +74,13 @@ class SharedSchedule(Schedule):
         self._is_active = self._was_active = False
         """Whether the loop has stepped it in this epoch, and in the one before."""
 
-    def replace(self) -> None:
-        super().replace()
-        self._scheduler.load_state_dict = self._load  # type: ignore[method-assign]  # of this scheduler alone
-
     def _load(self, state_dict: dict[str, Any]) -> None:
         if self._place.is_iterating:
             raise ConfigError(
                 f"{self.name}.load_state_dict() was called while the prepared loader is iterated, "
                 "where several workers step it; call it before the loop or between epochs"
             )
-        self._original_load(state_dict)
+        super()._load(state_dict)
 
     # -- a call in the loop ---------------------------------------------------------------------
 
@@ -106,6 +110,10 @@ class SharedSchedule(Schedule):
                 words.count = self._count
         if not is_each:
             words.rhythm = _OTHER
+            self._is_each_own = self._is_each_own and not values and self._num_calls == 1
+            if not (self._is_each_own or self._has_said):
+                self._has_said = True
+                place.say_cut(self._why_cut)
             self._tell()
         elif place.version == place.next_version:
             self._set_each(self._count - place.applied(place.next_version))
@@ -145,6 +153,8 @@ class SharedSchedule(Schedule):
 
     def begin_step(self, version: int) -> None:
         place, words = self._place, self._words
+        self._is_each_own = self._is_each_own and self._num_calls == self._has_stepped
+        self._is_under_way = True
         is_missed = self._has_called and not self._num_calls and words.rhythm > _OTHER
         if is_missed and not place.was_skipped:  # a script that has a scaler may leave that out
             if not place.is_in_step:
@@ -155,6 +165,10 @@ class SharedSchedule(Schedule):
         if words.rhythm > _OTHER and not place.is_in_step:
             self._bring(self._wanted(version))
         self._index = self._count
+
+    def end_step(self) -> None:
+        self._has_stepped, self._is_under_way = True, False
+        super().end_step()
 
     def advance(self, version: int) -> None:
         rhythm = self._words.rhythm
@@ -217,23 +231,49 @@ class SharedSchedule(Schedule):
 
     # -- what is kept ---------------------------------------------------------------------------
 
-    def remember(self) -> dict[str, Any]:
-        rhythm = self._words.rhythm
+    @property
+    def _is_by_index(self) -> bool:
+        """Whether what it is here follows from calls that the loop has made in its own rhythm."""
         is_active = self._is_active or self._was_active
-        is_cut = rhythm == _OTHER and is_active and self._place.is_iterating
-        return {"own": self._state(), "count": self._count, "rhythm": rhythm, "is_cut": is_cut}
+        return self._words.rhythm == _OTHER and is_active and self._place.is_iterating
+
+    @property
+    def _owes(self) -> bool:
+        """Whether the step that made this version is still to be followed by its call."""
+        is_done = self._has_stepped and not self._num_calls
+        return is_done or (self._is_under_way and self._place.has_made_newest)
+
+    @property
+    def cut(self) -> str:
+        is_known = self._is_each_own and self._place.is_at_newest
+        return self._why_cut if self._is_by_index and not is_known else ""
+
+    @property
+    def _why_cut(self) -> str:
+        return (
+            f"{self.name} is stepped in a rhythm of its own inside the loop, whose index begins "
+            "anew where the run goes on in the middle of an epoch: go on from a checkpoint of an "
+            "epoch's end (--checkpoint-every '1 epoch'), or step it once after every "
+            "optimizer.step()"
+        )
+
+    def remember(self) -> dict[str, Any]:
+        is_cut, owes = bool(self.cut), self._is_by_index and self._owes
+        rhythm, count = self._words.rhythm, self._count
+        own = self._state()
+        return {"own": own, "count": count, "rhythm": rhythm, "is_cut": is_cut, "owes": owes}
 
     def go_on(self, state: dict[str, Any]) -> None:
         if state["is_cut"]:
-            raise ConfigError(
-                f"{self.name} is stepped in a rhythm of its own inside the loop, whose index "
-                "begins anew where the run goes on in the middle of an epoch: go on from a "
-                "checkpoint of an epoch's end, or step it once after every optimizer.step()"
-            )
+            raise ConfigError(self._why_cut)
         self._original_load(state["own"])
-        self._count = self._index = state["count"]
+        count = state["count"]
+        if state.get("owes"):
+            count += 1
+            self.take()
+        self._count = self._index = count
         words = self._words
-        words.rhythm, words.count, words.end = state["rhythm"], state["count"], state["count"]
+        words.rhythm, words.count, words.end = state["rhythm"], count, count
 
     def state(self) -> dict[str, Any]:
         return {**self._state(), "paceline_count": self._count}

@@ -41,7 +41,7 @@ from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer, whole
-from ..passes import FAR, Passes
+from ..passes import FAR, Passes, not_among
 from ..replica.seeding import (
     GENERATORS,
     be_deterministic,
@@ -256,14 +256,13 @@ class Pace:
         self._context = context
         self._prepared: Prepared
         self._passes = Passes(context.first_epoch, context.place)
-        self._num_positions = 0
-        """Of the loops over ``pace.epochs`` that have begun."""
         exchange.place = lambda: self._passes.place
         self._keeper = MemberState(
             Path(context.run_dir) if context.run_dir else None,
             Path(context.resume) if context.resume else None,
             exchange.seat,
             context.run_identity,
+            context.first_epoch,
         )
         self._best: BestModels | None = None
         if context.keep_best:
@@ -462,7 +461,7 @@ class Pace:
         )
         self._published_at: list[int] = []
         self._keeper.add("published", lambda: self._published_at, self._set_published_at)
-        self._keeper.add("updates", self._updates.remember, self._updates.go_on)
+        self._keeper.add("updates", self._updates.remember, self._go_on_with_updates)
         return _as_given([loader if isinstance(one, DataLoader) else one for one in objects])
 
     def _batches_of_update(self, accumulate: int, *, is_sticky: bool) -> int:
@@ -497,13 +496,19 @@ class Pace:
 
     def _attach(self, prepared: Prepared, loader: PreparedLoader) -> None:
         """Join the others, or say what was found."""
+        loader.asked_epochs = self._context.epochs
         if (exchange := self._exchange.shared) is not None:
             prepared.attach(exchange)
             if exchange.begins[0]:  # it joins a run that is under way
                 loader.passes = self._passes = Passes(*exchange.begins)
+                self._passes.num_counted = 0  # it trains on after the others' end, which says so
             return
         for line in prepared.settled.notes:
             self.print(line)
+
+    def _go_on_with_updates(self, state: list[int]) -> None:
+        last, passes = self._updates.go_on(state), self._passes
+        passes.num_counted = max(0, min(passes.num_counted, passes.first - 1 - last))
 
     def _set_published_at(self, place: list[int]) -> None:
         self._published_at = [integer(one) for one in place]
@@ -700,7 +705,8 @@ class Pace:
                 a list. ``--epochs`` of the command line replaces their number.
 
         Raises:
-            ConfigError: it is neither, or a list has fewer values than ``--epochs`` asks for.
+            ConfigError: it is neither, a list has fewer values than ``--epochs`` asks for, or the
+                run goes on with a value that it has not.
         """
         values = values_of(epochs, self._context.epochs)
         if hasattr(self, "_prepared") and self._prepared.numbers is not None:
@@ -782,6 +788,8 @@ class Pace:
         """The script is over: what it counted by updates comes to its end with all others'."""
         if hasattr(self, "_prepared"):
             self._prepared.loop.check_leaving()
+        if self._passes.has_missed and not self._exchange.is_stopped:
+            raise not_among(self._passes.place.value, None)
         if hasattr(self, "_prepared") and self._updates.has_begun:
             self._prepared.loop.end_iteration()
             self._say_what_did_nothing()
@@ -800,21 +808,20 @@ class Pace:
             self.print(f"note: {call} did nothing: no pace.evaluate measured that")
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
-        passes, before = self._passes, self._num_positions
-        first = max(0, passes.first_position - before)
-        self._num_positions += len(values)
-        if first > len(values):  # a later loop is what goes on
+        passes = self._passes
+        first = passes.enter(values)
+        if first is None:
             return
         if (member := self._exchange.shared) is not None:
             member.is_over = False
-        for position in range(first, len(values)):
+        for index in range(first, len(values)):
             if self._exchange.is_stopped:
                 self._exchange.leave_epochs()
                 self._say_what_did_nothing()
                 return
-            passes.arrive(before + position)
+            passes.arrive(passes.begin + index, values[index])
             try:
-                yield values[position]
+                yield values[index]
             except GeneratorExit:  # a break
                 self._exchange.leave_epochs()
                 raise
@@ -822,7 +829,7 @@ class Pace:
             self._finish_leaving()
         if hasattr(self, "_prepared"):
             self._prepared.loop.end_iteration()
-        passes.arrive(before + len(values))
+        passes.arrive(passes.begin + len(values))
         self._say_what_did_nothing()
         self._exchange.rest(passes.next)
 
