@@ -262,12 +262,7 @@ class PreparedLoader(OfLoader):
             if passes.was_look(epoch):
                 yield from self._look_again()
             return
-        if _cuts(self.plain) != self._cut_as:
-            raise ConfigError(
-                "loader.batch_sampler was given another batch_size or drop_last after prepare(): "
-                "one run has one size of batches; larger ones later are a run of their own, with "
-                "pace.trial('large'):"
-            )
+        self._refuse_other_cuts()
         schedules.open()
         ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
@@ -311,6 +306,14 @@ class PreparedLoader(OfLoader):
             return None
         exchange = self._loop.exchange
         return self.passes.own_count(self.asked_epochs, knows=exchange.has_told_version)
+
+    def _refuse_other_cuts(self) -> None:
+        if _cuts(self.plain) != self._cut_as:
+            raise ConfigError(
+                "loader.batch_sampler was given another batch_size or drop_last after prepare(): "
+                "one run has one size of batches; larger ones later are a run of their own, with "
+                "pace.trial('large'):"
+            )
 
     def _look_for_steps(self, exchange: StoreExchange, version: int, num_given: int) -> None:
         """A whole pass is over: each worker has had its part of the samples alone.

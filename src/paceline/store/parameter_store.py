@@ -8,8 +8,9 @@
 An update reads version v and writes version v + 1 into the other block, so a reader of v is never
 disturbed and an executor that dies half-way leaves nothing behind: somebody else does it again.
 Pushes are summed as they arrive, so 100 members cost no more than two (beyond their own slots).
-Jobs (add, finish) are numbered by the coordinator and done in that order by the members.
-This module must not know protocols, members or leases.
+Jobs (add, finish) are numbered by the coordinator and done in that order by the members. A bit
+above 300 lines, since who reads and who writes the blocks are read together. This module must not
+know protocols, members or leases.
 """
 
 import cmath
