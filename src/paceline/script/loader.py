@@ -244,6 +244,7 @@ class PreparedLoader(OfLoader):
 
     def _cut(self, ends: list[int] | None) -> Ends | None:
         """Where the batches of a pass end: the user's own, or as many as are wanted; None: all."""
+        self._refuse_other_cuts()
         most, num = self.most_batches, len(self._loop.leased.order.indices)
         if ends is not None:
             return ends[:most]
@@ -262,7 +263,6 @@ class PreparedLoader(OfLoader):
             if passes.was_look(epoch):
                 yield from self._look_again()
             return
-        self._refuse_other_cuts()
         schedules.open()
         ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
