@@ -1260,7 +1260,8 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
         assert int(model.get_buffer("num")) == 3
 
 
-def test_buffers_that_a_script_changes_have_the_mean_of_all_copies() -> None:
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(made_anew: bool) -> None:
     """Also in workers whose part has none of them, and where a copy has changed nothing."""
     _, (x, _) = model_and_inputs()
     weights = (0.1, 0.2, 0.3, 0.4)
@@ -1276,8 +1277,11 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies() -> None:
         assert made.groups.twins is not None
         averaging._group = made.groups.twins
         model(x[:4]).mean().backward()
-        if rank != 3:
-            model.get_buffer("center").add_(1.0 + rank)
+        center = model.get_buffer("center")
+        if rank != 3 and made_anew:
+            model.center = center + (1.0 + rank)
+        elif rank != 3:
+            center.add_(1.0 + rank)
         if rank < 2:
             model.get_buffer("num").add_(3 - rank)
         made.come_to_end(End.PUSH, 4)
@@ -1286,6 +1290,7 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies() -> None:
         own = sum(weights[one] for one in made.groups.members)
         averaging._reduce_changed(weights[rank], own)
         averaging._reduce_buffers(own)
+        assert model.get_buffer("center") is center
         return model
 
     for model in in_threads(4, work):

@@ -73,6 +73,13 @@ class PipelinedModel(SpreadModel):
         self._hold(optimizers)
         self._stand_in(optimizers)
         self.buffers = list(module.buffers())
+        number_of = {id(one): number for number, one in enumerate(self.buffers)}
+        self._owners = [
+            (owner, key, number_of[id(one)])
+            for owner in module.modules()
+            for key, one in owner._buffers.items()
+            if one is not None
+        ]
         self.mark_buffers()
         self._layers = [(name, one) for name, one in module.named_modules() if name]
         cut.code.retire()
@@ -331,7 +338,29 @@ class PipelinedModel(SpreadModel):
     def mark_buffers(self) -> None:
         self._versions = [one._version for one in self.buffers]
 
+    def _take_buffers(self) -> None:
+        """Values of buffers that the script has made anew go where the old ones lie.
+
+        Raises:
+            ConfigError: one has another type or shape since.
+        """
+        for owner, key, number in self._owners:
+            mine, found = self.buffers[number], owner._buffers.get(key)
+            if found is mine:
+                continue
+            if found is not None and (found.dtype, found.shape) == (mine.dtype, mine.shape):
+                with torch.no_grad():
+                    mine.copy_(found)
+                owner._buffers[key] = mine
+            elif key not in owner._non_persistent_buffers_set:  # those are caches of any size
+                raise ConfigError(
+                    f"buffer {self._names[id(mine)]!r} was made another one after prepare(), which "
+                    "parts of a split model do not have: keep its type and shape, or use "
+                    "--split data"
+                )
+
     def _changed_buffers(self) -> int:
+        self._take_buffers()
         now = [one._version for one in self.buffers]
         if now == self._versions:
             return 0
