@@ -68,7 +68,9 @@ class PreparedLoader(OfLoader):
         num_batches: of an epoch of the user's own loader, as it is now.
     """
 
-    OWN = frozenset(("passes", "plain", "most_batches", "has_opened", "last_uneven"))
+    OWN = frozenset(
+        ("passes", "plain", "most_batches", "asked_epochs", "has_opened", "last_uneven")
+    )
 
     def __init__(
         self,
