@@ -62,7 +62,6 @@ ELSEWHERE: dict[str, str] = {
     "porting.endless": "a kind of loop: scripts of tests/porting/plain, through porting.check",
     "porting.indexed": "a kind of loop: scripts of tests/porting/plain, through porting.check",
     "porting.together": "what loops count on: scripts of tests/porting/plain, the same way",
-    "store.sums": "a part of the store: tests/store add and undo through SharedStore",
     "trace.reader": "tests/trace read through paceline.trace",
 }
 """Modules that no test of their family imports, and what holds them."""
