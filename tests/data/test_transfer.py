@@ -41,7 +41,7 @@ def leased(transfer: Transfer | None) -> LeasedLoader:
     loader = DataLoader(data(), batch_size=4, collate_fn=collate_batch)
     made = LeasedLoader(loader, 0, CPU, Speed(ahead=True))
     made._transfer = transfer
-    made._sends_bytes = transfer is not None
+    made._takes_bytes = transfer is not None
     made.order.draw(0)
     return made
 

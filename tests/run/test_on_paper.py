@@ -252,6 +252,11 @@ def _choices(count: int, others: Mapping[int, int]) -> bytes:
 
 
 FOUND = {
+    "the only worker stands still twice, and the second time until the curfew": Plan(
+        protocol="local-sgd:2", workers=1, samples=1, batch=1, respawn=True, path="peers",
+        interrupt_at=106, checkpoint_every="never",
+        faults=(Fault("stop", 0, "laid", for_s=10.0), Fault("stop", 0, "barrier", for_s=10.0)),
+    ),
     "the last worker dies with a job, after a stop": Plan(
         protocol="async", workers=1, samples=2, batch=1, interrupt_at=2,
         checkpoint_every="never", faults=(Fault("kill", 0, "job"),),

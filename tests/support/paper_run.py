@@ -191,6 +191,8 @@ def judge_end(outcome: Outcome) -> None:
     if error is None:
         counted = {number for number, one in engine.told if isinstance(one, Laid)}
         late = [number for number in counted if engine.members[number].is_alive]
+        if "it is ended" in outcome.said and any(one.kind == "stop" for one in engine.happened):
+            late = []  # who stood still until the curfew
         assert all(engine.members[one].paper.turn.place == "end" for one in late), engine.describe()
         if late or any(one.has_ended for one in engine.members.values()):
             assert engine.version == outcome.version, "an update that was decided was not made"

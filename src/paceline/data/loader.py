@@ -71,12 +71,13 @@ class LeasedLoader:
         self._fetches_ahead = num_workers * prefetch
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self._transfer = Transfer(device) if speed.ahead and device.type != "cpu" else None
+        self._takes_bytes = device.type != "cpu"
         self._known: deque[Lease] = deque()
         self._arriving: tuple[Lease, Arriving, float | None] | None = None
 
     @property
     def _sends_bytes(self) -> bool:
-        return self._device.type != "cpu" and self.loader.collate_fn is collate_batch
+        return self._takes_bytes and self.loader.collate_fn is collate_batch
 
     @property
     def _is_plain(self) -> bool:
