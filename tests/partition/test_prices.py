@@ -112,6 +112,13 @@ def test_who_has_most_bytes_is_done_when_all_are_moved_and_no_sooner_than_one_al
     assert costs(2).by_memory([3.0, 1.0]) == 3.0  # each on a machine of its own
 
 
+def test_workers_that_share_cores_are_done_when_the_longest_is_or_all_work_is() -> None:
+    shared = costs(3, cores=2.0)
+    assert shared.by_cores([2.0, 2.0, 2.0]) == 3.0
+    assert shared.by_cores([4.0, 1.0, 1.0]) == 4.0
+    assert costs(3).by_cores([2.0, 2.0, 1.0]) == 2.0
+
+
 def test_shards_put_each_unit_together_by_itself() -> None:
     """Parameters forward and, of shard-3, backward, gradients once; and five meetings."""
     taken = together(gather_s=lambda size: size, reduce_s=lambda size: 10 * size, meeting_s=0.5)

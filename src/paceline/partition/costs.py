@@ -113,6 +113,10 @@ class SplitCosts:
         most = max(each_s)
         return max(sum(each_s), self.lone * most) if math.isfinite(self.cores) else most
 
+    def by_cores(self, each_s: Sequence[float]) -> float:
+        """What computing limits, of workers that begin at once, until the last is done."""
+        return max(sum(each_s) / self.places, *each_s)
+
     @property
     def slowest(self) -> float:
         """The least speed."""

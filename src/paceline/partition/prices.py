@@ -315,7 +315,7 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         one.update_s + _PASSES * one.parameter_bytes * costs.moved_s_per_byte for one in found.parts
     ]
     step_s = cut.seconds + costs.by_memory(in_memory * replicas)
-    step_s += max(one.first_s for one in found.parts) * costs.sharing
+    step_s += costs.by_cores([one.first_s for one in found.parts] * replicas)
     step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes))
     sent = [_sent(found, number) * num for number in range(num_parts)]
     if replicas > 1:
