@@ -8,6 +8,18 @@ from paceline.errors import ConfigError
 from paceline.passes import Passes, ScriptPlace
 
 
+def test_a_count_of_its_own_is_refused_from_the_second_pass_on_or_where_a_run_goes_on() -> None:
+    passes = Passes()
+    passes.take()
+    assert passes.own_count(3, knows=False) is None
+    passes.take()
+    assert "--epochs 3" in str(passes.own_count(3, knows=True))
+    passes = Passes(5)
+    passes.take()
+    assert "goes on with pass 6" in str(passes.own_count(None, knows=False))
+    assert passes.own_count(None, knows=True) is None
+
+
 def test_passes_are_numbered_through() -> None:
     passes = Passes()
     passes.looked(passes.take())

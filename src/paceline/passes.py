@@ -14,8 +14,9 @@ A script may go on from a file of its own as well, and give ``pace.epochs`` only
     now                             value 2   ...                      2, ...
 
 So the value itself is remembered, and which loop gave it, not only its position. A script that
-counts by itself, ``for epoch in range(10)``, is at no position at all: passes are numbered on, and
-its count begins anew. This module must not know sessions, loaders or processes.
+counts by itself, ``for epoch in range(10)``, is at no position at all: passes are numbered on, its
+count begins anew, and it is refused there. This module must not know sessions, loaders or
+processes.
 """
 
 from collections.abc import Sequence
@@ -203,12 +204,13 @@ class Passes:
 
         Args:
             epochs: how many were asked for beside the script.
-            knows: whether it may count otherwise than from the first pass on: by versions.
+            knows: whether it may count otherwise than from the first pass on: by versions, up to
+                the run's end, or by what it keeps.
         """
         if self.place.position >= 0:
             return None
         remedy = "for epoch in pace.epochs(range(10)), where it says for epoch in range(10)"
-        if epochs is not None:
+        if epochs is not None and self.num_trained > 1:  # one may be a warm-up before its epochs
             return ConfigError(
                 f"--epochs {epochs}: this script counts its epochs by itself, and would not end "
                 f"there: {remedy}; or leave --epochs out"

@@ -1,16 +1,21 @@
 """What peers show each other and where they meet: two seats in one thread, nobody waits."""
 
+import itertools
 import math
+import threading
+import time
 
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.exchange import rounds
 from paceline.exchange.base import Clock, are_at_odds, settings_word
 from paceline.exchange.evaluation import LocalRanges, SharedRanges, ranges_of
 from paceline.exchange.rounds import Barrier, GivenUp, Line, RoundsTold, check_settings, common_clip
+from paceline.run.peers import RoundsBook
 from paceline.store.clip import UNCLIPPED, Clip
-from paceline.store.control import Control, control_bytes
-from paceline.store.memory import PrivateMemory
+from paceline.store.control import MET, Control, control_bytes
+from paceline.store.memory import PrivateMemory, SharedMemory
 from paceline.wire import messages as said
 
 
@@ -56,6 +61,21 @@ def test_only_who_is_gone_before_a_barrier_is_given_up(barriers: list[Barrier]) 
     barriers[0].wait()
     with pytest.raises(GivenUp):
         barriers[0].wait()
+
+
+def test_who_comes_last_wakes_all_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_WAIT_S", 30.0)  # nobody looks again by itself
+    control = Control(SharedMemory.create(control_bytes(3)), 3)
+    seats = [Barrier(control, seat, Clock()) for seat in range(3)]
+    sleepers = [threading.Thread(target=one.wait) for one in seats[:2]]
+    for one in sleepers:
+        one.start()
+    time.sleep(0.2)  # longer than they look for the others
+    seats[2].wait()
+    for one in sleepers:
+        one.join(5.0)
+    assert not any(one.is_alive() for one in sleepers)
+    assert control[MET] == 1
 
 
 def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
@@ -109,6 +129,18 @@ def test_what_the_first_died_with_the_next_one_tells() -> None:
     control[control.gone[0]] = 1
     second.end(3)
     assert [(one.first, len(one.rows)) for one in sent] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(4)), ids=str)
+def test_rounds_are_heard_in_order_whoever_tells_of_them(order: tuple[int, ...]) -> None:
+    """What the first has sent may lie in its own messages while the next one tells of the rest."""
+    told = [range(32), range(32, 64), range(64, 96), range(90, 100)]
+    book, heard = RoundsBook([0, 1]), list[float]()
+    for number in order:
+        rows = [said.Row(float(one), ()) for one in told[number]]
+        heard += [row.over_s for row in book.take(told[number][0], rows)]
+    assert heard == [float(one) for one in range(100)]
+    assert not book.take(90, [said.Row(90.0, ())])
 
 
 def test_ranges_cover_each_position_once() -> None:

@@ -127,7 +127,7 @@ def measure_in_turn(
     """Median seconds of each, one after the other again and again; all members call it together.
 
     Args:
-        about_s: that one of them takes, the same in all members; the longer, the fewer repeats.
+        about_s: that all of them take, the same in all members; the longer, the fewer repeats.
     """
     each: list[list[float]] = [[] for _ in ways]
     forget = _forgetting(device)

@@ -122,12 +122,6 @@ class Shape:
     keep_remainder: bool
     is_sticky: bool = False
 
-    @property
-    def fewest_samples(self) -> int:
-        """Of a batch: the last one has what is left."""
-        rest = self.num_samples % self.batch_size if self.keep_remainder else 0
-        return rest or self.batch_size
-
     def batches(self, ends: Ends | None = None) -> Batches:
         found = Batches(
             self.num_samples, self.batch_size, self.parts, keep_remainder=self.keep_remainder,
@@ -231,6 +225,8 @@ class Exchange(abc.ABC):
     """Whether what a step block was for is handed in: the rest of it is no work to be left."""
     has_told_version: bool = False
     """Whether the script has asked how far training is."""
+    has_told_place: bool = False
+    """Whether it knows where it goes on: by that, by the run's end, or by what it keeps."""
     is_cut_short: bool = False
     """Whether the script is in a pass over its loader that the end of the run left empty."""
     last_norm: float = float("nan")

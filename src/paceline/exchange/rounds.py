@@ -20,7 +20,9 @@ from ..wire.channel import Channel
 from ..wire.messages import Entry, Rounds, Row
 from .base import Clock, are_at_odds, conflict
 
-_WAIT_S, _PAIR = 0.1, 2
+_WAIT_S = 0.1
+_PAIR = 2
+"""Of so many who waits has seen the other; of more a third one may sleep."""
 
 
 class Line(NamedTuple):
@@ -137,7 +139,7 @@ class Barrier:
             if any(a and b < phase for a, b in zip(gone, arrived, strict=True)):
                 raise GivenUp
         if control.num_seats > _PAIR and control[MET] < phase:
-            control.set_and_wake(MET, phase)  # two came last, and neither saw the other
+            control.set_and_wake(MET, phase)  # where two came last, neither may have seen the other
         self._clock.wait_s += time.perf_counter() - start
 
     def _have_all_come(self) -> bool:

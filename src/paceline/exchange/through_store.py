@@ -402,6 +402,14 @@ class StoreExchange(Exchange):
         """What all members see of the prepared scheduler of this number."""
         return RhythmWords(self._control, number)
 
+    def fewest_samples(self, lease: Lease) -> int:
+        """Of the batch that this mini-batch is a part of, or of the next: who has no part of that
+        goes into its round behind the step on this one."""
+        batches = self._own.shape.batches(self._own.batch_ends)
+        first = batches.batch_at(lease.start)
+        both = map(batches.bounds, range(first, min(first + 2, batches.num_batches)))
+        return min(stop - start for start, stop in both)
+
     def optimizer_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """See ``ModelCopy.optimizer_state``."""
         averaging = self._own.averaging

@@ -223,7 +223,6 @@ class RunThread(threading.Thread):
 
     def _end_all(self, code: int) -> None:
         """Tell all ranks, this one last: with it the meeting place may go."""
-        self._life.place.close_door()
         others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):
@@ -232,6 +231,7 @@ class RunThread(threading.Thread):
             while others and time.monotonic() < end_s:
                 for seat, one in self._post.hear(0.1):
                     others -= {seat, one.seat if isinstance(one, Lost) else seat}
+        self._life.place.close_door()  # who came late has heard of the end
         self._post.close()
         with contextlib.suppress(LinkError):
             self._post.tell(0, [RunOver(code)])

@@ -1,10 +1,10 @@
 """Rounds that members make among themselves, heard late; and the way back to the coordinator.
 
 While an epoch runs between peers, the coordinator only follows: it hears every round's pushes in
-member order and nothing of what it answers is carried out, because the peers did it already. Every
-member keeps the rows of the last rounds, so a dead one takes none along; each round is passed on
-once. When one of them dies, the run stops or a member needs the coordinator, all leave at one
-barrier:
+member order and nothing of what it answers is carried out, because the peers did it already. The
+first peer tells of the rounds, and every other one keeps those that it has not sent yet, so a dead
+one takes none along; each round is passed on once, in order, whoever tells of it. When one of them
+dies, the run stops or a member needs the coordinator, all leave at one barrier:
 
     PeersLeft (each) -> Mend (one puts back the shares of the dead) -> Resume -> pending pushes
 
@@ -30,12 +30,20 @@ class RoundsBook:
     def __init__(self, members: Sequence[int]) -> None:
         self.members = list(members)
         self._heard = 0
+        self._early: dict[int, Row] = {}
+        """By number, those before which some are still to come: the first peer's lie in its own
+        messages, and what it has sent others do not keep."""
         self._interrupted: dict[int, PeersLeft] = {}
 
     def take(self, first: int, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows that were not heard yet; ``first`` is the number of the first one."""
-        new = rows[self._heard - first :] if self._heard > first else rows
-        self._heard += len(new)
+        """The rows that come next by now; ``first`` is the number of the first one."""
+        for number, row in enumerate(rows, first):
+            if number >= self._heard:
+                self._early.setdefault(number, row)
+        new = list[Row]()
+        while self._heard in self._early:
+            new.append(self._early.pop(self._heard))
+            self._heard += 1
         return new
 
     def interrupted(self, member: int, message: PeersLeft) -> None:

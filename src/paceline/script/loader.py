@@ -91,7 +91,6 @@ class PreparedLoader(OfLoader):
         """Of a pass, where the script counts updates."""
         self.asked_epochs: int | None = None
         """How many were asked for beside the script."""
-        self._refusal: ConfigError | None = None
         self.has_opened = False
         """Whether a pass was made in this worker's life."""
         self.last_uneven = -1
@@ -172,18 +171,18 @@ class PreparedLoader(OfLoader):
         if not loop.is_iterating:
             loop.iteration = own[0]
         if loop.is_iterating or not torch.is_grad_enabled():
-            yield from self._nested()
+            yield from self._nested(begun)
         elif loop.is_alone:
-            yield from self._alone(begun or loop.batches_alone())
+            yield from self._alone(loop.batches_alone() if begun is None else begun)
         else:
             yield from self._epoch()
 
-    def _nested(self) -> Iterator[Any]:
-        """The user's own loader."""
+    def _nested(self, begun: Iterator[Any] | None = None) -> Iterator[Any]:
+        """The user's own loader; ``begun``: an iterator over it that was begun before."""
         loop = self._loop
         loop.num_nested += 1
         try:
-            for batch in self.plain:
+            for batch in self.plain if begun is None else begun:
                 loop.has_nested = True
                 yield to_device(batch, loop.device)
         finally:
@@ -298,8 +297,8 @@ class PreparedLoader(OfLoader):
 
     def _next_lease(self) -> Lease | None:
         """The next mini-batch of this worker; None: the pass is over."""
-        if self._refusal is not None and self._loop.holding.has_worked:
-            raise self._refusal
+        if self._loop.holding.has_worked and (why := self._own_count()) is not None:
+            raise why
         return self._loop.next_lease()
 
     def _own_count(self) -> ConfigError | None:
@@ -307,7 +306,7 @@ class PreparedLoader(OfLoader):
         if self.most_batches is not None or self.has_numbers:
             return None
         exchange = self._loop.exchange
-        return self.passes.own_count(self.asked_epochs, knows=exchange.has_told_version)
+        return self.passes.own_count(self.asked_epochs, knows=exchange.has_told_place)
 
     def _refuse_other_cuts(self) -> None:
         if _cuts(self.plain) != self._cut_as:
@@ -357,7 +356,6 @@ class PreparedLoader(OfLoader):
 
     def _begin_pass(self, epoch: int, ends: Ends | None) -> None:
         """Loaders beside this one go along; who only looks may, whatever the script counts by."""
-        self._refusal = self._own_count()
         if self._loop.beside:
             batches = self._shape.batches(ends)
             if batches.num_batches != len(self):

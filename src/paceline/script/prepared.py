@@ -308,6 +308,15 @@ class Prepared:
             own=context.own_batch_size or size,
         )
 
+    @property
+    def few_samples(self) -> int | None:
+        """Of the batch in the loop's hands or the next, where they are fewer than the workers."""
+        current, member = self.loop.holding.current, self._member
+        if member is None or current is None or self.is_stream:
+            return None
+        found = member.fewest_samples(current.lease)
+        return found if found < member.num_workers else None
+
     def _num_steps_an_epoch(self) -> int | None:
         """Of the optimizer; None: the data has no length."""
         if self.is_stream or self.numbers is not None:

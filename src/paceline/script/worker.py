@@ -280,7 +280,7 @@ class Pace:
     @property
     def version(self) -> int:
         """Number of updates in the parameters that the model holds."""
-        self._exchange.has_told_version = True
+        self._exchange.has_told_version = self._exchange.has_told_place = True
         return self._exchange.version
 
     @property
@@ -309,6 +309,7 @@ class Pace:
     @property
     def is_stopped(self) -> bool:
         """Whether the run is asked to end, or over."""
+        self._exchange.has_told_place = True
         return self._exchange.is_stopped
 
     @property
@@ -1074,7 +1075,8 @@ class Pace:
 
         Raises:
             ConfigError: it stands inside the loader's loop where workers go at their own pace, or
-                where a batch has fewer samples than there are workers, or before ``prepare``.
+                at a batch of fewer samples than there are workers, or before it, or before
+                ``prepare``.
         """
         self._finish_leaving()
         is_inside = hasattr(self, "_prepared") and self._prepared.loop.is_iterating
@@ -1083,11 +1085,12 @@ class Pace:
                 f"pace.sum() stands inside the loader's loop, where under {self._context.protocol} "
                 "each worker has mini-batches of its own and not all come by; put it between epochs"
             )
-        if is_inside and (fewest := self._prepared.shape.fewest_samples) < self.num_workers:
+        few = self._prepared.few_samples if is_inside else None
+        if few is not None:
             raise ConfigError(
-                f"pace.sum() stands inside the loader's loop, where a batch has {fewest} samples "
-                f"for {self.num_workers} workers, so that not all come by; put it between epochs, "
-                "or give the loader drop_last=True"
+                f"pace.sum() stands inside the loader's loop, where this batch or the next has "
+                f"{few} samples for {self.num_workers} workers, so that not all come by; put it "
+                "between epochs, or give the loader drop_last=True"
             )
         if self.num_workers > 1 and not hasattr(self, "_prepared"):
             raise ConfigError(
@@ -1175,6 +1178,7 @@ class Pace:
 
             pace.keep(ema=ema_model, best=best)
         """
+        self._exchange.has_told_place = True
         for name, thing in things.items():
             self._keeper.keep(name, thing)
 

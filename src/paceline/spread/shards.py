@@ -29,7 +29,15 @@ from ..store.optimizer_copy import is_elementwise
 from .base import STALE, OwnTensors, SpreadModel
 from .group import SplitGroups
 from .meeting import Intent, PartTask
-from .units import ParameterPiece, ParameterUnit, cut_state, find_units, refuse_hidden, used_outside
+from .units import (
+    ParameterPiece,
+    ParameterUnit,
+    cut_state,
+    find_units,
+    refuse_hidden,
+    used_outside,
+    without_views,
+)
 
 _GATHER, _REDUCE, _END = 0, 1, 2
 _ELSEWHERE = (
@@ -204,7 +212,7 @@ class ShardedModel(SpreadModel):
         if torch.is_grad_enabled():
             refuse_hidden(f"a layer, {type(module).__name__},", made)
         unit.refuse_written()
-        made = unit.apart(made)
+        made = without_views(made, [unit])
         for one in torch.utils._pytree.tree_leaves(made):
             if isinstance(one, Tensor) and one.requires_grad:
                 register: Any = one.register_hook
@@ -244,9 +252,10 @@ class ShardedModel(SpreadModel):
                 for unit in self._units:
                     unit.show()
             made = self._compute(*given, **named)
-            for unit in self._own_units() if self._stage == 3 else self._units:
+            units = list(self._own_units() if self._stage == 3 else self._units)
+            made = without_views(made, units)
+            for unit in units:
                 unit.refuse_written()
-                made = unit.apart(made)
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
             return made

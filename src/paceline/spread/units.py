@@ -180,24 +180,10 @@ class ParameterUnit:
                 raise _written(piece.name)
         self._num_looks += 1
 
-    def apart(self, made: Any) -> Any:
-        """The same, and what is a view of a parameter has memory of its own."""
-        leaves, form = torch.utils._pytree.tree_flatten(made)
-        views = [self._has(one) for one in leaves]
-        if not any(views):
-            return made
-        rows = [x.clone() if is_view else x for x, is_view in zip(leaves, views, strict=True)]
-        return torch.utils._pytree.tree_unflatten(rows, form)
-
-    def _has(self, value: Any) -> bool:
-        """Whether it lies in this memory."""
-        if not isinstance(value, Tensor):
-            return False
-        try:
-            address = value.untyped_storage().data_ptr()
-        except RuntimeError:  # a sparse one, or one that torch.func wraps
-            return False
-        return address == self._flat.untyped_storage().data_ptr()
+    @property
+    def address(self) -> int:
+        """Of its memory."""
+        return int(self._flat.untyped_storage().data_ptr())
 
     def free(self) -> None:
         """Its memory is given back."""
@@ -317,6 +303,27 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
             yield from modules_of(child)
         elif next(child.parameters(), None) is not None:
             yield child
+
+
+def without_views(made: Any, units: Sequence[ParameterUnit]) -> Any:
+    """The same, and what is a view of a parameter of these has memory of its own."""
+    addresses = {one.address for one in units}
+    leaves, form = torch.utils._pytree.tree_flatten(made)
+    views = [_address_of(one) in addresses for one in leaves]
+    if not any(views):
+        return made
+    rows = [x.clone() if is_view else x for x, is_view in zip(leaves, views, strict=True)]
+    return torch.utils._pytree.tree_unflatten(rows, form)
+
+
+def _address_of(value: Any) -> int:
+    """Of its memory; -1: it has none of its own."""
+    if not isinstance(value, Tensor):
+        return -1
+    try:
+        return int(value.untyped_storage().data_ptr())
+    except RuntimeError:  # a sparse one, or one that torch.func wraps
+        return -1
 
 
 class _Uses(TorchFunctionMode):

@@ -36,8 +36,8 @@ both change at once (writer: who executes the update)."""
 JOBS: Final = _words()
 """Number of jobs done (writer: who executes them, one after the other)."""
 MET: Final = _words()
-"""The barrier that all peers have come to (writer: who comes last; where two see that they have,
-both write the same)."""
+"""The barrier that all peers have come to (writer: who comes last, and who sees that all have come
+before it is written; all write the same)."""
 ALARM: Final = _words()
 """Not 0: peers go on through the store at their next barrier (writer: coordinator, any member)."""
 LAYOUT: Final = _words()

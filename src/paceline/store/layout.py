@@ -205,9 +205,8 @@ def bind(module_tensors: Iterable[Tensor], section: Section, block: Tensor) -> N
 def in_one_memory(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
     """The names of two tensors that have bytes in common, of which one is trained; None: no two do.
 
-    The layout gives each memory of its own, and they would come apart; two frozen parameters would
-    when they thaw. What only lies side by side in one memory, even row by row in turn, may; so may
-    buffers, and a frozen parameter with a buffer.
+    The layout gives each memory of its own, and they would come apart. What only lies side by side
+    in one memory, even row by row in turn, may; so may what nobody trains.
     """
     reaching: list[tuple[str, Tensor]] = []
     held = [(name, one) for name, one in tensors if one.numel() and one.data_ptr()]
@@ -216,8 +215,7 @@ def in_one_memory(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | No
         reaching = [row for row in reaching if row[1].data_ptr() + _reach_bytes(row[1]) > start]
         for other_name, other in reaching:
             is_trained = tensor.requires_grad or other.requires_grad
-            may_be = all(isinstance(one, nn.Parameter) for one in (tensor, other))
-            if (is_trained or may_be) and _have_common_bytes(other, tensor):
+            if is_trained and _have_common_bytes(other, tensor):
                 return other_name, name
         reaching.append((name, tensor))
     return None

@@ -34,8 +34,8 @@ _CARRIED = {
     torch.complex64: torch.complex128,
     torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64,
 }  # fmt: skip
-"""Of floats the next type, in which equal ones have their own mean; gloo, or torch, compares the
-whole numbers in no other type."""
+"""Of floats the next type, in which equal ones have their own mean (float64 has none); gloo, or
+torch, compares the whole numbers in no other type."""
 
 
 @dataclass(frozen=True, slots=True)
