@@ -133,7 +133,9 @@ def test_ranks_of_several_machines_hold_a_line_to_the_next_one_and_to_where_they
     place = MeetingPlace(ranks[0])
     with ThreadPoolExecutor(3) as pool:
         lines = list(
-            pool.map(lambda rank: group.Lifelines(place, rank, told.append, lambda: None), ranks)
+            pool.map(
+                lambda rank: group.MachineKeepalives(place, rank, told.append, lambda: None), ranks
+            )
         )
     assert all(all_of_them.acquire(timeout=10.0) for _ in range(6))
     doors = [one._door.getsockname() for one in lines]

@@ -105,7 +105,7 @@ def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> N
 
 
 def test_who_has_most_bytes_is_done_when_all_are_moved_and_no_sooner_than_one_alone() -> None:
-    shared = costs(2, cores=2.0, lone=1.25)
+    shared = costs(2, cores=2.0, lone_factor=1.25)
     assert shared.by_memory([3.0, 3.0]) == 6.0
     assert shared.by_memory([3.0, 1.0]) == 4.0
     assert shared.by_memory([3.0, 0.1]) == pytest.approx(1.25 * 3.0)

@@ -48,7 +48,7 @@ class SplitCosts:
         pipeline: the workers, what is between them, the micro-batches.
         exchanges: what they do together.
         moved_s_per_byte: of memory that is read or written, by one process on all cores.
-        lone: how many times as long as that it takes by one worker alone, with its own threads.
+        lone_factor: how many times as long as that it takes by one worker alone, with its threads.
         fresh_s_per_byte: of memory that a worker is given anew, in each update, where it keeps
             nothing that is freed (system/pages.py); 0: it does.
         buffer_kinds: types of numbers that the model's buffers have.
@@ -70,7 +70,7 @@ class SplitCosts:
     pipeline: Pipeline
     exchanges: Exchanges
     moved_s_per_byte: float = 0.0
-    lone: float = 1.0
+    lone_factor: float = 1.0
     fresh_s_per_byte: float = 0.0
     buffer_kinds: int = 0
     micro_batches_each: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class SplitCosts:
             each_s: of each, by one process on all cores.
         """
         most = max(each_s)
-        return max(sum(each_s), self.lone * most) if math.isfinite(self.cores) else most
+        return max(sum(each_s), self.lone_factor * most) if math.isfinite(self.cores) else most
 
     def by_cores(self, each_s: Sequence[float]) -> float:
         """What computing limits, of workers that begin at once, until the last is done."""

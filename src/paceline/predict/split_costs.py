@@ -141,7 +141,7 @@ def _moved(own_threads: int) -> dict[str, Any]:
     with threads(own_threads):
         own_s = moved_s_per_byte()
     all_s = moved_s_per_byte()
-    return {"moved_s_per_byte": all_s, "lone": max(1.0, own_s / all_s)}
+    return {"moved_s_per_byte": all_s, "lone_factor": max(1.0, own_s / all_s)}
 
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:

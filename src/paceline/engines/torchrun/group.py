@@ -168,7 +168,7 @@ class RankGroup(TorchGroup):
         return not self._watch.is_alive()
 
 
-class Lifelines:
+class MachineKeepalives:
     """Tells of machines that are gone without a word.
 
         rank 0 --> rank 1 --> rank 2 --> rank 0      one to the next rank, and one to where all meet
@@ -190,7 +190,7 @@ class Lifelines:
         unreachable: Callable[[], None],
     ) -> None:
         following = (rank.rank + 1) % rank.size
-        words = place.client("lifelines")
+        words = place.client("keepalives")
         words.set(str(rank.rank), self._open_door())
         address, _, port = words.get(str(following)).decode().rpartition(" ")
         ends = [((rank.address, rank.port), unreachable)]

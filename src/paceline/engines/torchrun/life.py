@@ -51,7 +51,7 @@ from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
 from .buckets import make_buckets
-from .group import Lifelines, RankGroup, RankPart, trap
+from .group import MachineKeepalives, RankGroup, RankPart, trap
 from .member import LINE_BYTES, RankCarrier
 from .place import MeetingPlace
 from .post import (
@@ -150,7 +150,9 @@ class RankLife:
         self._seeds = heard.seeds
         self._group = RankGroup(self.place, self.rank, self._lost, is_near=heard.is_near)
         if not heard.is_near:
-            self._lifelines = Lifelines(self.place, self.rank, self._lost, self._unreachable)
+            self._keepalives = MachineKeepalives(
+                self.place, self.rank, self._lost, self._unreachable
+            )
 
     def begin(self) -> Context:
         """Become a member of the run: what ``worker.connect`` finds from now on."""
