@@ -91,6 +91,8 @@ class PreparedLoader(OfLoader):
         """Of a pass, where the script counts updates."""
         self.asked_epochs: int | None = None
         """How many were asked for beside the script."""
+        self._knows_place = False
+        """Whether the script knew where it goes on before this pass began."""
         self.has_opened = False
         """Whether a pass was made in this worker's life."""
         self.last_uneven = -1
@@ -305,8 +307,7 @@ class PreparedLoader(OfLoader):
         """What is wrong with training in this pass, where the script alone counts its passes."""
         if self.most_batches is not None or self.has_numbers:
             return None
-        exchange = self._loop.exchange
-        return self.passes.own_count(self.asked_epochs, knows=exchange.has_told_place)
+        return self.passes.own_count(self.asked_epochs, knows=self._knows_place)
 
     def _refuse_other_cuts(self) -> None:
         if _cuts(self.plain) != self._cut_as:
@@ -355,7 +356,8 @@ class PreparedLoader(OfLoader):
             one.end_pass()
 
     def _begin_pass(self, epoch: int, ends: Ends | None) -> None:
-        """Loaders beside this one go along; who only looks may, whatever the script counts by."""
+        """Loaders beside this one go along."""
+        self._knows_place = self._loop.exchange.has_told_place
         if self._loop.beside:
             batches = self._shape.batches(ends)
             if batches.num_batches != len(self):
