@@ -56,7 +56,7 @@ def test_a_setting_that_changes_the_model_is_refused_by_name(
 
 def test_what_a_run_that_goes_on_had_is_refused_with_what_it_goes_on_by() -> None:
     for setting, instead in (("compile", "--compile none"), ("compress", "--compress none")):
-        context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]
+        context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]  # only what this looks at
         with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the run that goes on"):
             split_of("network", context, Reaching())
 

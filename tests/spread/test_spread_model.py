@@ -1241,8 +1241,8 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
         made = spread(ranks, model, (x,), SplitName(2, 1))
         averaging = object.__new__(SplitAveraging)
         averaging._spread = made
-        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
-        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]  # only what this looks at
+        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]  # only what this looks at
         model(x[:4]).mean().backward()
         model.get_buffer("center").add_(1.0 + rank)
         model.get_buffer("num").add_(3 - rank)
@@ -1271,9 +1271,9 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(made_anew: bo
         made = spread(ranks, model, (x,), SplitName(2, 2))
         averaging = object.__new__(SplitAveraging)
         averaging._spread, averaging._seat = made, rank
-        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
-        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]
-        averaging._store = SimpleNamespace(present=lambda seat: bytes(3))  # type: ignore[assignment]
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]  # only what this looks at
+        averaging._replica = SimpleNamespace(buffers=list(made.own.buffers()))  # type: ignore[assignment]  # only what this looks at
+        averaging._store = SimpleNamespace(present=lambda seat: bytes(3))  # type: ignore[assignment]  # only what this looks at
         assert made.groups.twins is not None
         averaging._group = made.groups.twins
         model(x[:4]).mean().backward()
@@ -1305,11 +1305,11 @@ def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
         place = SimpleNamespace(name=f"layer.{rank}", flat=lambda block: block[rank])
         places = SimpleNamespace(parameters=SimpleNamespace(places=[place]))
         averaging = object.__new__(SplitAveraging)
-        averaging._spread = SimpleNamespace(groups=SimpleNamespace(copy=ranks.everyone))  # type: ignore[assignment]
-        averaging._replica = SimpleNamespace(layout=places)  # type: ignore[assignment]
-        averaging._copy = SimpleNamespace(version=7)  # type: ignore[assignment]
+        averaging._spread = SimpleNamespace(groups=SimpleNamespace(copy=ranks.everyone))  # type: ignore[assignment]  # only what this looks at
+        averaging._replica = SimpleNamespace(layout=places)  # type: ignore[assignment]  # only what this looks at
+        averaging._copy = SimpleNamespace(version=7)  # type: ignore[assignment]  # only what this looks at
         averaging._mean, averaging._seat = mean, rank
-        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]
+        averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]  # only what this looks at
         with pytest.raises(WorkerError) as refused:
             averaging._refuse_not_finite()
         return str(refused.value)

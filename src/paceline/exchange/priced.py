@@ -92,7 +92,7 @@ class MadeUpGradients:
         if plain_s < QUICK_S:
             whole = GradientWay(self.sum_as_they_are)
             ways = (whole, GradientWay(self.compress, between, self.keep))
-            about_s = plain_s + self._slowest_s(coding.spent_s, link)
+            about_s = plain_s + self._mean_of(coding.spent_s, link)
             plain_s, whole_s = measure_in_turn(ways, link, self._of.device, about_s)
             sent_s = max(0.0, whole_s - coding.spent_s)
         else:
@@ -108,9 +108,10 @@ class MadeUpGradients:
             bytes_per_s=1.0 / cost.s_per_byte if cost.s_per_byte else None,
         )
 
-    def _slowest_s(self, spent_s: float, link: MemberLink) -> float:
-        """What all members together spend on coding, the same in each."""
-        mine = torch.tensor([spent_s], dtype=torch.float32, device=self._of.device)
+    def _mean_of(self, seconds: float, link: MemberLink) -> float:
+        """Over all members, the same in each."""
+        share = seconds / self._of.num_members
+        mine = torch.tensor([share], dtype=torch.float32, device=self._of.device)
         return float(link.finish(link.begin(AllReduce(mine)))[0])
 
     def _fixed(self, link: MemberLink, between: Callable[[], object]) -> FixedCosts:

@@ -34,7 +34,8 @@ _REACH_S = 25.0
 _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _DOOR = "paceline/lives", "paceline/door"
 _LOOK_S = (0.001, 0.02)
-"""Between two looks for an answer, at first and at most."""
+"""Between two looks for an answer, at first and at most; a wait of the store's own hears no
+signal."""
 _ERRORS_ONLY = 2
 """Of torch's C++ log: 1 is with warnings (TORCH_CPP_LOG_LEVEL)."""
 
