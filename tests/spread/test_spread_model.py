@@ -589,8 +589,8 @@ def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_with_what_that
 
 def test_a_slow_worker_gets_fewer_layers() -> None:
     def work(ranks: Ranks) -> tuple[tuple[int, ...], list[int], str]:
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
-        x, is_slow = torch.zeros(64, 64), ranks.everyone.rank == 0
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12)))
+        x, is_slow = torch.zeros(64, 256), ranks.everyone.rank == 0
         cut = make_cut(
             model, lambda size: (x[:size],), 32, ranks, SplitName(2, 1),
             lambda *_: 3.0 if is_slow else 1.0,
