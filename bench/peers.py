@@ -286,7 +286,8 @@ class Contender:
         return [line for line in text.splitlines() if "fast:" in line]
 
     def end(self) -> None:
-        with contextlib.suppress(AttributeError):  # it never came
+        with contextlib.suppress(AttributeError, OSError):  # it never came, or is gone
+            self._file.close()
             self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(30)
