@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from machines import GOOD, UUID, Recorded, built, gpu_row, nvidia, pci
-from paceline.cli import env as command
+from paceline.cli import machine as command
 from paceline.cli.app import run
 from paceline.machine.causes import find_cause
 from paceline.machine.causes_nvidia import Defect, wheel_command

@@ -40,7 +40,7 @@ class Alone:
         )
         self.loop: TrainingLoop = self.prepared.loop
         self.loader = PreparedLoader(
-            self.loop, self.prepared.schedules, self.prepared.shape, NUM_SAMPLES, Passes()
+            self.loop, self.prepared.schedules, self.prepared.source.shape, NUM_SAMPLES, Passes()
         )
 
     def step(self) -> Step:

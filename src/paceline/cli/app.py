@@ -57,7 +57,7 @@ VERBS = (
     Verb("watch", "Look at a run", "A run that is under way, live, until it ends."),
     Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
     Verb("probe", "Machine", "What this machine takes: caches, memory, disk, arithmetic, links."),
-    Verb("env", "Machine", "What this machine is; why its accelerator cannot be used."),
+    Verb("env", "Machine", "What this machine is; why its accelerator cannot be used.", "machine"),
     Verb("ps", "Machine", "Your training processes, what they hold, and ghosts.", "processes"),
     Verb("clean", "Machine", "End ghosts and free what they hold; shown first.", "processes"),
     Verb("data", "Machine", "Data sets here, and how to get them.", "machine"),

@@ -1,7 +1,8 @@
-"""``paceline data`` and ``paceline config``: what is here, and what a run given these flags has."""
+"""``paceline env``, ``data`` and ``config``: what is here, and what a run given these flags has."""
 
 import json as json_text
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -14,6 +15,36 @@ if TYPE_CHECKING:
 
 data = App(name="data", help="Data sets here, and how to get them.")
 config = App(name="config", help="Settings, and where each came from.")
+
+
+def env(
+    *,
+    require: Annotated[
+        Literal["gpu"] | None, Parameter(help="gpu: exit code 1 where none can be used.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The processor, memory, disks, devices and libraries here, as a bug report needs them.
+
+    Where an accelerator is present and none can be used: one cause and one command. The exit code
+    is 0 where one can be used, or none is present; 1 where one is present and none can be used.
+
+    Example: paceline env --require gpu
+    """
+    from ..machine.causes import find_cause
+    from ..machine.inventory import read_inventory
+    from ..machine.lines import render
+    from ..machine.source import MachineSource
+
+    machine = read_inventory(MachineSource())
+    verdict = find_cause(machine)
+    show(
+        json,
+        lambda: {**verdict.to_json(), "machine": machine.to_json()},
+        lambda: render(machine, verdict),
+    )
+    if verdict.cause is not None or (require is not None and not verdict.is_usable):
+        sys.exit(1)
 
 
 @data.default

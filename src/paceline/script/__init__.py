@@ -1,6 +1,7 @@
 """What a script holds, and what becomes of its objects.
 
     worker      connect, prepare, epochs, step         prepared   what prepare makes of its objects
+    source      where its mini-batches come from
     loader      the batches of its loop                loop       those that it has in hand
     second_loader                                      those of a further loader beside them
     step        one block, the step that pushes        holding    one batch, one block, one lease

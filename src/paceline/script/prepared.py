@@ -25,14 +25,12 @@ from ..checkpoints.state import can_be_packed
 from ..checkpoints.writer import CUT, unwritable
 from ..compression import parse as parse_compression
 from ..context import Context
-from ..data.feed import SeededData, plain_sizes
+from ..data.feed import SeededData
 from ..data.likeness import sample_digests
-from ..data.loader import LeasedLoader, refuse_begun
-from ..data.numbers import Numbers, OfRange, note, note_of_range, numbered
-from ..data.own_iteration import refuse_own_iteration
+from ..data.numbers import OfRange, note, note_of_range
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
-from ..exchange.base import Exchange, Shape
+from ..exchange.base import Exchange
 from ..exchange.compressed import CompressedGradient
 from ..exchange.priced import price_alone
 from ..exchange.through_store import StoreExchange
@@ -88,6 +86,7 @@ from .patches import clone_state, leave_state, note_batches, note_losses, sort_o
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
+from .source import BatchSource, SourceOptions, source_of
 from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays, StraySchedulers
 
@@ -124,9 +123,11 @@ class Prepared:
         objects: what was given to ``prepare``; asked: what it was told of them.
 
     Attributes:
-        model, optimizer: the user's; of several, one that stands for all.
-        num_batches: of an epoch of the user's own loader.
-        numbers: of a loop without a loader; None: it has one.
+        model, optimizer: what is stepped here; of several, one that stands for all.
+        whole: what the script holds: ``model``, or all of a model that is split.
+        source: where its mini-batches come from.
+        spread: how the model is split; None: it is not.
+        steps_apart: whether each step of several optimizers is an update.
     """
 
     def __init__(
@@ -138,158 +139,169 @@ class Prepared:
         keeper: MemberState,
         asked: PrepareOptions,
     ) -> None:
-        batch, accumulate, is_sticky = asked.batch, asked.accumulate, asked.is_sticky
-        fast = asked.fast, asked.forward
-        self._exchange = exchange
-        self._member = exchange.shared
-        self._replica: Replica | None = None
-        self.given = GivenStates()
-        self._written: WrittenBuffers | None = None
+        self._exchange, self._member = exchange, exchange.shared
+        self._device, self._keeper = device, keeper
         self.models, self.optimizers, loader = sort_out(objects)
-        self._context = context = context_with(
-            context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
-            is_split=(asked.split or context.split) not in ("data", "none"),
-        )  # fmt: skip
-        self._device = device
-        self._keeper = keeper
+        self._asked = asked
+        self._context = context = self._own_context(context, loader)
         self._is_local = context.is_difference or self._member is None
-        if is_sticky:
-            refuse_sticky(loader, context)
-        refuse_together(context, accumulate, is_sticky=is_sticky)
-        model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
-        refuse_what_cannot_be_carried(model, self.optimizers)
-        if loader is not None and not isinstance(loader.dataset, OfRange):
-            refuse_another_device(model, device)
-        if self._member is not None:  # else nothing is laid out: plain PyTorch
-            refuse_shared_memory(model)
-        self.whole = model
-        """What the script holds; ``model`` is what is stepped here, a part of it where it is
-        split."""
-        self.spread: SpreadModel | None = None
-        name = split_of(asked.split, context, self._member)
-        if name is not None:
-            refuse_objects(
-                self.models, self.optimizers, loader, device, accumulate=accumulate > 1,
-                sticky=is_sticky, closures=asked.closures, fast=fast[0] != "none",
-            )  # fmt: skip
-        optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
+        self.whole = self.model = self._one_model(loader)
+        split = self._split(loader)
+        self.optimizer: Optimizer = joined(self.optimizers)
         self.steps_apart = len(self.optimizers) > 1 and (
             self._member is None or context.steps_apart
         )
-        """Whether each step of several optimizers is an update."""
-        is_alone = self._member is None  # then nothing is drawn: it would be missing in the loop
-        self.numbers = Numbers(context.parts * accumulate) if loader is None else None
-        if self.numbers is not None:
-            loader = numbered(self.numbers, 1 if is_alone else None)
-            fast = "none", None
-        assert loader is not None
-        self.model: nn.Module = model
-        self.optimizer: Optimizer = optimizer
-        self.is_stream = isinstance(loader.dataset, IterableDataset)
-        lease: Callable[..., LeasedLoader] = LeasedLoader
-        if self.is_stream:
-            fast, stream = _refuse_speed(context, fast), Numbers(context.parts * accumulate)
-            lease = partial(
-                StreamedLoader, numbers=stream, num_each=accumulate, is_global=batch == "global"
-            )
-        order = lease(loader, context.seed, device).order
-        order.is_kept, keeper.drawn = keeper.is_kept, order.before
-        if accumulate > 1 and not is_alone:
-            _refuse_cut(order.has_own_batches, accumulate)
-        self._notes_of_loader = list[str]()
-        if not is_alone:
-            refuse_begun(loader)
-            self._notes_of_loader = refuse_own_iteration(loader)
-        if self.is_stream and context.steps_together:
-            raise ConfigError(
-                "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
-                "stream, whose end is found while it is read; use --protocol local-sgd:1, or a "
-                "data set with a length"
-            )
-        num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
-        if self.is_stream:
-            stream.go_far()
-        size = loader.batch_size or max(1, -(-num_samples // max(1, self.num_batches)))
-        size = size * context.parts if batch == "per-worker" else size
-        size = size if self.numbers is None else context.parts
-        # Then what is left out is less than a batch.
-        is_cut = accumulate > 1 and loader.drop_last and not self.is_stream
-        self.shape = Shape(
-            num_samples=num_samples - num_samples % size * is_cut,
-            batch_size=num_samples if self.is_stream else size * accumulate,
-            parts=context.parts,
-            keep_remainder=(
-                not loader.drop_last or order.has_own_batches or self.is_stream or is_cut
-            ),
-            is_sticky=is_sticky,
-        )
-        self._batch_size, self._accumulate = size, accumulate
-        if name is not None:
-            model = self._spread_over(name, loader, fast[1])
-        self._scaling = self._scaling_of(loader, batch)
-        own = [one for one in objects if isinstance(one, AnyScheduler)]
-        if context.scale_lr != "none":
-            strays = [one for mine in self.optimizers for one in StraySchedulers(mine, own).found()]
-            scale(self.optimizers, [*own, *strays], self._scaling.factor)
+        self.source = self._find_source(loader)
+        mode, forward = self._trial()
+        self._replica: Replica | None = None
+        self.spread: SpreadModel | None = None
+        if split is not None:
+            self.model = self._spread_over(split, forward)
+        schedulers = [one for one in objects if isinstance(one, AnyScheduler)]
+        self._scaling = self._scale_rates(schedulers)
         self.warmup = make_warmup(
-            context, self.optimizers, own, self._scaling.factor, self._num_steps_an_epoch
+            context, self.optimizers, schedulers, self._scaling.factor, self._num_steps_an_epoch
         )
-        self.settled = self._settle(loader, *fast)
-        speed = self.settled.speed
-        leased = lease(loader, context.seed, device, speed)
-        leased.order = order  # it knows how many positions an epoch has
-        precision = None if context.precision is None else speed.precision
-        self.gradients = LocalGradients(
-            exchange,
-            model,
-            optimizer,
-            device,
-            precision,
-            is_local=self._is_local,
-            is_whole=not (context.averages or context.steps_apart),
-        )
-        self.loop = TrainingLoop(
-            exchange, leased, self.gradients, speed, is_difference=context.is_difference
-        )
-        if is_sticky and self._member is not None:
-            self.loop.beside.append(KeptPart())
-        self.schedules = self._find_schedules(own if self.warmup is None else [self.warmup])
-        if accumulate > 1:
-            self._set_up_accumulation(1 if self.is_stream else -(-size // context.parts))
+        self.settled = self._settle(mode, forward)
+        self.gradients = self._make_gradients()
+        self.loop = self._make_loop()
+        self.schedules = self._find_schedules(schedulers if self.warmup is None else [self.warmup])
+        if asked.accumulate > 1:
+            self._set_up_accumulation()
+        self.given = GivenStates()
+        self._written: WrittenBuffers | None = None
         self.step = OptimizerStep(
             context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
 
-    def _spread_over(
-        self, name: SplitName, loader: DataLoader[Any], forward: Forward | None
-    ) -> nn.Module:
-        """The part of the model that is stepped here."""
+    def _own_context(self, context: Context, loader: DataLoader[Any] | None) -> Context:
+        """The context that these optimizers need.
+
+        Raises:
+            ConfigError: what was asked for does not go together.
+        """
+        asked = self._asked
+        context = context_with(
+            context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
+            is_split=(asked.split or context.split) not in ("data", "none"),
+        )  # fmt: skip
+        if asked.is_sticky:
+            refuse_sticky(loader, context)
+        refuse_together(context, asked.accumulate, is_sticky=asked.is_sticky)
+        return context
+
+    def _one_model(self, loader: DataLoader[Any] | None) -> nn.Module:
+        """All models as one. ConfigError: something of them cannot be carried."""
+        model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
+        refuse_what_cannot_be_carried(model, self.optimizers)
+        if loader is not None and not isinstance(loader.dataset, OfRange):
+            refuse_another_device(model, self._device)
+        if self._member is not None:  # else nothing is laid out: plain PyTorch
+            refuse_shared_memory(model)
+        return model
+
+    def _split(self, loader: DataLoader[Any] | None) -> SplitName | None:
+        """How the model is divided; None: each worker has all of it."""
+        asked = self._asked
+        name = split_of(asked.split, self._context, self._member)
+        if name is not None:
+            refuse_objects(
+                self.models, self.optimizers, loader, self._device,
+                accumulate=asked.accumulate > 1, sticky=asked.is_sticky, closures=asked.closures,
+                fast=asked.fast != "none",
+            )  # fmt: skip
+        return name
+
+    def _find_source(self, loader: DataLoader[Any] | None) -> BatchSource:
+        asked, keeper = self._asked, self._keeper
+        options = SourceOptions(
+            is_per_worker=asked.batch == "per-worker",
+            accumulate=asked.accumulate,
+            is_sticky=asked.is_sticky,
+            is_alone=self._member is None,  # nothing is drawn: it would be missing in the loop
+        )
+        source = source_of(loader, self._context, self._device, options, keeper.is_kept)
+        keeper.drawn = source.order.before
+        return source
+
+    def _trial(self) -> tuple[str, Forward | None]:
+        """What a trial of speed can be of: its mode, and the loop's own (model, batch) -> loss.
+
+        Raises:
+            ConfigError: several models were to be compiled, or fused, as one; a stream has no batch
+                to try with.
+        """
+        context, asked = self._context, self._asked
+        is_one = len(self.models) == len(self.optimizers) == 1
+        if not is_one and (context.compile != "none" or context.fused_optimizer):
+            raise ConfigError(
+                "--compile and --fused-optimizer are of one model and one optimizer; of several "
+                "say it in the script: model.compile(), torch.optim.Adam(..., fused=True)"
+            )
+        if not is_one or self.source.numbers is not None:
+            return "none", None
+        if self.source.is_stream:
+            _refuse_speed(context, asked.fast)
+        return asked.fast, asked.forward
+
+    def _spread_over(self, name: SplitName, forward: Forward | None) -> nn.Module:
+        """The part of the model that is stepped here; ``whole`` stays what the script holds."""
         assert self._member is not None
         self._keeper.load(self.whole, self.optimizer)
-        mini_batch = -(-self._batch_size // self._context.parts)
+        mini_batch = -(-self.source.batch_size // self._context.parts)
         self.spread = spread = spread_over(
-            self._member, name, self.whole, self.optimizers, loader, forward, mini_batch
+            self._member, name, self.whole, self.optimizers, self.source.loader, forward, mini_batch
         )
         self._member.hooks.spread = spread
-        self.model = spread.own
-        return self.model
+        return spread.own
 
-    def _set_up_accumulation(self, size: int) -> None:
-        """Steps of the loop are set aside; ``size``: positions of a worker's mini-batch."""
-        is_shared = not self._is_local and self._context.parts > 1
-        made = Accumulation(self._accumulate, self.optimizers, size, is_shared=is_shared)
+    def _make_gradients(self) -> LocalGradients:
+        context = self._context
+        return LocalGradients(
+            self._exchange,
+            self.model,
+            self.optimizer,
+            self._device,
+            None if context.precision is None else self.settled.speed.precision,
+            is_local=self._is_local,
+            is_whole=not (context.averages or context.steps_apart),
+        )
+
+    def _make_loop(self) -> TrainingLoop:
+        context, speed = self._context, self.settled.speed
+        loop = TrainingLoop(
+            self._exchange,
+            self.source.lease(context.seed, self._device, speed),
+            self.gradients,
+            speed,
+            is_difference=context.is_difference,
+        )
+        if self._asked.is_sticky and self._member is not None:
+            loop.beside.append(KeptPart())
+        return loop
+
+    def _set_up_accumulation(self) -> None:
+        """Steps of the loop are set aside until an update has all its batches."""
+        parts, source = self._context.parts, self.source
+        made = Accumulation(
+            self._asked.accumulate,
+            self.optimizers,
+            1 if source.is_stream else -(-source.batch_size // parts),
+            is_shared=not self._is_local and parts > 1,
+        )
         self.loop.accumulation, self.schedules.place.is_held = made, lambda: made.is_held
         if self._member is None:
             note_losses(lambda _: made.differentiated())
             self.gradients.accumulate(made)
 
-    def _scaling_of(self, loader: DataLoader[Any], batch: str) -> RateScaling:
-        """What the learning rates are to be multiplied with.
+    def _scale_rates(self, schedulers: Sequence[AnyScheduler]) -> RateScaling:
+        """Multiply the learning rates as ``--scale-lr`` says.
 
         Raises:
             ConfigError: it is asked for, and batches have no size, or change.
         """
-        context, size = self._context, loader.batch_size
+        context, source = self._context, self.source
+        size = source.loader.batch_size
         if context.scale_lr == "none":
             return RateScaling(kind="none", samples=1, own=1)
         if size is None or (context.is_adaptive and not context.is_difference):
@@ -298,30 +310,37 @@ class Prepared:
                 f"--scale-lr {context.scale_lr}: with {why} there is no one number of samples that "
                 "an update averages; leave it out, and give the rate (--lr, or in the script)"
             )
-        if self.numbers is not None:
+        if source.numbers is not None:
             size = 1  # a number, of which an update averages K
-        is_each = batch == "per-worker" or self.numbers is not None
+        is_each = self._asked.batch == "per-worker" or source.numbers is not None
         times = context.parts if is_each else 1
-        return RateScaling(
+        scaling = RateScaling(
             kind=context.scale_lr,
-            samples=size * times * self._accumulate,
+            samples=size * times * self._asked.accumulate,
             own=context.own_batch_size or size,
         )
+        strays = [
+            stray
+            for optimizer in self.optimizers
+            for stray in StraySchedulers(optimizer, schedulers).found()
+        ]
+        scale(self.optimizers, [*schedulers, *strays], scaling.factor)
+        return scaling
 
     @property
     def few_samples(self) -> int | None:
         """Of the batch in the loop's hands or the next, where they are fewer than the workers."""
         current, member = self.loop.holding.current, self._member
-        if member is None or current is None or self.is_stream:
+        if member is None or current is None or self.source.is_stream:
             return None
         found = member.fewest_samples(current.lease)
         return found if found < member.num_workers else None
 
     def _num_steps_an_epoch(self) -> int | None:
         """Of the optimizer; None: the data has no length."""
-        if self.is_stream or self.numbers is not None:
+        if self.source.is_stream or self.source.numbers is not None:
             return None
-        return self.shape.batches().num_batches
+        return self.source.shape.batches().num_batches
 
     def _find_schedules(self, own: Sequence[AnyScheduler]) -> Schedules:
         exchange, context = self._exchange, self._context
@@ -358,24 +377,12 @@ class Prepared:
             tell,
             is_alone=self._member is None,
             skips=context.nonfinite == "skip",
-            accumulates=self._accumulate > 1,
+            accumulates=self._asked.accumulate > 1,
         )
 
-    def _only_for_one(self, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:
-        """What a trial can be of. ConfigError: several were to be compiled, or fused, as one."""
-        if len(self.models) == len(self.optimizers) == 1:
-            return fast
-        context = self._context
-        if context.compile != "none" or context.fused_optimizer:
-            raise ConfigError(
-                "--compile and --fused-optimizer are of one model and one optimizer; of several "
-                "say it in the script: model.compile(), torch.optim.Adam(..., fused=True)"
-            )
-        return "none", None
-
-    def _settle(self, loader: DataLoader[Any], fast: str, forward: Forward | None) -> Settled:
+    def _settle(self, mode: str, forward: Forward | None) -> Settled:
         """How this worker computes: chosen by hand, by measuring, or as it is."""
-        context, size = self._context, self._batch_size
+        context, size, loader = self._context, self.source.batch_size, self.source.loader
         sizes = frozenset({max(1, size // context.parts), -(-size // context.parts)})
         subject = TrialSubject(
             objects=Objects(model=self.model, optimizer=self.optimizer, sizes=sizes),
@@ -392,7 +399,7 @@ class Prepared:
             may_load_elsewhere=self._member is not None
             and (loader.num_workers > 0 or isinstance(forward, LossForward)),  # or a task's loop
         )
-        return settle(subject, loader, context, fast)
+        return settle(subject, loader, context, mode)
 
     def attach(self, exchange: StoreExchange) -> None:
         """Join a run of several workers: move the model's memory, replace what must be shared."""
@@ -416,7 +423,7 @@ class Prepared:
             self.loop.modes = Modes(self.model)
         self.loop.leased.seeds_between = exchange.num_workers > 1
         self._answer(exchange, replica)
-        exchange.attach(replica, rule, self.shape, self._describe(replica))
+        exchange.attach(replica, rule, self.source.shape, self._describe(replica))
         if self.spread is not None:
             whole = self.spread.whole
             whole.standing.stands(exchange.version)
@@ -475,7 +482,7 @@ class Prepared:
         """Where workers do not step together, a count of a worker's own is none of updates."""
         schedules, place, context = self.schedules, self.schedules.place, self._context
         is_together = place.is_lockstep or place.is_local or exchange.num_workers == 1
-        if is_together or self.numbers is not None or any(True for _ in schedules):
+        if is_together or self.source.numbers is not None or any(True for _ in schedules):
             return
 
         def say() -> None:
@@ -516,7 +523,7 @@ class Prepared:
                 given.check()
 
             hooks.take_loaded, hooks.check_objects = states.take_loaded, check_objects
-            is_refused = self._context.averages or self._accumulate > 1
+            is_refused = self._context.averages or self._asked.accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
             if self.spread is not None:
                 self.spread.keep_state_dict(self.optimizers)
@@ -567,7 +574,7 @@ class Prepared:
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
         add, optimizer = self._keeper.add, self.optimizer
-        if self.shape.is_sticky and self._context.resume and self._member is not None:
+        if self.source.shape.is_sticky and self._context.resume and self._member is not None:
             self._member.say(
                 "the run goes on from a checkpoint, which has nothing of what a script carries "
                 "from batch to batch: each worker begins its part with a fresh state"
@@ -612,7 +619,7 @@ class Prepared:
             )
         return {
             **self._loop_words(),
-            "digest": f"{layout.digest()}-{self.shape}",
+            "digest": f"{layout.digest()}-{self.source.shape}",
             "task": context.name,
             "source": context.source,
             "program": context.program,
@@ -628,7 +635,7 @@ class Prepared:
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",
             "notes": self._notes(),
-            "could_try": [] if self.is_stream else list(self.settled.could_try),
+            "could_try": [] if self.source.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
             "parameter_table": parameter_table(self.whole) if context.parameters else [],
@@ -645,52 +652,52 @@ class Prepared:
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""
-        leased, shape = self.loop.leased, self.shape
+        leased, shape = self.loop.leased, self.source.shape
         return {
             "num_samples": shape.num_samples,
             "batch_size": shape.batch_size,
             "drop_last": not shape.keep_remainder,
             "has_own_batches": leased.order.has_own_batches,
             "order": self._order_kind,
-            "num_loading": 0 if self.numbers is not None else leased.num_loading,
-            "lookahead": 0 if self.is_stream else self.loop.lookahead,
+            "num_loading": 0 if self.source.numbers is not None else leased.num_loading,
+            "lookahead": 0 if self.source.is_stream else self.loop.lookahead,
             "learning_rates": [
                 float(group.get("lr", math.nan)) for group in self.optimizer.param_groups
             ],
             "samples": sample_digests(leased.loader) if self._context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
             "samples_each": leased.samples_each,
-            "accumulate": self._accumulate,
+            "accumulate": self._asked.accumulate,
             "is_sticky": shape.is_sticky,
         }
 
     @property
     def _order_kind(self) -> str:
-        if self.is_stream:
+        if self.source.is_stream:
             return "stream"
-        return self.loop.leased.order.kind if self.numbers is None else "numbers"
+        return self.loop.leased.order.kind if self.source.numbers is None else "numbers"
 
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
-        notes += batch_norm_note(self.model, self._batch_size, parts)
-        notes += self._notes_of_loader
+        notes += batch_norm_note(self.model, self.source.batch_size, parts)
+        notes += self.source.notes
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)
         elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
         if context.num_as_full_sync:
             notes += note_of_first_updates(self.optimizers, context)
-        averages = context.averages or context.steps_together or self._accumulate > 1
+        averages = context.averages or context.steps_together or self._asked.accumulate > 1
         if averages and self.spread is None:
             notes += gradient_hooks_note(self.model)
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
-        if self.shape.is_sticky:
+        if self.source.shape.is_sticky:
             notes += sticky_notes(context)
         if isinstance(data := self.loop.leased.dataset, OfRange):
             notes.append(note_of_range(data.numbers, parts))
-        return notes if self.numbers is None else [*notes, note(parts)]
+        return notes if self.source.numbers is None else [*notes, note(parts)]
 
     def _notes_of_rates(self) -> list[str]:
         notes = []
@@ -748,23 +755,13 @@ class Prepared:
     def explain(self, error: Exception) -> None:
         """The first step failed, and speaks of sizes: that a batch is shared may be why."""
         size, parts = self.loop.leased.loader.batch_size, self._context.parts
-        is_shared = size == self._batch_size and parts > 1
+        is_shared = size == self.source.batch_size and parts > 1
         is_first = self.schedules.place.num_run_steps == 0
         if is_shared and is_first and re.search("size|shape|dimension|length", str(error)):
             error.add_note(
                 f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
                 f"{size} samples in each: pace.prepare(..., batch='per-worker')"
             )
-
-
-def _refuse_cut(has_own_batches: bool, accumulate: int) -> None:
-    """Raise ConfigError where several workers cannot cut what K batches are."""
-    if has_own_batches:
-        raise ConfigError(
-            f"accumulate {accumulate} with a batch sampler of your own: several workers cut K "
-            "batches by their samples; accumulate by hand (if (i + 1) % n == 0 or i + 1 == "
-            "len(loader): optimizer.step()), or with one worker"
-        )
 
 
 def refuse_together(context: Context, accumulate: int, *, is_sticky: bool) -> None:
@@ -817,20 +814,15 @@ def sticky_notes(context: Context) -> list[str]:
     return notes
 
 
-def _refuse_speed(context: Context, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:
-    """Of what makes a worker faster: what a stream can have.
-
-    Raises:
-        ConfigError: loader workers were chosen beside the loader's own, or a trial was asked for.
-    """
+def _refuse_speed(context: Context, fast: str) -> None:
+    """Raise ConfigError for what makes a worker faster, where a stream cannot have it."""
     if context.loader_workers is not None:
         raise ConfigError(
             f"--loader-workers {context.loader_workers}: how many read a stream is its own "
             "DataLoader's to say (num_workers), since its data set shares itself out among them"
         )
-    if fast[0] == "auto":
+    if fast == "auto":
         raise ConfigError(
             "--fast auto takes a batch to measure with, and what is taken of a stream is gone: "
             "choose by hand (--compile default, --channels-last, --fused-optimizer, --threads)"
         )
-    return fast

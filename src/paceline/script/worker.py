@@ -294,7 +294,7 @@ class Pace:
         Raises:
             ConfigError: there is a loader, or no loop yet.
         """
-        if not hasattr(self, "_prepared") or self._prepared.numbers is None:
+        if not hasattr(self, "_prepared") or self._prepared.source.numbers is None:
             raise ConfigError(
                 "pace.turn is of a loop over pace.updates(n) without a loader; how far training is "
                 "says pace.version"
@@ -340,7 +340,11 @@ class Pace:
     def _draws_alone(self) -> bool:
         """Whether the script is at a number of its loop, which no other worker comes by."""
         prepared: Prepared | None = getattr(self, "_prepared", None)
-        return prepared is not None and prepared.numbers is not None and prepared.loop.is_iterating
+        return (
+            prepared is not None
+            and prepared.source.numbers is not None
+            and prepared.loop.is_iterating
+        )
 
     def describe(
         self,
@@ -454,11 +458,19 @@ class Pace:
             exchange, self._context, objects, self.device, self._keeper, asked
         )
         self._loader = loader = PreparedLoader(
-            prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
+            prepared.loop,
+            prepared.schedules,
+            prepared.source.shape,
+            prepared.source.num_batches,
+            self._passes,
         )
         self._attach(prepared, loader)
         self._updates = UpdateLoop(
-            loader, prepared.numbers, exchange, self._context, counts_blocks=prepared.steps_apart
+            loader,
+            prepared.source.numbers,
+            exchange,
+            self._context,
+            counts_blocks=prepared.steps_apart,
         )
         self._published_at: list[int] = []
         self._keeper.add("published", lambda: self._published_at, self._set_published_at)
@@ -710,7 +722,7 @@ class Pace:
                 run goes on with a value that it has not.
         """
         values = values_of(epochs, self._context.epochs)
-        if hasattr(self, "_prepared") and self._prepared.numbers is not None:
+        if hasattr(self, "_prepared") and self._prepared.source.numbers is not None:
             raise ConfigError(
                 "pace.epochs() goes over a loader, and prepare() was given none: "
                 "for number in pace.updates(2000), or give prepare() the loader"
@@ -762,17 +774,17 @@ class Pace:
                 f"--epochs {self._context.epochs}: this script counts updates, not epochs "
                 "(pace.updates); to end it sooner: --updates"
             )
-        if self._prepared.numbers is None and not isinstance(loader, PreparedLoader):
+        if self._prepared.source.numbers is None and not isinstance(loader, PreparedLoader):
             raise ConfigError(
                 "prepare() was given a loader, and pace.updates() was not given what came back for "
                 f"it: for batch in pace.updates({updates}, loader)"
             )
-        if self._prepared.numbers is not None and loader is not None:
+        if self._prepared.source.numbers is not None and loader is not None:
             raise ConfigError(
                 "pace.updates() was given a loader that prepare() was not: "
                 "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
             )
-        if self._prepared.is_stream and self._prepared.steps_apart:
+        if self._prepared.source.is_stream and self._prepared.steps_apart:
             raise ConfigError(
                 "pace.updates() cannot tell how many mini-batches of a stream several optimizers "
                 "step on, where each step is an update of all workers (full-sync): go by epochs, "
