@@ -341,6 +341,18 @@ def test_whatever_happens_nobody_sums_in_the_loop_for_ever(
     )))  # fmt: skip
 
 
+@pytest.mark.parametrize("nth", range(6))
+def test_peers_pin_no_checkpoint_again_that_the_store_has_pinned(nth: int) -> None:
+    """Its writer still reads there when all are peers again."""
+    outcome = carry_out(Plan(
+        samples=24, script=Script(epochs=3), path="peers", respawn=True,
+        faults=(Fault("kill", 1, "barrier", nth=nth),),
+    ))  # fmt: skip
+    assert outcome.error is None
+    assert len(outcome.engine.kept) > 3
+    judge(outcome)
+
+
 DIFFERENT = {
     "one sums": (Script(calls=("sum",)), "has no more and worker 0 waits in pace.sum()"),
     "one evaluates": (Script(calls=("count",)), "has no more and worker 0 waits in pace.evaluate"),
