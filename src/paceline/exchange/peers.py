@@ -54,6 +54,11 @@ class PeerRounds:
         assert averaging is not None
         return averaging
 
+    @property
+    def _has_moved(self) -> bool:
+        """Whether the version lies in another block: weights were published between epochs."""
+        return self._averaging.block != self._member.store.current
+
     def open(self, opened: said.OpenEpoch) -> None:
         """An epoch begins; the first grant of its rounds."""
         member = self._member
@@ -67,7 +72,7 @@ class PeerRounds:
         self._told = RoundsTold(
             member.channel, member.control, self._first_version, telling, member.seat
         )
-        if self.are_on and opened.newest != self._newest:
+        if self.are_on and (opened.newest != self._newest or self._has_moved):
             self.close()  # one has died since, and another joined: they have to meet
         self._barrier.begin(opened.phase)
         if self.are_on:
