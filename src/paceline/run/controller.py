@@ -9,7 +9,7 @@ refusals need the same parts. This module must not know processes, sockets, tens
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..checkpoints.resumption import Origin
@@ -433,13 +433,14 @@ class Controller:
 
         So it is where one does the mini-batches of another that is gone: it comes by more often.
         """
-        run, summing = self._run, self._calls.summing
+        run = self._run
+        if not (self._calls.summing and run.is_open) or run.ending:
+            return
+        summing = [number for number in run.crew if number in self._calls.summing]
         others = [number for number in run.crew if number not in summing]
-        if not (summing and others and run.is_open) or run.ending:
+        if not (summing and others and all(self._waits_for(summing, one) for one in others)):
             return
-        if not all(map(self._waits_for_pushes, others)):
-            return
-        seat, its = (run.roster[min(one)].seat for one in (summing, others))
+        seat, its = (run.roster[one[0]].seat for one in (summing, others))
         found = (
             f"worker {seat} waits for worker {its} in pace.sum() inside the loader's loop, and "
             f"worker {its} for what worker {seat} has to push"
@@ -450,14 +451,19 @@ class Controller:
             "leaves); put it between epochs"
         )
 
-    def _waits_for_pushes(self, member: int) -> bool:
-        """Inside an epoch: whether it has nothing to do before another one has pushed."""
+    def _waits_for(self, summing: Sequence[int], member: int) -> bool:
+        """Inside an epoch: whether it has nothing to do before one of these has pushed."""
         run = self._run
         if run.roster[member].is_done or self._liveness.is_given_up(member):
             return False  # as soon as it is gone nobody waits for its sum
-        if self._peers.by_peers:
-            return self._peers.has_left(member)
-        return member in run.coordinator_members and not run.coordinator.is_at_work(member)
+        if not self._peers.by_peers:
+            return member in run.coordinator_members and not run.coordinator.is_at_work(member)
+        if self._peers.has_left(member):
+            return True
+        if run.engine.processes is None:  # nobody sees where they stand
+            return False
+        arrived = [run.processes.signs(one).arrived for one in summing]
+        return run.processes.signs(member).arrived > min(arrived)  # it stands at a barrier
 
     def _refuse_sums_without_the_lost(self, found: str) -> None:
         """Raise AllGone where somebody has died since: with all workers the script may be right."""
