@@ -106,6 +106,23 @@ def test_the_death_of_who_forks_is_survived_too(
     assert "begins again from update 12" in said
 
 
+@PATHS
+def test_a_death_among_sums_in_the_loop_ends_the_run_or_begins_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    """Who does the mini-batches of the dead would wait for others that wait for it."""
+    script, step = tmp_path / "train.py", "            optimizer.step()\n"
+    text = SCRIPT.format(victim="0", when="False")
+    script.write_text(text.replace(step, f"{step}        pace.sum(1.0)\n"))
+    settings = {"protocol": "full-sync", "path": path, "fault": ("kill worker 2 at update 7",)}
+    with pytest.raises(WorkerError, match=r"worker 2 ended: .* in pace\.sum\(\) inside the loader"):
+        run_script(script, tmp_path / "once", workers=3, **settings)
+    settings |= {"respawn": True, "checkpoint_every": "3 updates"}
+    run = run_script(script, tmp_path, workers=3, **settings)
+    assert_each_sample_once(run, 96, 3)
+    assert "begins again from update" in capsys.readouterr().err
+
+
 def test_who_is_asked_to_end_while_a_life_is_closed_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,16 @@ def test_in_a_step_the_others_do_its_mini_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_before_all_have_met_the_others_go_on(tmp_path: Path) -> None:
+    """Torch's own meeting would wait five minutes for it."""
+    fault = Fault(point="before it meets the others", call=1)
+    run = train(with_fault(TASK, fault), tmp_path, **COLLECTIVE)
+    assert run.left == ["killed by signal 9"]
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
+
+
+@pytest.mark.timeout(60)
 def test_inside_an_all_reduce_the_run_ends_in_words(tmp_path: Path) -> None:
     with pytest.raises(AllGone, match=r"a worker died inside an all-reduce, .*--respawn goes on"):
         train(with_fault(TASK, INSIDE), tmp_path, **COLLECTIVE)

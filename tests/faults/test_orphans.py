@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from paceline.engines.local import process
 from paceline.errors import LinkError
 from paceline.events import Apply
 from paceline.run import faults
@@ -221,3 +223,22 @@ def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(
 def test_a_bit_that_flips_in_the_trace_is_found_at_the_end(tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="came to its end, but the trace is damaged at "):
         train(TASK, tmp_path, workers=2, epochs=300, fault=("corrupt trace.jsonl at 0.3s",))
+
+
+def test_what_the_main_thread_forks_dies_with_it_while_another_thread_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    member, dies = threading.get_native_id(), []
+    calls: dict[str, Callable[[], None]] = {}
+    monkeypatch.setattr(os, "register_at_fork", lambda **given: calls.update(given))
+    monkeypatch.setattr(os, "getppid", lambda: member)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(process, "die_with_parent", lambda: dies.append(member))
+    process._let_forks_die_too(member)
+    calls["before"]()
+    other = threading.Thread(target=calls["before"])
+    other.start()
+    other.join()
+    calls["after_in_child"]()
+    assert dies == [member]

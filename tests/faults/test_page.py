@@ -38,6 +38,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "script/test_closures.py",
         "test_a_death_ends_the_run_by_name",
     ),
+    "it is killed where a script sums inside its loop": (
+        "faults/test_all_gone.py",
+        "test_a_death_among_sums_in_the_loop_ends_the_run_or_begins_it_again",
+    ),
     "it is killed among ranks": (
         "engines/test_torchrun.py",
         "test_what_is_killed_goes_on_in_the_middle_of_an_epoch",

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import reduction
 from pathlib import Path
 
@@ -268,6 +270,38 @@ def test_who_holds_a_shard_for_too_long_is_named(
         go_on.set()
         thread.join()
         assert store.push("w", torch.ones(2)) == 2
+
+
+@pytest.mark.skipif(not index.HAS_MUTEXES, reason="no mutex of the C library is used here")
+def test_the_list_is_read_under_its_lock_where_writes_may_be_seen_in_another_order(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the count of its bytes may be seen before the bytes."""
+    monkeypatch.setattr(index, "HAS_ORDER", False)
+    writer = store._entries.directory
+    reader = index.Directory(store._entries.region, patience_s=0.05)
+    with writer.lock:
+        writer.append([{"rule": "another"}])
+        with ThreadPoolExecutor(1) as pool, pytest.raises(LinkError, match="the list of keys of"):
+            pool.submit(reader.refresh).result()
+    reader.refresh()
+    assert reader.rule == "another"
+
+
+@pytest.mark.skipif(
+    not hasattr(index._c, "pthread_mutex_clocklock"), reason="here it waits by a clock that is set"
+)
+@pytest.mark.timeout(30)
+def test_a_clock_that_is_set_back_makes_no_wait_longer(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a time that was read before it was, a wait of 50 ms would end in an hour."""
+    directory = index.Directory(store._entries.region, patience_s=0.05)
+    before_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: before_s + 3600.0)
+    refused = pytest.raises(LinkError, match=r"by process \d+ for 0.05 s")
+    with store._entries.directory.lock, ThreadPoolExecutor(1) as pool, refused:
+        pool.submit(directory.lock.__enter__).result()
 
 
 def test_nothing_is_left_in_the_file_system() -> None:

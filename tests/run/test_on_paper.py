@@ -5,7 +5,7 @@ The contract is that of tests/faults, which holds it over real processes: see `p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.checkpoints.writer import Request
 from paceline.engines import base
-from paceline.errors import ConfigError, LinkError, PacelineError, ScriptLost
+from paceline.errors import AllGone, ConfigError, LinkError, PacelineError, ScriptLost
 from paceline.events import Grant, Lease, Ticket
 from paceline.passes import START, ScriptPlace
 from paceline.protocols import parse
@@ -291,6 +291,66 @@ def test_what_random_plans_have_found_stays_mended(name: str) -> None:
     outcome = carry_out(FOUND[name])
     assert outcome.engine.happened == list(FOUND[name].faults), "the fault did not come"
     assert not any("has not come to its end" in line for line in outcome.said.splitlines())
+    judge(outcome)
+
+
+BOTH_PATHS = pytest.mark.parametrize("path", ["store", "peers"])
+BOTH_PLACES = pytest.mark.parametrize("sums", ["before", "after"])
+
+
+@BOTH_PATHS
+@BOTH_PLACES
+def test_who_sums_in_the_loop_for_a_dead_one_does_not_wait_for_ever(
+    path: Literal["store", "peers"], sums: str
+) -> None:
+    """It has two mini-batches of an update, and comes by twice; who has one, once."""
+    plan = Plan(
+        workers=3, samples=24, batch=6, script=Script(epochs=2, sums=sums), path=path,
+        faults=(Fault("kill", 2, "compute", nth=2),),
+    )  # fmt: skip
+    error = carry_out(plan).error
+    assert isinstance(error, AllGone)
+    assert "worker 2 ended: killed by signal 9; worker 0 waits for worker 1 in pace.sum()" in str(
+        error
+    )
+    outcome = carry_out(replace(plan, workers=2))  # who is alone waits for nobody
+    assert outcome.error is None
+    judge(outcome)
+
+
+@BOTH_PATHS
+@BOTH_PLACES
+def test_a_sum_in_the_loop_that_one_never_comes_to_is_refused(
+    path: Literal["store", "peers"], sums: str
+) -> None:
+    for own in (Script(), Script(sums=sums, leaves_at=(0, 1))):
+        plan = Plan(samples=16, script=Script(sums=sums), own=((1, own),), path=path)
+        error = carry_out(plan).error
+        assert isinstance(error, ConfigError)
+        assert "worker 0 waits for worker 1 in pace.sum() inside the loader's loop" in str(error)
+
+
+@EXAMPLES
+@given(plan=plans(), protocol=st.sampled_from(PEERS), sums=st.sampled_from(("before", "after")))
+def test_whatever_happens_nobody_sums_in_the_loop_for_ever(
+    plan: Plan, protocol: str, sums: str
+) -> None:
+    script = Script(epochs=plan.script.epochs, calls=plan.script.calls, sums=sums)
+    batch = 2 * plan.workers
+    judge(carry_out(replace(
+        plan, protocol=protocol, script=script, batch=batch, samples=3 * batch,
+    )))  # fmt: skip
+
+
+@pytest.mark.parametrize("nth", range(6))
+def test_peers_pin_no_checkpoint_again_that_the_store_has_pinned(nth: int) -> None:
+    """Its writer still reads there when all are peers again."""
+    outcome = carry_out(Plan(
+        samples=24, script=Script(epochs=3), path="peers", respawn=True,
+        faults=(Fault("kill", 1, "barrier", nth=nth),),
+    ))  # fmt: skip
+    assert outcome.error is None
+    assert len(outcome.engine.kept) > 3
     judge(outcome)
 
 

@@ -12,7 +12,12 @@ from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
+from paceline.trace.records import Resumed
+from reference import differ
 from runs import Run, run_script
+
+CLOSE = 1e-5
+"""Of float32 numbers around 1, between sums in two orders."""
 
 SCRIPT = """\
 import torch
@@ -53,11 +58,57 @@ def run(folder: Path, who: str = "True", then: str = "", **settings: object) -> 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
 def test_the_main_workers_weights_are_what_all_get(protocol: str, tmp_path: Path) -> None:
     by_all = run(tmp_path / "all", protocol=protocol)
+    in_store = run(tmp_path / "store", protocol=protocol, path="store")
+    assert differ(by_all.state, in_store.state) < CLOSE
     by_main = run(tmp_path / "main", "pace.is_main", protocol=protocol)
     by_none = run(tmp_path / "none", "False", protocol=protocol)
     for name, value in by_all.state.items():
         assert torch.equal(value, by_main.state[name])
         assert not torch.equal(value, by_none.state[name])
+
+
+STRUCK = """\
+import os, signal, sys, torch
+
+copies, whole = [], torch.Tensor.copy_
+
+def half(out, source, *rest):
+    if sys._getframe(1).f_code.co_name == "replace":
+        copies.append(out)
+        if len(copies) == {nth}:
+            size = source.numel() // 2
+            whole(out[:size], source[:size])
+            os.kill(os.getpid(), signal.SIGKILL)
+    return whole(out, source, *rest)
+
+"""
+"""The worker that does ``torch.Tensor.copy_ = half`` dies in the midst of what it publishes."""
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("path", ["peers", "store"])
+def test_who_dies_while_it_publishes_alone_has_published_nothing(
+    path: str, nth: int, tmp_path: Path
+) -> None:
+    """Nobody else has its weights: all go on with those of the last update, none torn."""
+    by_none = run(tmp_path / "none", "False", path=path)
+    (tmp_path / "train.py").write_text(
+        STRUCK.format(nth=nth) + SCRIPT.format(who="pace.is_main", then="torch.Tensor.copy_ = half")
+    )
+    struck = run_script(tmp_path / "train.py", tmp_path, workers=2, path=path)
+    assert struck.left == ["killed by signal 9"]
+    assert differ(struck.state, by_none.state) < CLOSE
+
+
+def test_a_checkpoint_between_two_epochs_has_what_was_published(tmp_path: Path) -> None:
+    """The next life of the run begins behind that, and does not publish it again."""
+    whole = run(tmp_path / "whole")
+    again = run(
+        tmp_path / "again", respawn=True, checkpoint_every="1 epoch", delay=("10ms",),
+        fault=("kill worker 0 at update 18", "kill worker 1 at update 18"),
+    )  # fmt: skip
+    assert [one.version for one in again.records if isinstance(one, Resumed)] == [16]
+    assert differ(again.state, whole.state) < CLOSE
 
 
 def test_another_than_the_main_worker_cannot_publish_alone(tmp_path: Path) -> None:

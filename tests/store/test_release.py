@@ -1,6 +1,7 @@
 """Memory that is given back is the machine's again, and its neighbours keep what they hold."""
 
 import mmap
+import os
 
 import pytest
 
@@ -9,7 +10,12 @@ from paceline.store.memory import SharedMemory
 SIZE = 1 << 20
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="pages cannot be given back here")
+REMOVES = pytest.mark.skipif(
+    not hasattr(mmap, "MADV_REMOVE"), reason="pages cannot be given back here"
+)
+
+
+@REMOVES
 def test_pages_that_are_given_back_are_not_used_any_more() -> None:
     memory = SharedMemory.create(SIZE)
     memory.buffer[:] = b"\1" * SIZE
@@ -20,3 +26,18 @@ def test_pages_that_are_given_back_are_not_used_any_more() -> None:
     assert memory.buffer[2 * mmap.PAGESIZE] == 0
     memory.buffer[SIZE - 1] = 7
     assert memory.buffer[SIZE - 1] == 7
+
+
+@REMOVES
+def test_what_is_cleared_keeps_its_size_and_reads_as_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two trials a thread of the script may still look into the gradients of the last."""
+    memory = SharedMemory.create(SIZE + 100)
+    other = SharedMemory(os.dup(memory.fd))
+    other.buffer[:] = b"\1" * (SIZE + 100)
+    monkeypatch.delattr(os, "ftruncate")  # who looks in while there is no size is killed
+    memory.clear()
+    assert other.buffer[:] == bytes(SIZE + 100)
+    assert memory.used_bytes() == 0
+    assert memory.num_bytes == SIZE + 100

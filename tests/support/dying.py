@@ -28,6 +28,12 @@ POINTS = {
     "after its share is kept": ("exchange.share_chunks", "ShareChunk", "keep", "after"),
     "with its share half written": ("exchange.share_chunks", "ShareChunk", "step", "spoil"),
     "after its share is written": ("exchange.share_chunks", "ShareChunk", "step", "after"),
+    "before it meets the others": (
+        "exchange.distributed",
+        "DistributedAveraging",
+        "_make_group",
+        "before",
+    ),
     "inside an all-reduce": ("exchange.distributed", "DistributedAveraging", "update", "before"),
     "at a barrier": ("exchange.rounds", "Barrier", "lines", "before"),
     "before it reaches a barrier": ("exchange.rounds", "Barrier", "arrive", "before"),

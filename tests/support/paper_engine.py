@@ -14,9 +14,11 @@ slow is anybody on paper, but not for ever.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from ledger_places import LedgerPlace, whereabouts
+from paceline.checkpoints.folder import number_of
 from paceline.checkpoints.resumption import COORDINATOR, RUN
 from paceline.checkpoints.writer import Answer, Request, WriteQueue
 from paceline.core.batches import Batches
@@ -98,14 +100,20 @@ class Seated:
 
 
 class PaperQueue(WriteQueue):
-    """Writes nothing, and holds each checkpoint against the samples of its version."""
+    """Writes nothing, and holds each checkpoint against the samples of its version.
 
-    def __init__(self, memory: Memory) -> None:
+    Args:
+        kept: numbers of those that were handed in.
+    """
+
+    def __init__(self, memory: Memory, kept: set[int]) -> None:
         super().__init__(memory)
         self.requests: list[Request] = []
+        self._kept = kept
 
     def hand_in(self, request: Request, *, is_last: bool) -> None:
         self.requests.append(request)
+        self._kept.add(number_of(Path(request["aside"])))
         self._answers.append({"sealed": request["aside"], "took_s": 0.0})
 
     def answers(self) -> list[Answer]:
@@ -171,6 +179,7 @@ class PaperEngine(Engine, Processes):
         now_s: the fake clock.
         made: the leases of each version, from 1 on.
         told: (member, message) in the order of telling.
+        kept: numbers of checkpoints whose versions may be read where they are pinned.
         ended_acting: members that were ended although they could go on.
     """
 
@@ -197,6 +206,7 @@ class PaperEngine(Engine, Processes):
         self.asked: dict[int, Callable[[], None]] = {}
         self.layout = self.num_done = self.num_turns = 0
         self.pinned: dict[int, int] = {}
+        self.kept: set[int] = set()
         self.members: dict[int, Seated] = {}
         self._description, self._script, self._own = description, script, own or {}
         self._choices, self._faults = iter(choices), list(faults)
@@ -231,6 +241,7 @@ class PaperEngine(Engine, Processes):
         self.num_done += 1
 
     def pin(self, number: int) -> int:
+        assert number not in self.kept, f"checkpoint {number} is pinned while it is written"
         self.pinned[number] = self.version
         return self.version
 

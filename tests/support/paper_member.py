@@ -89,6 +89,7 @@ class Script(NamedTuple):
         leaves_at: likewise, where it leaves its loop.
         looks_at: steps at which it looks whether the run has been stopped.
         extends_at, gives_back_at: steps at which it asks for one mini-batch more, or skips its own.
+        sums: whether it sums in each step: "before" its push or "after" it.
     """
 
     epochs: int = 1
@@ -98,6 +99,7 @@ class Script(NamedTuple):
     looks_at: tuple[int, ...] = ()
     extends_at: tuple[int, ...] = ()
     gives_back_at: tuple[int, ...] = ()
+    sums: str = ""
 
 
 class PaperMember:
@@ -196,10 +198,12 @@ class PaperMember:
             if self._script.leaves_at == (epoch, step):
                 yield from self._leave_epoch()
                 return
+            yield from self._sum("before")
             try:
                 yield from self._step(grant, step)
             except Superseded:
                 yield from self._superseded()
+            yield from self._sum("after")
 
     def _step(self, grant: Grant, step: int) -> Doing[None]:
         self._check()
@@ -213,6 +217,11 @@ class PaperMember:
         yield Turn("compute")
         self._check()
         yield from self._push(leases)
+
+    def _sum(self, when: str) -> Doing[None]:
+        if self._script.sums == when:
+            self._send(said.SumValues((1.0,)))
+            yield from self._answer(said.Summed)
 
     def _make_calls(self, epoch: int) -> Doing[None]:
         yield Turn("between")

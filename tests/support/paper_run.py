@@ -147,7 +147,7 @@ def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
     words = StringIO()
 
     def make_queue(memory: Memory) -> PaperQueue:
-        queues.append(PaperQueue(memory))
+        queues.append(PaperQueue(memory, engine.kept))
         return queues[-1]
 
     error: PacelineError | KeyboardInterrupt | None = None

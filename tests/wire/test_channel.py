@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -98,6 +99,29 @@ def test_threads_of_a_script_may_send_at_once() -> None:
     for own in range(3):
         part = [number for number in heard if number // each == own]
         assert part == sorted(part)
+
+
+def test_what_a_thread_holds_while_another_sends_goes_with_the_next() -> None:
+    """A gradient's scale is held by the loop while a thread of the script logs."""
+    ours, theirs = socket_pair()
+    member, coordinator = member_channel(ours), coordinator_channel(theirs)
+
+    class HeldMeanwhile(list[FromMember]):
+        """As it is read, a thread holds one more."""
+
+        def __iter__(self) -> Iterator[FromMember]:
+            found = list(self[:])
+            late = threading.Thread(target=member.hold, args=(Note("late"),))
+            late.start()
+            late.join(5.0)
+            return iter(found)
+
+    member._held = HeldMeanwhile([Note("early")])
+    member.send(Note("sent"))
+    assert coordinator.receive() == [Note("early"), Note("sent")]
+    member._held = list(member._held[:])
+    member.send(Note("next"))
+    assert coordinator.receive() == [Note("late"), Note("next")]
 
 
 def test_a_piece_that_no_socket_takes_is_said() -> None:

@@ -71,8 +71,13 @@ class DistributedAveraging(Averaging):
         return self._store.blocks[self.block].to(self._replica.device, copy=True)
 
     def _make_group(self, route: Route) -> MemberGroup:
-        """Who sums together: all members of the run, by their seats."""
+        """Who sums together: all members of the run, by their seats.
+
+        Raises:
+            GivenUp: one has died before it came.
+        """
         seats, device = self._store.control.num_seats, self._replica.device
+        self._barrier.wait()  # torch's own meeting waits minutes for a member that never comes
         with self._told_of_deaths():
             group = start_group(route.meeting, self._seat, seats, device)
         return along(route.collective, group, is_apart=self._copy.own.overlap_steps > 0)

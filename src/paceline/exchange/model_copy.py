@@ -206,9 +206,7 @@ class ModelCopy:
 
     def publish(self) -> None:
         """The weights that the model holds are those of the version that stands, for all."""
-        parameters = self.replica.layout.parameters
-        block = self.store.blocks[self.store.current]
-        parameters.of(block).copy_(parameters.of(self.home))
+        self.store.replace(self.home)
 
     def optimizer_state(self, own: Updater | None = None) -> dict[Tensor, dict[str, Any]]:
         """Clones of the optimizer's whole state at the newest version, by the user's parameters.

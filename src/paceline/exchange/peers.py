@@ -54,6 +54,11 @@ class PeerRounds:
         assert averaging is not None
         return averaging
 
+    @property
+    def _has_moved(self) -> bool:
+        """Whether the version lies in another block: weights were published between epochs."""
+        return self._averaging.block != self._member.store.current
+
     def open(self, opened: said.OpenEpoch) -> None:
         """An epoch begins; the first grant of its rounds."""
         member = self._member
@@ -67,24 +72,35 @@ class PeerRounds:
         self._told = RoundsTold(
             member.channel, member.control, self._first_version, telling, member.seat
         )
-        if self.are_on and opened.newest != self._newest:
+        if self.are_on and (opened.newest != self._newest or self._has_moved):
             self.close()  # one has died since, and another joined: they have to meet
-        if not self.are_on:
-            member.copy.pull(0)  # the first member may have loaded other weights since
-            assert self._make is not None, "the coordinator opens such epochs where members can"
-            member.averaging = self._make(
-                member.copy,
-                self._barrier,
-                member.hooks,
-                Route("", member.collective, opened.newest),
-            )
-            self._newest = opened.newest
-        else:
-            self._averaging.come_back()
-        member.opened(opened)
         self._barrier.begin(opened.phase)
+        if self.are_on:
+            self._averaging.come_back()
+        elif not self._meet(opened):
+            return
+        member.opened(opened)
         self._advance()
         member.clock.begin()
+
+    def _meet(self, opened: said.OpenEpoch) -> bool:
+        """Begin to average with the peers; False where one has died before all had met."""
+        member = self._member
+        member.copy.pull(0)  # the first member may have loaded other weights since
+        assert self._make is not None, "the coordinator opens such epochs where members can"
+        route = Route("", member.collective, opened.newest)
+        try:
+            member.averaging = self._make(member.copy, self._barrier, member.hooks, route)
+        except GivenUp:
+            member.opened(opened)
+            has_lease = self._begin_round()
+            self._wait_for_others(None, (), needs_store=False)
+            if not has_lease:
+                member.await_grant()
+            member.clock.begin()
+            return False
+        self._newest = opened.newest
+        return True
 
     def _own(self, number: int) -> list[Lease]:
         """This member's leases in a round: what the coordinator will cut.
@@ -102,28 +118,30 @@ class PeerRounds:
 
     def _advance(self) -> None:
         """The grant of the next round in which this member has a lease."""
-        member, copy = self._member, self._member.copy
         while self._round < self._num_rounds:
-            leases = self._own(self._round)
-            is_last = self._round + 1 == self._leases.num_rounds
-            copy.own.turn_to(self._first_version + self._round, is_last=is_last)
-            if leases:
-                copy.version = self._first_version + self._round
-                member.serial, member.step = _NEVER_CANCELLED, copy.version
-                ticket = Ticket(member.number, copy.version, copy.version)
-                member.grant = Grant(ticket, tuple(leases))
-                # Nobody else tells who reads a stream before the rounds are over.
-                done = self._leases.begins_at(self._round)
-                member.hooks.hear_stream(said.StreamDone(member.epoch, done, ()))
-                member.beat()
-                return
-            if not self._exchange(Work()):
+            if self._begin_round() or not self._exchange(Work()):
                 return
         self._let_stand()
         self._told.end(self._round)
-        member.await_grant()
+        self._member.await_grant()
         if self.are_on:
             self._averaging.step_aside()
+
+    def _begin_round(self) -> bool:
+        """The grant of this round, which nobody sends; whether this member has a lease in it."""
+        member, copy, leases = self._member, self._member.copy, self._own(self._round)
+        is_last = self._round + 1 == self._leases.num_rounds
+        copy.own.turn_to(self._first_version + self._round, is_last=is_last)
+        if leases:
+            copy.version = self._first_version + self._round
+            member.serial, member.step = _NEVER_CANCELLED, copy.version
+            ticket = Ticket(member.number, copy.version, copy.version)
+            member.grant = Grant(ticket, tuple(leases))
+            # Nobody else tells who reads a stream before the rounds are over.
+            done = self._leases.begins_at(self._round)
+            member.hooks.hear_stream(said.StreamDone(member.epoch, done, ()))
+            member.beat()
+        return bool(leases)
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
         """Nobody is asked: the rounds of the epoch are known."""
@@ -304,13 +322,20 @@ class PeerRounds:
 
         From then on the others may make updates, so nothing that they share is written after it.
         """
-        channel, mail = self._member.channel, self._member.mail
         self._averaging.hand_over()
         self._let_stand()
         self._told.tell()
+        self._wait_for_others(mine, entries, needs_store=needs_store)
+
+    def _wait_for_others(
+        self, mine: said.Entry | None, entries: tuple[said.Entry, ...], *, needs_store: bool
+    ) -> None:
+        """The same, where nothing more is to be put in order; the work in hand is kept."""
+        channel, mail = self._member.channel, self._member.mail
         channel.send(said.PeersLeft(mine, entries, needs_store))
         while isinstance(message := mail.next(), said.Mend):
-            self._averaging.restore_the_dead()
+            if self.are_on:
+                self._averaging.restore_the_dead()
             channel.send(said.Mended())
         if not isinstance(message, said.Resume):
             raise Stopped

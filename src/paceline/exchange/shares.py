@@ -219,6 +219,10 @@ class SharedAveraging(Averaging):
             self._copy.unedited.watch(self._copy.home)
             self._copy.unedited.mark()
 
+    def standing(self) -> tuple[Tensor, Tensor]:
+        # Between epochs weights may have been published, which lie in the other block.
+        return self._store.blocks[self._store.current], self.kept_buffers
+
     # -- a round --------------------------------------------------------------------------------
 
     def _fill(self, work: Work) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, LinkError
+from ..store.fences import HAS_ORDER
 from ..store.memory import LINE_BYTES, WORD_BYTES, Region, SharedMemory
 
 LIST_BYTES = 16 * 2**20
@@ -95,9 +96,16 @@ class Directory:
 
     def refresh(self) -> None:
         """Read what was added since; safe from several threads at once: all read the same."""
-        listed = self._region.words[_LISTED]
-        if listed == self._num_read:
+        if self._region.words[_LISTED] == self._num_read:
             return
+        if HAS_ORDER or self.hold.is_held:
+            self._read_new()
+        else:  # that there is more may be seen before what it is
+            with self.lock:
+                self._read_new()
+
+    def _read_new(self) -> None:
+        listed = self._region.words[_LISTED]
         content = self._region.data[self._list + self._num_read : self._list + listed]
         for row in map(json.loads, content.numpy().tobytes().splitlines()):
             if "key" not in row:
@@ -220,9 +228,7 @@ class MutexLock(Lock):
     def _take(self, wait_s: float) -> bool:
         address = ctypes.c_void_p(self.region.address + self.offset)
         if wait_s > 0:
-            until = time.time() + min(wait_s, _SLICE_S)
-            spec = _TimeSpec(int(until), int(until % 1 * 1e9))
-            answer = _c.pthread_mutex_timedlock(address, ctypes.byref(spec))
+            answer = _lock_within(address, min(wait_s, _SLICE_S))
         else:
             answer = _c.pthread_mutex_trylock(address)
         if answer in (errno.EBUSY, errno.ETIMEDOUT):
@@ -280,6 +286,15 @@ def _prepare_lock(region: Region, offset: int) -> None:
         raise LinkError(f"no lock can be made in shared memory: {os.strerror(answer)}")
 
 
+def _lock_within(mutex: ctypes.c_void_p, wait_s: float) -> int:
+    """The C library's answer: by a clock that nobody sets back, where it can tell the time so."""
+    if hasattr(_c, "pthread_mutex_clocklock"):
+        spec = _time_spec(time.monotonic() + wait_s)
+        return int(_c.pthread_mutex_clocklock(mutex, time.CLOCK_MONOTONIC, ctypes.byref(spec)))
+    spec = _time_spec(time.time() + wait_s)
+    return int(_c.pthread_mutex_timedlock(mutex, ctypes.byref(spec)))
+
+
 def refuse_updaters(hold: ThreadHold) -> None:
     """Raise ConfigError where this thread holds a lock: an updater called."""
     if hold.is_held:
@@ -290,6 +305,10 @@ def refuse_updaters(hold: ThreadHold) -> None:
 
 class _TimeSpec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+def _time_spec(until_s: float) -> _TimeSpec:
+    return _TimeSpec(int(until_s), int(until_s % 1 * 1e9))
 
 
 _c = ctypes.CDLL(None)

@@ -8,7 +8,7 @@ who was faster. This module must not know pushes or epochs.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..errors import ConfigError
 from ..exchange.evaluation import ranges_of
@@ -108,7 +108,12 @@ class Calls:
 
     Args:
         evaluated: called with the totals of an evaluation.
+
+    Attributes:
+        are_inside: whether members have summed inside an epoch, in their loops.
     """
+
+    are_inside = False
 
     def __init__(self, run: RunState, evaluated: Callable[[Totals], None]) -> None:
         self._run = run
@@ -162,6 +167,7 @@ class Calls:
         if self._is_alone(member):
             self._run.dispatch.tell(member, Summed(message.values))
             return
+        self.are_inside |= self._run.is_open
         self._sums[member] = message.values
         self._close_sums()
 
@@ -176,6 +182,11 @@ class Calls:
     def is_waiting(self, member: int) -> bool:
         """Whether this member has done its part and waits for others."""
         return member in self.waiting()
+
+    @property
+    def summing(self) -> Collection[int]:
+        """Members that wait for the sums of others."""
+        return self._sums.keys()
 
     def waiting(self) -> dict[int, str]:
         """Members that have done their part and wait for all others, with what they do."""

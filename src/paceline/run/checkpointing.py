@@ -147,6 +147,8 @@ class Checkpointing:
             return
         if makes_border(orders):
             self._capture(self._draft)
+            # These orders give the job. Peers, who may be next, would pin another version over it.
+            self._run.dispatch.store.ask_copy(0)
 
     def at_round(self, number: int) -> None:
         """Between peers: after this round they took checkpoint ``number``.

@@ -9,7 +9,7 @@ refusals need the same parts. This module must not know processes, sockets, tens
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..checkpoints.resumption import Origin
@@ -320,6 +320,7 @@ class Controller:
         if not run.has_begun:
             return
         self._checkpointing.tick()
+        self._refuse_sums_in_vain()
         seconds = run.settings.seconds
         if seconds is not None and run.is_open and run.now_s() - run.watch.opened_s >= seconds:
             self.stop(f"{seconds:g} seconds are over")
@@ -418,11 +419,61 @@ class Controller:
         if len(doing) < 2:
             return
         (what, seat), (other, its) = sorted(doing.items())[:2]
+        found = f"worker {seat} {what} and worker {its} {other}"
+        if self._calls.are_inside:
+            self._refuse_sums_without_the_lost(found)
         raise ConfigError(
-            f"worker {seat} {what} and worker {its} {other}: all workers must iterate the prepared "
+            f"{found}: all workers must iterate the prepared "
             "loader equally often, and call pace.evaluate() and pace.sum() alike; what one of them "
             "does by itself goes over the plain loader: loader.plain"
         )
+
+    def _refuse_sums_in_vain(self) -> None:
+        """Raise where some wait in a sum in their loops for others that wait for their pushes.
+
+        So it is where one does the mini-batches of another that is gone: it comes by more often.
+        """
+        run = self._run
+        if not (self._calls.summing and run.is_open) or run.ending:
+            return
+        summing = [number for number in run.crew if number in self._calls.summing]
+        others = [number for number in run.crew if number not in summing]
+        if not (summing and others and all(self._waits_for(summing, one) for one in others)):
+            return
+        seat, its = (run.roster[one[0]].seat for one in (summing, others))
+        found = (
+            f"worker {seat} waits for worker {its} in pace.sum() inside the loader's loop, and "
+            f"worker {its} for what worker {seat} has to push"
+        )
+        self._refuse_sums_without_the_lost(found)
+        raise ConfigError(
+            f"{found}: not all come by equally often (the end of a stream, a loop that one of them "
+            "leaves); put it between epochs"
+        )
+
+    def _waits_for(self, summing: Sequence[int], member: int) -> bool:
+        """Inside an epoch: whether it has nothing to do before one of these has pushed."""
+        run = self._run
+        if run.roster[member].is_done or self._liveness.is_given_up(member):
+            return False  # as soon as it is gone nobody waits for its sum
+        if not self._peers.by_peers:
+            return member in run.coordinator_members and not run.coordinator.is_at_work(member)
+        if self._peers.has_left(member):
+            return True
+        if run.engine.processes is None:  # nobody sees where they stand
+            return False
+        arrived = [run.processes.signs(one).arrived for one in summing]
+        return run.processes.signs(member).arrived > min(arrived)  # it stands at a barrier
+
+    def _refuse_sums_without_the_lost(self, found: str) -> None:
+        """Raise AllGone where somebody has died since: with all workers the script may be right."""
+        lost = [one for one in self._run.roster.members.values() if not one.is_alive]
+        if lost:
+            raise AllGone(
+                f"worker {lost[-1].seat} ended: {lost[-1].end}; {found}: who does the mini-batches "
+                "of another comes by more often: --respawn goes on from the newest checkpoint; "
+                "with the sum between epochs the others go on by themselves"
+            )
 
     # -- beside the pushes ----------------------------------------------------------------------
 

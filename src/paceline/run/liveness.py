@@ -111,6 +111,11 @@ class Liveness:
             return signs.arrived < max(self._run.processes.signs(one).arrived for one in peers)
         return self._run.dispatch.holds_next_job(member) or member in self._stopped
 
+    def is_given_up(self, member: int) -> bool:
+        """Whether this member is being ended."""
+        watched = self._watched.get(member)
+        return watched is not None and watched.is_given_up
+
     def _last_sign_s(self, member: int) -> float:
         watched = self._watched.get(member)
         if watched is None or member in self._stopped:

@@ -50,6 +50,9 @@ class RoundsBook:
         """Its own push, and those that it saw."""
         self._interrupted[member] = message
 
+    def is_interrupted(self, member: int) -> bool:
+        return member in self._interrupted
+
     def all_interrupted(self, live: Sequence[int]) -> bool:
         return bool(live) and all(member in self._interrupted for member in live)
 
@@ -93,6 +96,10 @@ class Peers:
         assert self._rounds is not None
         roster = self._run.roster
         return [number for number in self._rounds.members if roster[number].is_alive]
+
+    def has_left(self, member: int) -> bool:
+        """Whether this member waits for all others to leave the way between peers, too."""
+        return self._rounds is not None and self._rounds.is_interrupted(member)
 
     def begin(self) -> None:
         """An epoch opens that goes between peers."""

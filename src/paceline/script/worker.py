@@ -1085,6 +1085,9 @@ class Pace:
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs.
 
+        Inside the loop (full-sync, local-sgd) all must come by equally often. Where one does the
+        mini-batches of another that has died, and so does not, the run ends rather than wait.
+
         Raises:
             ConfigError: it stands inside the loader's loop where workers go at their own pace, or
                 at a batch of fewer samples than there are workers, or before it, or before

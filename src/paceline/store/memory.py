@@ -15,7 +15,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ConfigError, LinkError
@@ -81,10 +80,14 @@ class SharedMemory:
             ) from None
 
     def clear(self) -> None:
-        """All of it is zeros again, in every process that maps it; its pages are given back."""
+        """All of it is zeros again, in every process that maps it; its pages are given back.
+
+        It keeps its size: whoever looked into it while it had none would be killed.
+        """
         size = self.num_bytes
-        os.ftruncate(self.fd, 0)
-        os.ftruncate(self.fd, size)
+        if size and not self._remove(0, size):
+            os.ftruncate(self.fd, 0)
+            os.ftruncate(self.fd, size)
 
     def renew(self) -> None:
         """Look into it as large as it is now; what looks into it already goes on to."""
@@ -124,9 +127,18 @@ class SharedMemory:
         """Give the whole pages of this range back to the machine; they read as zeros then."""
         page = mmap.PAGESIZE
         first, last = -(-start // page) * page, stop // page * page
-        if hasattr(mmap, "MADV_REMOVE") and last > first:
-            with suppress(OSError):  # a kernel that knows no such advice keeps the memory
-                self.buffer.madvise(mmap.MADV_REMOVE, first, last - first)
+        if last > first:
+            self._remove(first, last)
+
+    def _remove(self, start: int, stop: int) -> bool:
+        """Give every page that has a byte of this range back; False: no such advice is known."""
+        if not hasattr(mmap, "MADV_REMOVE"):
+            return False
+        try:
+            self.buffer.madvise(mmap.MADV_REMOVE, start, stop - start)
+        except OSError:
+            return False
+        return True
 
 
 class PrivateMemory:

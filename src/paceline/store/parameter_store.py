@@ -172,6 +172,25 @@ class SharedStore:
         if buffers is not None:
             self.layout.buffers.of(self._pinned).copy_(buffers)
 
+    def replace(self, home: Tensor) -> None:
+        """The version that stands has these parameters from now on, while nobody makes another.
+
+        Among several they come to lie beside it before they are it, as an update does: who dies
+        half-way has changed nothing.
+
+        Args:
+            home: the layout's offsets, on any device.
+        """
+        parameters, old = self.layout.parameters, self.current
+        if not self._has_peers or self.control.num_seats == 1:
+            parameters.of(self.blocks[old]).copy_(parameters.of(home))
+            return
+        new = 1 - old
+        self._begin_writing()
+        self.blocks[new].copy_(self.blocks[old])
+        parameters.of(self.blocks[new]).copy_(parameters.of(home))
+        self._let_stand(self.version, new)
+
     # -- jobs -----------------------------------------------------------------------------------
 
     def add(self, job: int, seat: int, weight: float, is_first: bool, scale: float = 1.0) -> None:
@@ -266,8 +285,11 @@ class SharedStore:
     def _publish(self, *, is_update: bool, overflow_version: int = NO_OVERFLOW) -> None:
         version, new = self.version + 1, 1 - self.current
         self.bring(version, is_update=is_update, overflow_version=overflow_version)
-        self.control[GENERATION[new]] += 1
-        self._tell(VERSION, 2 * version + new)
+        self._let_stand(version, new)
+
+    def _let_stand(self, version: int, block: int) -> None:
+        self.control[GENERATION[block]] += 1
+        self._tell(VERSION, 2 * version + block)
 
     def bring(self, version: int, *, is_update: bool, overflow_version: int) -> LossScale | None:
         """Write what goes with ``version``, before it stands; its loss scale."""

@@ -70,7 +70,8 @@ class SocketChannel(Generic[Sent, Heard]):
 
     def send(self, message: Sent) -> None:
         with self._lock:
-            messages, self._held = [*self._held, message], []
+            messages = [*self._held, message]
+            del self._held[: len(messages) - 1]  # not what another thread has held since
             self.send_all(messages)
 
     def hold(self, message: Sent) -> None:

@@ -307,15 +307,15 @@ def _let_forks_die_too(member: int) -> None:
     The kernel sends the signal when the forking *thread* ends, so only forks of the main thread
     set it: a thread of the user's may end long before what it forked.
     """
-    is_from_main = [False]
+    own = threading.local()  # two threads may fork at once
 
     def before() -> None:
-        is_from_main[0] = threading.get_native_id() == member
+        own.is_main = threading.get_native_id() == member
 
     def after() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is ended by whoever forked it
         sys.excepthook = _but_for_receivers_gone(sys.excepthook)
-        if is_from_main[0]:
+        if own.is_main:
             die_with_parent()
             if os.getppid() != member:  # it died in between
                 os._exit(1)
