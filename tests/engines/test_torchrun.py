@@ -163,6 +163,27 @@ def test_a_death_along_a_schedule_has_one_cause(tmp_path: Path) -> None:
     assert ended.took_s < 60
 
 
+FAILS_WHERE_RANKS_MEET = """
+import os
+import paceline
+from paceline.engines.torchrun import life
+
+def fail(*arguments, **options):
+    raise RuntimeError("no route")
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    life.RankGroup = fail
+paceline.connect()
+"""
+
+
+@pytest.mark.timeout(100)
+def test_a_rank_that_fails_where_all_make_their_groups_is_named(tmp_path: Path) -> None:
+    ended = run_by_mpirun(tmp_path, 2, FAILS_WHERE_RANKS_MEET)
+    assert_one_cause(ended, "worker 1 failed before prepare(): RuntimeError('no route')")
+    assert "KeyError" not in ended.said
+
+
 @pytest.mark.timeout(100)
 def test_the_death_of_who_keeps_the_meeting_place_is_one_line(tmp_path: Path) -> None:
     ended = run_by_mpirun(tmp_path, 2, MODE="kill 0")

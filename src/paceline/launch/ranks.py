@@ -35,7 +35,7 @@ from ..errors import (
 from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt
-from ..wire.messages import Failed
+from ..wire.messages import Failed, Whose
 from .job import JobFolder, refuse_of_tasks, said_of, settings_of_ranks
 from .launcher import Host, launch_run
 
@@ -174,7 +174,7 @@ class RunThread(threading.Thread):
                 elif isinstance(one, EndAsked):
                     raise SignalInterrupt(one.number)
                 elif isinstance(one, Failed):
-                    raise (ConfigError if one.whose == "you" else WorkerError)(one.text)
+                    raise (ConfigError if one.whose is Whose.USER else WorkerError)(one.text)
             waited_s = time.monotonic() - start_s
             missing = sorted(set(range(size)) - hellos.keys())
             if missing and waited_s > _SAY_S and not has_said:

@@ -46,7 +46,7 @@ from ...script import worker
 from ...spread.averaging import SplitAveraging
 from ...spread.group import Ranks
 from ...system.signals import REASONS, hear_alone
-from ...wire.messages import Done, Failed
+from ...wire.messages import Done, Failed, Whose
 from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
@@ -276,10 +276,10 @@ class RankLife:
             self._has_failed = code != 0
             return True
         if isinstance(error, PacelineError):
-            whose = "you" if isinstance(error, ConfigError) else "worker"
+            whose = Whose.USER if isinstance(error, ConfigError) else Whose.WORKER
             self.channel.send(Failed(str(error), whose))
             return True
-        self.channel.send(Failed(f"worker {self.rank.rank} failed before prepare(): {error!r}", ""))
+        self.channel.send(Failed(f"worker {self.rank.rank} failed before prepare(): {error!r}"))
         return False
 
     def _leave(self) -> None:
@@ -307,7 +307,7 @@ class RankLife:
                 "leave the loop over the loader in all workers alike, or call pace.stop()"
             )
             self._has_failed = True
-            self.channel.send(Failed(text, "worker"))
+            self.channel.send(Failed(text))
             return
         self.channel.send(Done())
 
