@@ -9,6 +9,7 @@ is stepped in the loop, a last batch with fewer samples than ranks, or batch nor
 import atexit
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -25,7 +26,7 @@ from torch import Tensor
 from paceline.engines.torchrun import group, place
 from paceline.engines.torchrun.life import RankLife, unseeded
 from paceline.engines.torchrun.member import GatheredLines, RankControl
-from paceline.engines.torchrun.post import EndAsked
+from paceline.engines.torchrun.post import _SEAT, UP, Bye, ControllerPost, EndAsked, StoreChannel
 from paceline.engines.torchrun.world import RankOfWorld, find_rank
 from paceline.errors import ConfigError, LinkError
 from paceline.exchange.base import Clock
@@ -33,6 +34,9 @@ from paceline.store.control import ALARM, ARGUMENTS, COUNTS, NUMBERS, RHYTHMS, c
 from paceline.store.memory import SharedMemory
 from paceline.system.signals import REASONS
 from paceline.trace.records import Ended as EndedRecord
+from paceline.wire.channel import HungUp
+from paceline.wire.codec import WIRE
+from paceline.wire.messages import Failed, Whose
 from ranks import (
     SCRIPT,
     Ended,
@@ -307,6 +311,27 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
     rank = RankOfWorld(rank=1, size=2, local_rank=1, address="no.such.host.invalid", port=port)
     with pytest.raises(LinkError, match=r"cannot find no\.such\.host\.invalid.*MASTER_ADDR"):
         place.MeetingPlace(rank)
+
+
+def test_a_rank_of_another_version_is_named_and_hears_why() -> None:
+    rank = RankOfWorld(rank=0, size=3, local_rank=0, address="127.0.0.1", port=free_port())
+    meeting = place.MeetingPlace(rank)
+    post, store = ControllerPost(meeting, 3), meeting.client()
+    other = bytes([WIRE[0] ^ 1]) + WIRE[1:]
+    store.queue_push("up", _SEAT.pack(1) + other)
+    ((seat, failed),) = post.hear(10.0)
+    assert isinstance(failed, Failed)
+    assert (seat, failed.whose) == (1, Whose.USER)
+    assert failed.text.startswith("worker 1: a worker and its launcher speak different versions")
+    store.queue_push("up", _SEAT.pack(2) + UP.encode([Bye()]))
+    assert post.hear(10.0) == [(2, Bye())]  # who speaks as this one does is still heard
+    why: queue.SimpleQueue[str] = queue.SimpleQueue()
+    channel = StoreChannel(meeting, 1, lambda message: None, why.put)
+    store.queue_push("down/1", other)
+    assert "use the same version of Paceline in all processes" in why.get(timeout=10.0)
+    with pytest.raises(HungUp):
+        channel.receive()
+    post.close()
 
 
 BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
