@@ -123,11 +123,26 @@ class CheckpointFolder:
                 _row(folder, MANIFEST)
                 folder.sync()
             place.rename(aside.name, str(number))
-            place.sync()
-            self._point(place, number)
-            for old in self._numbers()[: -self._keep]:
-                _take_away(place, old)
+            self._settle(place, number)
         return self.folder / str(number)
+
+    def settle(self, number: int) -> Path:
+        """Make a checkpoint the newest that was renamed, and maybe not pointed to yet; its path.
+
+        Raises:
+            OSError: it is not there, or the disk is full or gone.
+        """
+        with self._open() as place:
+            place.inner(str(number)).close()
+            self._settle(place, number)
+        return self.folder / str(number)
+
+    def _settle(self, place: OpenFolder, number: int) -> None:
+        """What follows the renaming."""
+        place.sync()
+        self._point(place, number)
+        for old in self._numbers()[: -self._keep]:
+            _take_away(place, old)
 
     @contextmanager
     def open_aside(self, number: int) -> Iterator[OpenFolder]:
