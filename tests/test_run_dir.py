@@ -92,6 +92,17 @@ def test_who_was_refused_leaves_the_lock_to_who_came_since_then() -> None:
     second.close()
 
 
+def test_what_was_half_written_goes_when_the_folder_is_taken_and_when_it_is_left() -> None:
+    folder = made(run_dir="out")
+    half = Path("out") / ".best.safetensors.0123abcd.part"
+    half.touch()
+    assert folder.hold() is None
+    assert not half.exists()
+    half.touch()
+    folder.close()
+    assert not half.exists()
+
+
 def test_one_run_at_a_time() -> None:
     first = made(run_dir="out")
     assert first.hold() is None

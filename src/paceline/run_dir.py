@@ -52,6 +52,8 @@ class RunFolder:
     def hold(self) -> str | None:
         """Keep all other runs out until ``close``, or until this process has ended.
 
+        What a worker that was killed had half written is taken away.
+
         A file is locked, not the folder, since network file systems tell other machines of files
         only; and no process that is begun meanwhile inherits it.
 
@@ -85,11 +87,14 @@ class RunFolder:
             os.close(lock)
             raise FileNotFoundError(self.path)
         self._lock = lock
+        self.place.remove_parts()
         return None
 
     def close(self) -> None:
-        """Let other runs in; may be called twice."""
+        """Let other runs in, and leave nothing half written; may be called twice."""
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self.place.remove_parts()
             self._remove_lock()
             os.close(self._lock)
             self._lock = None

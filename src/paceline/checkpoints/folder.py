@@ -178,6 +178,7 @@ class CheckpointFolder:
             for name in [f"{kind}{one}" for kind in (_ASIDE, _OLD) for one in self._numbers(kind)]:
                 with suppress(OSError):
                     place.remove(name)
+            place.remove_parts()
 
     @contextmanager
     def _open(self) -> Iterator[OpenFolder]:
