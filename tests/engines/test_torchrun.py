@@ -293,6 +293,8 @@ def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() ->
         with ThreadPoolExecutor(1) as pool:
             came_first = pool.submit(place.MeetingPlace, ranks[1])
             places = [place.MeetingPlace(ranks[0]), came_first.result()]
+        assert places[0].kept() == ("" if life == 1 else "runs/that")
+        places[0].keep("runs/that")
         places[0].close_door()
         first, second = (one.client("words") for one in places)
         assert not second.check(["once"])
