@@ -288,9 +288,8 @@ def _exit_words(end: SystemExit, spec: MemberSpec) -> str:
 
 
 def _be_a_member() -> None:
-    """Be killed with the fork server (Linux; elsewhere the closed channel ends a member)."""
+    """On Linux it is killed with the fork server by now; elsewhere the closed channel ends it."""
     if sys.platform == "linux":
-        die_with_parent()
         # A sleep ends when it is over, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _let_forks_die_too(os.getpid())
