@@ -9,7 +9,8 @@ parent. Tensors get their own shapes there, also those that lie permuted (channe
 
 At a stop, and at the end, nobody is disturbed by a write, so it is done here, after what the writer
 still has. A writer that somebody has stopped, or that has died, is ended for good; what it still
-had is written here. This module must not know what is due, nor runs, members or torch.
+had is written here. Above 300 lines since both sides of its pipe stand here. This module must not
+know what is due, nor runs, members or torch.
 """
 
 import contextlib
