@@ -35,6 +35,9 @@ from typing import Any
 
 from ..errors import FileError
 
+if sys.platform != "win32":
+    import fcntl
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file",
@@ -42,9 +45,6 @@ _NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file",
 """What the system means by these where a file or a folder was expected."""
 _TRIES, _MOST_LINKS = 3, 8
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
-
-if sys.platform != "win32":
-    import fcntl
 
 
 class OpenFolder:
