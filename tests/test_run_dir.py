@@ -31,6 +31,18 @@ def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> No
     first.close()
 
 
+def test_latest_stays_with_a_run_that_began_after_the_one_that_was_refused() -> None:
+    first = made(name="first")
+    second, third = made(name="second"), made(name="third")
+    second.discard([])
+    second.close()
+    assert (RUNS / "latest").resolve() == third.path.resolve()
+    third.discard([])
+    third.close()
+    assert not (RUNS / "latest").is_symlink()  # it does not lead to what is gone
+    first.close()
+
+
 def test_where_no_links_can_be_made_a_run_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: str) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", target, None, str(self))
@@ -63,6 +75,32 @@ def test_a_folder_with_a_run_and_a_name_that_is_taken_are_refused() -> None:
         made(name="one")
     with pytest.raises(ConfigError, match="is not empty"):
         fresh_folder("compare", Path("out"))
+
+
+def test_who_was_refused_leaves_the_lock_to_who_came_since_then() -> None:
+    first = made(run_dir="out")
+    assert first.hold() is None
+    (Path("out") / "theirs").touch()
+    first.discard([])
+    second = made(run_dir="out")
+    assert second.hold() is None
+    first.close()
+    third = made(run_dir="out")
+    with pytest.raises(ConfigError, match="another run is at work"):
+        third.hold()
+    third.close()
+    second.close()
+
+
+def test_what_was_half_written_goes_when_the_folder_is_taken_and_when_it_is_left() -> None:
+    folder = made(run_dir="out")
+    half = Path("out") / ".best.safetensors.0123abcd.part"
+    half.touch()
+    assert folder.hold() is None
+    assert not half.exists()
+    half.touch()
+    folder.close()
+    assert not half.exists()
 
 
 def test_one_run_at_a_time() -> None:

@@ -52,6 +52,8 @@ class RunFolder:
     def hold(self) -> str | None:
         """Keep all other runs out until ``close``, or until this process has ended.
 
+        What a worker that was killed had half written is taken away.
+
         A file is locked, not the folder, since network file systems tell other machines of files
         only; and no process that is begun meanwhile inherits it.
 
@@ -85,16 +87,25 @@ class RunFolder:
             os.close(lock)
             raise FileNotFoundError(self.path)
         self._lock = lock
+        self.place.remove_parts()
         return None
 
     def close(self) -> None:
-        """Let other runs in; may be called twice."""
+        """Let other runs in, and leave nothing half written; may be called twice."""
         if self._lock is not None:
-            lock, self._lock = self._lock, None
             with contextlib.suppress(OSError):
-                self.place.remove_file(_LOCK)
-            os.close(lock)
+                self.place.remove_parts()
+            self._remove_lock()
+            os.close(self._lock)
+            self._lock = None
         self.place.close()
+
+    def _remove_lock(self) -> None:
+        """Take its name away, unless that is another run's by now, which came after ``discard``."""
+        with contextlib.suppress(OSError):
+            named = os.stat(_LOCK, dir_fd=self.place.fd, follow_symlinks=False)
+            if self._lock is None or os.path.samestat(os.fstat(self._lock), named):
+                self.place.remove_file(_LOCK)
 
     def point_from(self, link: Path) -> None:
         """Let ``link`` point here, unless something that is no link has its name.
@@ -116,8 +127,8 @@ class RunFolder:
         for name in set(names) - {*self._found}:
             self.place.remove(name)
         if self._link is not None:
-            _relink(self._link, self._before)
-        self.place.remove_file(_LOCK)
+            _turn_back(self._link, self.path.name, self._before)
+        self._remove_lock()
         with contextlib.suppress(OSError):  # somebody else's file lies there: it stays
             for folder in self._made:
                 folder.rmdir()
@@ -218,6 +229,16 @@ def _make_dated(stem: str) -> RunFolder:
         with contextlib.suppress(FileExistsError):
             return _make(first if number == 1 else first.with_name(f"{first.name}-{number}"))
     raise AssertionError("there is always a next number")
+
+
+def _turn_back(link: Path, own: str, before: str | None) -> None:
+    """Let a link that leads to ``own`` lead where it did before, if that is still there.
+
+    A run that has begun since then has turned it to itself: there it stays.
+    """
+    if link.is_symlink() and str(link.readlink()) == own:
+        is_there = before is not None and (link.parent / before).exists()
+        _relink(link, before if is_there else None)
 
 
 def _relink(link: Path, target: str | None) -> None:

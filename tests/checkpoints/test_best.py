@@ -1,9 +1,11 @@
 """The best models that are kept: which, in which files, whoever evaluates."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
+from paceline.system.files import OpenFolder
 
 Say = Callable[[str], tuple[int, str, str]]
 Launch = Callable[..., tuple[int, str, str]]
@@ -68,6 +71,30 @@ def test_of_local_weights_at_one_version_the_best_count(most: int, tmp_path: Pat
     models.look({"acc": (1.0, 4)}, 0, lambda: b"after three")
     assert _listed(tmp_path) == [0]
     assert (tmp_path / "best.safetensors").read_bytes() == b"after two"
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_kill_while_one_is_kept_lets_nothing_worse_take_its_place(
+    most: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _look(_models(tmp_path, most=most), (1, 0.5))
+    replace, calls = OpenFolder.replace, iter(range(number))
+
+    def killed(place: OpenFolder, *arguments: Any, **options: Any) -> None:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        replace(place, *arguments, **options)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(OpenFolder, "replace", killed)
+        _look(_models(tmp_path, most=most), (2, 0.9))
+    best = (tmp_path / "best.safetensors").read_text()
+    _look(_models(tmp_path, most=most), (3, 0.7))
+    assert (tmp_path / "best.safetensors").read_text() == ("2" if best == "2" else "3")
+    assert _listed(tmp_path) == {"1": [3, 1], "2": [2, 3]}[best][:most]
+    _look(_models(tmp_path, most=most), (2, 0.9))  # where the run goes on from before it
+    assert (tmp_path / "best.safetensors").read_text() == "2"
 
 
 def test_what_is_not_finite_or_not_measured_is_not_kept(tmp_path: Path) -> None:

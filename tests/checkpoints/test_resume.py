@@ -18,10 +18,11 @@ from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.resumption import adopt
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError
+from paceline.events import Apply
 from paceline.launch import launcher
 from paceline.program import Program, ScriptProgram, TaskProgram
 from paceline.report.live import QuietObserver
-from paceline.trace.records import Evaluated, Handed, Resumed
+from paceline.trace.records import Evaluated, Handed, Ordered, Resumed
 from paceline.workloads.base import Task
 from reference import differ
 from runs import Run, assert_each_sample_once, nothing_left
@@ -538,19 +539,53 @@ def test_times_go_on(cut: Run) -> None:
 # -- a trace that is not what was written ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_damaged_trace_is_cut_off_and_the_run_goes_on(tmp_path: Path, share: float) -> None:
-    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
-    whole = go(ADAM, tmp_path / "whole", **settings)
-    run = go(ADAM, tmp_path, updates=9, **settings)
+def damage_trace(run: Run, share: float) -> None:
     path = run.folder / "trace.jsonl"
     data = bytearray(path.read_bytes())
     data[int(share * len(data)) + 3] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, None], ids=["header", "midway", "gone"])
+def test_a_damaged_trace_is_cut_off_and_the_run_goes_on(
+    tmp_path: Path, share: float | None
+) -> None:
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
+    whole = go(ADAM, tmp_path / "whole", **settings)
+    run = go(ADAM, tmp_path, updates=9, **settings)
+    if share is None:
+        (run.folder / "trace.jsonl").unlink()
+    else:
+        damage_trace(run, share)
     run = go(ADAM, tmp_path, resume=str(run.folder), updates=10**6)
     assert is_same(run, whole)
     assert run.summary.updates == UPDATES
     assert any("the trace was damaged" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_came_after_a_damaged_trace_may_be_cut_off_again(tmp_path: Path, share: float) -> None:
+    """Before its next checkpoint: the trace is shorter than it was, or longer, at the one there is.
+
+    What was made in between is in the trace once, as it is in the run.
+    """
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
+    whole = go(ADAM, tmp_path / "whole", **settings)
+    run = go(ADAM, tmp_path, updates=9, **settings)
+    damage_trace(run, share)
+    for updates in (10, UPDATES - 1, 11):
+        never: dict[str, Any] = {"checkpoint_every": "never", "updates": updates}
+        run = go(ADAM, tmp_path, resume=str(run.folder), **never)
+        assert run.summary.updates == updates
+    for updates in (15, 10**6):  # the first one's end is a checkpoint, from which the other goes on
+        run = go(ADAM, tmp_path, resume=str(run.folder), updates=updates)
+    assert is_same(run, whole)
+    assert sum("the trace was damaged" in note for note in run.notes) == 1
+    records = run.records
+    resumed = [number for number, one in enumerate(records) if isinstance(one, Resumed)]
+    assert [one.version for one in records if isinstance(one, Resumed)] == [9, 15]
+    made = [one for one in records[resumed[0] :] if isinstance(one, Ordered)]
+    assert sum(isinstance(one.order, Apply) for one in made) == UPDATES - 9
 
 
 def test_a_trace_of_another_format_is_refused_and_nothing_is_taken_away(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,42 @@ def test_what_it_still_had_is_written_here(
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_what_it_renamed_and_did_not_point_to_is_the_newest(
+    tmp_path: Path, struck: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck(signal.SIGSTOP)
+    memory = SharedMemory.create(64)
+    writer.write(request(tmp_path, {"run.json": {"version": 1}}), memory.buffer)
+    asked = request(tmp_path, {"run.json": {"version": 2}})
+    here = WriteQueue(memory)
+    here.hand_in(asked, is_last=False)
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "_point", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            writer.write(asked, memory.buffer)
+    here.finish()
+    assert [Path(one["sealed"]).name for one in here.answers()] == ["2"]
+    assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 2}
+    here.close()
+
+
+def test_what_somebody_has_taken_away_was_not_written(
+    tmp_path: Path, struck: Callable[[int], list[int]]
+) -> None:
+    struck(signal.SIGSTOP)
+    here = WriteQueue(SharedMemory.create(64))
+    asked = request(tmp_path, {})
+    here.hand_in(asked, is_last=False)
+    shutil.rmtree(asked["aside"])
+    here.finish()
+    assert here.answers() == [{"failed": "No such file or directory"}]
+    here.close()
 
 
 @ENDS

@@ -371,3 +371,29 @@ def test_runs_leave_no_descriptors(tmp_path: Path) -> None:
         gc.collect()
         before = before or len(os.listdir("/dev/fd"))
     assert len(os.listdir("/dev/fd")) == before
+
+
+ORPHAN = """
+import os, time
+from types import SimpleNamespace
+from paceline.engines.local import process
+from paceline.engines.local.forkserver import Config, ForkServer
+
+process.run_member = lambda spec, descriptors: print("it ran", flush=True)
+Config.server = os.getpid()
+server = object.__new__(ForkServer)
+server._launcher = SimpleNamespace(close=int)
+server._wake_in = os.open(os.devnull, os.O_RDONLY)
+if not os.fork():
+    while os.getppid() == Config.server:
+        time.sleep(0.001)
+    server._become(None, [])
+"""
+
+
+def test_a_member_whose_fork_server_died_as_it_was_forked_ends_at_once() -> None:
+    """Nobody would end it: it would be there beside the next life of the run."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (ended.stdout, ended.stderr) == ("", "")

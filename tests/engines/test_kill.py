@@ -8,6 +8,7 @@ on three workers, so that a lost step counter or a share that was not put back i
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ import torch
 
 from dying import Fault, with_fault
 from paceline.config import RunSettings
+from paceline.engines.base import ProcessLeft
+from paceline.engines.local.engine import LocalProcesses
+from paceline.engines.local.stack import StackProbe
 from paceline.launch import launcher
 from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
+from paceline.system import limits
 from reference import differ, plain_loop, replay
 from runs import Run, assert_each_sample_once, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, Decaying, with_optimizer
@@ -184,3 +189,18 @@ def test_a_run_whose_workers_all_die_says_so(tmp_path: Path) -> None:
     task = replace(TASK, name="doomed")
     with pytest.raises(WorkerError, match="worker 0 ended: killed by signal 9"):
         train(with_fault(task, Fault(worker=0, call=2)), tmp_path, workers=1)
+
+
+def test_who_is_ended_by_the_run_was_not_short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the kernel has just ended somebody for it."""
+    counts = iter(range(10))
+    monkeypatch.setattr(limits, "count_kills", lambda: next(counts))
+    one = object.__new__(LocalProcesses)
+    one._toll, one._given_up = limits.Toll(0.0), set()
+    one._server = SimpleNamespace(kill=lambda member: None)  # type: ignore[assignment]  # it kills nobody
+    one._probes = {1: StackProbe(), 2: StackProbe()}
+    one.end(1)
+    assert one._told({"ended": 1, "code": -9}) == (1, ProcessLeft("killed by signal 9"))
+    _, left = one._told({"ended": 2, "code": -9})
+    assert isinstance(left, ProcessLeft)
+    assert "out of memory" in left.reason

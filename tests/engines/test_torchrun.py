@@ -9,6 +9,7 @@ is stepped in the loop, a last batch with fewer samples than ranks, or batch nor
 import atexit
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -25,7 +26,7 @@ from torch import Tensor
 from paceline.engines.torchrun import group, place
 from paceline.engines.torchrun.life import RankLife, unseeded
 from paceline.engines.torchrun.member import GatheredLines, RankControl
-from paceline.engines.torchrun.post import EndAsked
+from paceline.engines.torchrun.post import _SEAT, UP, Bye, ControllerPost, EndAsked, StoreChannel
 from paceline.engines.torchrun.world import RankOfWorld, find_rank
 from paceline.errors import ConfigError, LinkError
 from paceline.exchange.base import Clock
@@ -33,6 +34,9 @@ from paceline.store.control import ALARM, ARGUMENTS, COUNTS, NUMBERS, RHYTHMS, c
 from paceline.store.memory import SharedMemory
 from paceline.system.signals import REASONS
 from paceline.trace.records import Ended as EndedRecord
+from paceline.wire.channel import HungUp
+from paceline.wire.codec import WIRE
+from paceline.wire.messages import Failed, Whose
 from ranks import (
     SCRIPT,
     Ended,
@@ -163,6 +167,27 @@ def test_a_death_along_a_schedule_has_one_cause(tmp_path: Path) -> None:
     assert ended.took_s < 60
 
 
+FAILS_WHERE_RANKS_MEET = """
+import os
+import paceline
+from paceline.engines.torchrun import life
+
+def fail(*arguments, **options):
+    raise RuntimeError("no route")
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    life.RankGroup = fail
+paceline.connect()
+"""
+
+
+@pytest.mark.timeout(100)
+def test_a_rank_that_fails_where_all_make_their_groups_is_named(tmp_path: Path) -> None:
+    ended = run_by_mpirun(tmp_path, 2, FAILS_WHERE_RANKS_MEET)
+    assert_one_cause(ended, "worker 1 failed before prepare(): RuntimeError('no route')")
+    assert "KeyError" not in ended.said
+
+
 @pytest.mark.timeout(100)
 def test_the_death_of_who_keeps_the_meeting_place_is_one_line(tmp_path: Path) -> None:
     ended = run_by_mpirun(tmp_path, 2, MODE="kill 0")
@@ -268,6 +293,8 @@ def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() ->
         with ThreadPoolExecutor(1) as pool:
             came_first = pool.submit(place.MeetingPlace, ranks[1])
             places = [place.MeetingPlace(ranks[0]), came_first.result()]
+        assert places[0].kept() == ("" if life == 1 else "runs/that")
+        places[0].keep("runs/that")
         places[0].close_door()
         first, second = (one.client("words") for one in places)
         assert not second.check(["once"])
@@ -286,6 +313,27 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
     rank = RankOfWorld(rank=1, size=2, local_rank=1, address="no.such.host.invalid", port=port)
     with pytest.raises(LinkError, match=r"cannot find no\.such\.host\.invalid.*MASTER_ADDR"):
         place.MeetingPlace(rank)
+
+
+def test_a_rank_of_another_version_is_named_and_hears_why() -> None:
+    rank = RankOfWorld(rank=0, size=3, local_rank=0, address="127.0.0.1", port=free_port())
+    meeting = place.MeetingPlace(rank)
+    post, store = ControllerPost(meeting, 3), meeting.client()
+    other = bytes([WIRE[0] ^ 1]) + WIRE[1:]
+    store.queue_push("up", _SEAT.pack(1) + other)
+    ((seat, failed),) = post.hear(10.0)
+    assert isinstance(failed, Failed)
+    assert (seat, failed.whose) == (1, Whose.USER)
+    assert failed.text.startswith("worker 1: a worker and its launcher speak different versions")
+    store.queue_push("up", _SEAT.pack(2) + UP.encode([Bye()]))
+    assert post.hear(10.0) == [(2, Bye())]  # who speaks as this one does is still heard
+    why: queue.SimpleQueue[str] = queue.SimpleQueue()
+    channel = StoreChannel(meeting, 1, lambda message: None, why.put)
+    store.queue_push("down/1", other)
+    assert "use the same version of Paceline in all processes" in why.get(timeout=10.0)
+    with pytest.raises(HungUp):
+        channel.receive()
+    post.close()
 
 
 BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}

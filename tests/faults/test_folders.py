@@ -1,9 +1,11 @@
 """What lies in a run's folder and is not what it should be: nothing is written through it."""
 
+import multiprocessing
 import os
 import shutil
+import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.resumption import adopt
+from paceline.checkpoints.state import write_whole
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError, FileError, LinkError, WorkerError
 from paceline.launch import launcher
@@ -216,3 +219,36 @@ def test_new_files_are_for_oneself_to_write(tmp_path: Path) -> None:
     every = [run.folder, *run.folder.rglob("*")]
     assert not any(one.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP) for one in every)
     assert RunSettings().run_dir is None
+
+
+def replaced(path: Path, data: Iterator[bytes]) -> None:
+    with closing(OpenFolder.open(path.parent)) as place:
+        place.replace(path.name, data)
+
+
+@pytest.mark.parametrize("write", [replaced, write_whole])
+def test_what_was_half_written_goes_and_what_is_being_written_stays(
+    tmp_path: Path, write: Callable[[Path, Iterator[bytes]], None]
+) -> None:
+    def killed() -> Iterator[bytes]:
+        yield b"half"
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    (tmp_path / ".mine.0123abcd").touch()
+    one = multiprocessing.get_context("fork").Process(
+        target=write, args=(tmp_path / "model", killed())
+    )
+    one.start()
+    one.join()
+    assert one.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".model.*.part"))) == 1
+    with closing(OpenFolder.open(tmp_path)) as place:
+
+        def pieces() -> Iterator[bytes]:
+            yield b"the whole "
+            place.remove_parts()
+            yield b"model"
+
+        write(tmp_path / "model", pieces())
+        assert place.names() == [".mine.0123abcd", "model"]
+    assert (tmp_path / "model").read_bytes() == b"the whole model"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from paceline.config import RunSettings
 from paceline.errors import ConfigError
 from paceline.launch.lives import claim
 from paceline.run_dir import make_folder
+from paceline.system.files import OpenFolder
 from paceline.trace import FILE_NAME, Trace
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -177,6 +179,32 @@ def test_an_end_in_words_before_the_first_checkpoint_cuts_off_too(
     said: list[str] = []
     claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", said.append).close()
     assert "was cut off before its first checkpoint: it begins anew" in said[0]
+
+
+def test_what_is_set_aside_is_not_half_forgotten_where_that_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = RunSettings(run_dir=str(tmp_path / "out"), resume="auto")
+    (tmp_path / "out").mkdir()
+    left = {"trace.jsonl", "best.json", "best.safetensors", "best-7.safetensors", "metrics.csv"}
+    for name in left:
+        (tmp_path / "out" / name).touch()
+    rename = OpenFolder.rename
+
+    def killed(place: OpenFolder, *arguments: Any, **options: Any) -> None:
+        if len(list((tmp_path / "out").glob("cut-off-*/*"))) == 2:
+            raise KeyboardInterrupt
+        rename(place, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenFolder, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            claim(settings, "x", quiet)
+    said: list[str] = []
+    claim(settings, "x", said.append).close()
+    assert "was cut off before its first checkpoint: it begins anew" in said[0]
+    assert {one.name for one in (tmp_path / "out").glob("cut-off-*/*")} == left
+    assert {one.name for one in (tmp_path / "out").iterdir()} == {"cut-off-1", "cut-off-2"}
 
 
 def test_a_run_that_is_over_is_not_begun_again(tmp_path: Path, ended: Ended) -> None:

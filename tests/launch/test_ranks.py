@@ -126,6 +126,57 @@ def test_a_restart_is_one_though_this_machine_has_counted_none(
     assert (of_another.run_dir, of_another.resume) == (None, None)
 
 
+class Kept:
+    """What torchrun keeps for one job."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def keep(self, text: str) -> None:
+        self._text = text
+
+    def kept(self) -> str:
+        return self._text
+
+
+def test_two_jobs_of_one_name_at_once_go_on_in_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--rdzv-id 100`` is what everybody copies."""
+    monkeypatch.chdir(tmp_path)
+    settings = job.settings_of_ranks(given(), RANK)
+    keepers = Kept(), Kept()
+    for keeper, folder in zip(keepers, ("/runs/one", "/runs/two"), strict=True):
+        first = job.JobFolder(replace(RANK, life=1), keeper)
+        assert first.found(given(), settings).run_dir is None
+        assert first.began(folder) == ""
+    job.JobFolder(replace(RANK, life=1), keepers[1]).forget()
+    found = [job.JobFolder(replace(RANK, life=2), one).found(given(), settings) for one in keepers]
+    assert [one.run_dir for one in found] == ["/runs/one", None]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_no_restart_will_find_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    said = job.JobFolder(RANK).began("/somewhere/that")
+    assert said.startswith("a restart will not find this run, since runs cannot be written (File ")
+    assert "set PACELINE_RUN_DIR=/somewhere/that" in said
+
+
+def test_a_file_that_was_never_written_to_its_end_names_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / ".job-abc").touch()
+    again = replace(RANK, restarts=1)
+    found = job.JobFolder(again).found(given(), job.settings_of_ranks(given(), RANK))
+    assert (found.run_dir, found.resume) == (None, None)
+
+
 def test_settings_that_differ_are_named_with_both_machines() -> None:
     other = HELLO._replace(host="node2", settings='{"lr": 0.2}')
     with pytest.raises(ConfigError, match=r"0 and 1 \(node1 and node2\).*lr is 0.1 and 0.2.*_LR"):

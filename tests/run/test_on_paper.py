@@ -220,6 +220,37 @@ def test_an_end_that_no_disk_takes_is_tried_once(monkeypatch: pytest.MonkeyPatch
     assert "no room; it is in no checkpoint" in str(outcome.error)
 
 
+@pytest.mark.parametrize("every", ["1 updates", "1 epoch"])
+def test_a_stop_does_not_trust_a_checkpoint_that_is_still_being_written(
+    every: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them fails in the end, and the run may stop where the newest was taken."""
+    written: list[int] = []
+
+    def take(queue: PaperQueue, request: Request, *, is_last: bool) -> None:
+        if is_last:
+            written.append(request["files"]["run.json"]["version"])
+            queue._answers.append({"sealed": request["aside"], "took_s": 0.0})
+        else:
+            queue._open.append(request)
+
+    def fail(queue: PaperQueue) -> None:
+        queue._answers += [{"failed": "no room"}] * len(queue._open)
+        queue._open.clear()
+
+    monkeypatch.setattr(PaperQueue, "hand_in", take)
+    monkeypatch.setattr(PaperQueue, "finish", fail)
+    plan = replace(PLAN, samples=8, script=Script(epochs=3), checkpoint_every=every)
+    num_stopped = 0
+    for turn in range(1, 100):
+        written.clear()
+        outcome = carry_out(replace(plan, interrupt_at=turn))
+        if outcome.error is None and outcome.version >= 0:
+            assert written == [outcome.version], f"interrupted at turn {turn}: {written}"
+            num_stopped += outcome.version < 6
+    assert num_stopped > 20
+
+
 # -- any run ---------------------------------------------------------------------------------------
 
 

@@ -335,7 +335,7 @@ class PaperEngine(Engine, Processes):
         if fault.kind == "kill":
             self._leave(number, ProcessLeft("killed by signal 9"))
         elif fault.kind == "fail":
-            one.events.append((number, Failed("it fails on paper", "worker")))
+            one.events.append((number, Failed("it fails on paper")))
             self._leave(number, ProcessLeft("exit 1"))
         elif fault.kind == "exit":
             one.events.append((number, Done()))

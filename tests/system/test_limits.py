@@ -100,11 +100,27 @@ def test_who_was_killed_for_memory_is_told_so_once_each(monkeypatch: pytest.Monk
     count = 5
     monkeypatch.setattr(limits, "count_kills", lambda: count)
     monkeypatch.setattr(limits, "describe_limits", lambda: "2.0 GiB by the control group job")
-    toll = limits.Toll()
-    assert toll.explain() == ""
+    toll = limits.Toll(0.0)
+    assert toll.explain(1.0) == ""
     count = 7
     told = ", out of memory (allowed: 2.0 GiB by the control group job)"
-    assert [toll.explain() for _ in range(3)] == [told, told, ""]
+    assert [toll.explain(2.0) for _ in range(3)] == [told, told, ""]
+
+
+def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another run in the same group, or a process that a worker has begun."""
+    count = 5
+    monkeypatch.setattr(limits, "count_kills", lambda: count)
+    toll = limits.Toll(0.0)
+    count = 6
+    for now_s in range(1, 60):
+        toll.look(float(now_s))
+    assert toll.explain(60.0) == ""
+    count = 7
+    toll.look(61.0)
+    assert toll.explain(64.0).startswith(", out of memory")
 
 
 def test_more_workers_than_memory_are_refused_before_they_begin(

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import types
+from enum import StrEnum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -19,6 +20,7 @@ from paceline.wire.messages import (
     Done,
     Entry,
     Extended,
+    Failed,
     FromMember,
     LogValues,
     Note,
@@ -27,6 +29,7 @@ from paceline.wire.messages import (
     Stop,
     Told,
     ToMember,
+    Whose,
 )
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
@@ -39,6 +42,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if kind in (int, float, bool, str):
         plain = {int: WORDS, float: st.floats(allow_nan=False), bool: st.booleans(), str: st.text()}
         return plain[kind]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return st.sampled_from(kind)
     if origin in (Union, types.UnionType):
         return st.one_of(*(st.none() if one is type(None) else values(one) for one in inner))
     if origin is dict:
@@ -145,6 +150,14 @@ def test_a_name_that_comes_twice_is_damaged() -> None:
     frame = FROM_MEMBER.encode([LogValues({"a": 1.0, "b": 2.0})])
     with pytest.raises(WireError, match="it has a name twice"):
         FROM_MEMBER.decode(frame.replace(b"b", b"a"))
+
+
+def test_a_word_that_is_none_of_the_few_is_damaged() -> None:
+    frame = FROM_MEMBER.encode([Failed("oh no", Whose.USER)])
+    assert FROM_MEMBER.decode(frame) == [Failed("oh no", Whose.USER)]
+    with pytest.raises(WireError, match="'yes' is not a valid Whose"):
+        FROM_MEMBER.decode(frame.replace(b"you", b"yes"))
+    assert "whose: (worker | you | all)" in _said(FromMember)
 
 
 def test_what_is_no_message_cannot_be_sent() -> None:

@@ -1,15 +1,18 @@
 """The best models of a run by one metric: files in its folder, and which is which in best.json.
 
-    evaluation at a version -> better than one that is kept? -> best-VERSION.safetensors, best.json
+    evaluation at a version -> better than one that is kept? -> best-VERSION.safetensors
+        -> best.json: what comes -> best.safetensors -> best.json
 
-Where a loop counts updates any worker may be the one that evaluates, so what is kept stands in the
-folder, and whoever changes it holds the folder locked. This module must not know who evaluates, nor
-what a model is made of.
+Whoever finds what was to come sees by the file whether it has; so nothing better is replaced where
+a worker was killed in between. Where a loop counts updates any worker may be the one that
+evaluates, so what is kept stands in the folder, and whoever changes it holds the folder locked.
+This module must not know who evaluates, nor what a model is made of.
 """
 
 import fcntl
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -81,7 +84,7 @@ class BestModels:
             found, dropped = found[: self._most], found[self._most :]
             if Kept(version, worth) in dropped:
                 return
-            self._write(place, found, version, data())
+            self._write(place, kept, found, version, data())
             for one in dropped:
                 place.remove_file(_file(one.version))
 
@@ -108,6 +111,10 @@ class BestModels:
                 said = json.loads(read_text(file, _MOST_BYTES))
             kept = [Kept(count(row["version"]), real(row["worth"])) for row in said["models"]]
             metric = said.get("metric", self.name)
+            if (comes := said.get("comes")) and comes["instead_of"] != _identity_of_best(place):
+                one = Kept(count(comes["version"]), real(comes["worth"]))
+                kept = [one, *(other for other in kept if other.version != one.version)]
+                kept = kept[: self._most]
         except (FileError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models cannot be "
@@ -121,12 +128,20 @@ class BestModels:
             )
         return kept
 
-    def _write(self, place: OpenFolder, kept: list[Kept], version: int, data: bytes) -> None:
+    def _write(
+        self, place: OpenFolder, before: list[Kept], kept: list[Kept], version: int, data: bytes
+    ) -> None:
         """The new model first, then what says that it is there."""
         if self._most > 1:
             place.replace(_file(version), data, is_synced=True)
         if kept[0].version == version:
+            self._list(place, before, kept[0])
             place.replace(BEST, data, is_synced=True)
+        self._list(place, kept)
+        self._own = kept
+
+    def _list(self, place: OpenFolder, kept: list[Kept], comes: Kept | None = None) -> None:
+        """Say what is kept, and which one is about to be the best file."""
         rows: list[dict[str, Any]] = [
             {
                 "version": one.version,
@@ -135,9 +150,19 @@ class BestModels:
             }
             for one in kept
         ]
-        text = json.dumps({"metric": self.name, "models": rows}, indent=1)
-        place.replace(INDEX, text.encode())
-        self._own = kept
+        said: dict[str, Any] = {"metric": self.name, "models": rows}
+        if comes is not None:
+            said["comes"] = {**comes._asdict(), "instead_of": _identity_of_best(place)}
+        place.replace(INDEX, json.dumps(said, indent=1).encode())
+
+
+def _identity_of_best(place: OpenFolder) -> list[int]:
+    """What another file in its place has not; empty: there is none."""
+    try:
+        now = os.stat(BEST, dir_fd=place.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return []
+    return [now.st_ino, now.st_size, now.st_mtime_ns]
 
 
 def _named(metric: str | None) -> str:

@@ -8,7 +8,8 @@
 
 Whatever ends the writer at whatever moment, the pointer names a whole checkpoint. What was damaged
 later is found by its sha256 before anything of it is used, and the one before is taken instead.
-JSON and safetensors only: reading runs no code. This module must not know what is in the files.
+JSON and safetensors only: reading runs no code. Above 300 lines since what is written and how it is
+found whole stand side by side. This module must not know what is in the files.
 """
 
 import ctypes
@@ -123,11 +124,26 @@ class CheckpointFolder:
                 _row(folder, MANIFEST)
                 folder.sync()
             place.rename(aside.name, str(number))
-            place.sync()
-            self._point(place, number)
-            for old in self._numbers()[: -self._keep]:
-                _take_away(place, old)
+            self._settle(place, number)
         return self.folder / str(number)
+
+    def settle(self, number: int) -> Path:
+        """Make a checkpoint the newest that was renamed, and maybe not pointed to yet; its path.
+
+        Raises:
+            OSError: it is not there, or the disk is full or gone.
+        """
+        with self._open() as place:
+            place.inner(str(number)).close()
+            self._settle(place, number)
+        return self.folder / str(number)
+
+    def _settle(self, place: OpenFolder, number: int) -> None:
+        """What follows the renaming."""
+        place.sync()
+        self._point(place, number)
+        for old in self._numbers()[: -self._keep]:
+            _take_away(place, old)
 
     @contextmanager
     def open_aside(self, number: int) -> Iterator[OpenFolder]:
@@ -163,6 +179,7 @@ class CheckpointFolder:
             for name in [f"{kind}{one}" for kind in (_ASIDE, _OLD) for one in self._numbers(kind)]:
                 with suppress(OSError):
                     place.remove(name)
+            place.remove_parts()
 
     @contextmanager
     def _open(self) -> Iterator[OpenFolder]:

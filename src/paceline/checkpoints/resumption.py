@@ -257,7 +257,7 @@ def _itself(folder: Path) -> Path:
 def _named(text: str) -> Path:
     for folder in (Path(text), RUNS / text):
         refuse_trials(folder)
-        if (folder / "trace.jsonl").is_file():
+        if (folder / "trace.jsonl").is_file() or has_checkpoint(folder):
             return _itself(folder)
     raise ConfigError(
         f"there is no run {text!r} to go on with; name its folder, its name under {RUNS}/, "
@@ -281,7 +281,10 @@ _SAVED: Mapping[str, Callable[[Any], object]] = {
 
 
 def _check(folder: Path, one: Checkpoint) -> None:
-    """Raise where a checkpoint's own files do not say what they should, or do not fit the trace."""
+    """Raise where a checkpoint's own files do not say what they should, or the trace is another's.
+
+    A trace that ends before the checkpoint was damaged, and is no reason to lose the run.
+    """
     saved, state = one.json(RUN), one.json(COORDINATOR)
     path = one.path / RUN
     for name, take in _SAVED.items():
@@ -305,9 +308,6 @@ def _check(folder: Path, one: Checkpoint) -> None:
     trace = folder / "trace.jsonl"
     refuse_other_format(trace)
     _refuse_another(trace, one, saved.get("token"))
-    size = trace.stat().st_size if trace.is_file() else 0
-    if size < saved["trace_bytes"]:
-        raise damaged(trace, f"{size} bytes, the checkpoint was taken at {saved['trace_bytes']}")
 
 
 def _refuse_cut(one: Checkpoint) -> None:

@@ -14,7 +14,6 @@ import collections
 import json
 import math
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, FileError
-from ..system.files import OpenFolder, name_of, open_to_read
+from ..system.files import OpenFolder, lock_part, name_of, open_to_read, part_of
 
 _DEEPEST = 100
 _ALIGN_BYTES = 8
@@ -135,8 +134,9 @@ def write_whole(path: Path, data: bytes | Iterator[Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        beside = path.parent / part_of(path.name)
         with open(beside, "xb") as file:  # who may read it follows from the umask, as elsewhere
+            lock_part(file.fileno())
             try:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()

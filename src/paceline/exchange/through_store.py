@@ -603,7 +603,7 @@ class StoreExchange(Exchange):
 
     def fail(self, text: str, *, is_yours: bool) -> None:
         """This member ends, and the run with it."""
-        self._channel.send(said.Failed(text, "you" if is_yours else "worker"))
+        self._channel.send(said.Failed(text, said.Whose.USER if is_yours else said.Whose.WORKER))
 
     def num_skipped(self) -> int:
         """Updates until the newest version that changed nothing."""

@@ -2,14 +2,15 @@
 
     flags, file, environment -> of a script: refused by name where it has its own
                              -> of ranks: refused by name, or with a worker a rank
-    restart -> runs/.job-ID -> the folder of the first start, and what its run had
+    restart -> where ranks meet, or runs/.job-ID -> the folder of the first start, what its run had
 
 This module must not know how ranks are reached.
 """
 
-import contextlib
 import json
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from typing import Protocol
 
 from ..checkpoints.resumption import adopt
 from ..conditions.faults import FaultPlan, Kind
@@ -21,6 +22,7 @@ from ..program import Program, TaskProgram
 from ..protocols import protocol_of
 from ..run.collective import path_of
 from ..run_dir import RUNS
+from ..system.files import OpenFolder
 
 _OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
 """Settings that no other rank reads."""
@@ -141,38 +143,83 @@ def said_of(settings: RunSettings) -> str:
     return json.dumps(values)
 
 
+class Keeper(Protocol):
+    """What outlives the ranks of one job, and keeps a text for those that are begun again."""
+
+    def keep(self, text: str) -> None:
+        """In the place of what it had; "": nothing."""
+
+    def kept(self) -> str:
+        """What it was given last; "": nothing."""
+
+
+class JobFile:
+    """``runs/.job-ID``: where ranks meet goes with them.
+
+    Two jobs that are given one id at once, in one folder, have one file.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._path = RUNS / f".job-{job}"
+
+    def keep(self, text: str) -> None:
+        """OSError: it cannot be written, and says what it did."""
+        if not text:
+            self._path.unlink(missing_ok=True)
+            return
+        self._path.parent.mkdir(exist_ok=True)
+        with closing(OpenFolder.open(self._path.parent)) as place:
+            place.replace(self._path.name, text.encode())
+
+    def kept(self) -> str:
+        with suppress(FileNotFoundError):
+            return self._path.read_text()
+        return ""
+
+
 class JobFolder:
     """Which folder a job's run has, so that its restarts go on there.
 
-    ``runs/.job-ID`` names it from when it is known until the run has come to its end.
+    It is kept from when it is known until the run has come to its end.
+
+    Args:
+        keeper: of the job; None: a file does it, where the job is begun again at all.
     """
 
-    def __init__(self, rank: RankOfWorld) -> None:
+    def __init__(self, rank: RankOfWorld, keeper: Keeper | None = None) -> None:
         self._rank = rank
-        self._path = RUNS / f".job-{rank.job}" if rank.job else None
+        self._keeper = keeper or (JobFile(rank.job) if rank.job else None)
 
     def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
         """The settings with the folder that the first start had, and with what its run had."""
-        if not self._rank.goes_on:
+        goes_on, folder = self._rank.goes_on, ""
+        if not goes_on:
             self.forget()  # what is there is of another job, which had the same name
-        if self._rank.goes_on and self._path is not None and self._path.is_file():
-            folder = self._path.read_text()
+        elif self._keeper is not None:
+            folder = self._keeper.kept()
+        if folder:
             settings = replace(settings, resume="auto", run_dir=folder, name=None)
-        elif self._rank.goes_on and (settings.run_dir or settings.name):
+        elif goes_on and (settings.run_dir or settings.name):
             settings = replace(settings, resume="auto")
         origins = {**resolved.origins, **dict.fromkeys(("workers", "engine"), "the launcher")}
         if settings.fault != resolved.settings.fault:
             origins["fault"] = "the launcher"
         return adopt(Resolved(settings=settings, origins=origins))
 
-    def began(self, folder: str) -> None:
-        """The run lies there."""
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.parent.mkdir(exist_ok=True)
-                self._path.write_text(folder)
+    def began(self, folder: str) -> str:
+        """The run lies there; why no restart will know that, empty: each will."""
+        try:
+            if self._keeper is not None:
+                self._keeper.keep(folder)
+        except OSError as error:
+            return (
+                f"a restart will not find this run, since {error.filename or RUNS} cannot be "
+                f"written ({error.strerror}): it would begin anew; set PACELINE_RUN_DIR={folder}, "
+                "which it goes on in"
+            )
+        return ""
 
     def forget(self) -> None:
         """It has come to its end."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._keeper is not None:
+            self._keeper.keep("")

@@ -98,7 +98,8 @@ def _set_aside(folder: RunFolder) -> str:
     number = next(n for n in range(1, len(names) + 2) if f"cut-off-{n}" not in names)
     with closing(place.make_inner(f"cut-off-{number}", is_new=True)) as aside:
         kept = [name for name in names if is_of_kept(name)]
-        for name in (*_LEFT, *kept):
+        # The trace last: by it what is left is known to be a run's, where this is cut off, too.
+        for name in sorted((*_LEFT, *kept), key=lambda name: name == FILE_NAME):
             if name in names:
                 place.rename(name, name, into=aside)
         return (

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 from ..config import PREFIX, Resolved, resolve
@@ -35,7 +36,7 @@ from ..errors import (
 from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt
-from ..wire.messages import Failed
+from ..wire.messages import Failed, Whose
 from .job import JobFolder, refuse_of_tasks, said_of, settings_of_ranks
 from .launcher import Host, launch_run
 
@@ -118,7 +119,7 @@ class RunThread(threading.Thread):
         self._where: dict[int, tuple[str, int]] = {}
         self._num_machines = 0
         self._lost: set[int] = set()
-        self._folder = JobFolder(life.rank)
+        self._folder = JobFolder(life.rank, life.place if life.rank.is_hosted else None)
 
     def run(self) -> None:
         code = 1
@@ -148,7 +149,7 @@ class RunThread(threading.Thread):
         observer = choose_observer(settings.json)
         try:
             self._meet(observer.note)
-            host = Host(make=self._make, signals=self._heard_by_ranks)
+            host = Host(make=partial(self._make, observer.note), signals=self._heard_by_ranks)
             summary = launch_run(self._program, settings, observer, host)
             self._folder.forget()
             if settings.json:
@@ -174,7 +175,7 @@ class RunThread(threading.Thread):
                 elif isinstance(one, EndAsked):
                     raise SignalInterrupt(one.number)
                 elif isinstance(one, Failed):
-                    raise (ConfigError if one.whose == "you" else WorkerError)(one.text)
+                    raise (ConfigError if one.whose is Whose.USER else WorkerError)(one.text)
             waited_s = time.monotonic() - start_s
             missing = sorted(set(range(size)) - hellos.keys())
             if missing and waited_s > _SAY_S and not has_said:
@@ -197,15 +198,20 @@ class RunThread(threading.Thread):
         seeds = unseeded([one.random for one in ordered])
         self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
-    def _make(self, name: str, num_workers: int) -> Engine:
+    def _make(self, note: Callable[[str], None], name: str, num_workers: int) -> Engine:
         life = self._life
+
+        def began(folder: str) -> None:
+            if trouble := self._folder.began(folder):
+                note(trouble)
+
         return TorchrunEngine(num_workers, RankZero(
             post=self._post,
             memory=lambda: (life.carrier.arena, life.carrier.control),
             where=self._where,
             lost=self._lost,
             asked=self._hear_signal,
-            began=self._folder.began,
+            began=began,
             is_one_machine=self._num_machines == 1,
         ))  # fmt: skip
 

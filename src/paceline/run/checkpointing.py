@@ -254,6 +254,9 @@ class Checkpointing:
         if draft is not None:
             self._places.folder.drop(draft.aside)
             self._last_place = (-1, -1)
+        if is_last:  # what is still being written may fail, and there is no other time
+            self._queue.finish()
+            self._hear_queue()
         live = [one.number for one in run.roster.live if not one.is_done]
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:

@@ -11,17 +11,17 @@ from typing import Protocol
 
 from ..engines.base import ProcessLeft
 from ..errors import AllGone, ConfigError, ScriptLost, WorkerError
-from ..wire.messages import BeMain, Done, Failed, LoopLeft
+from ..wire.messages import BeMain, Done, Failed, LoopLeft, Whose
 from .calls import Calls
 from .epochs import EpochBorders
 from .peers import Peers
 from .roster import RosterEntry
 from .state import RunState
 
-_ERRORS: dict[str, type[WorkerError] | type[ConfigError]] = {
-    "worker": WorkerError,
-    "you": ConfigError,
-    "all": AllGone,
+_ERRORS: dict[Whose, type[WorkerError] | type[ConfigError]] = {
+    Whose.WORKER: WorkerError,
+    Whose.USER: ConfigError,
+    Whose.ALL: AllGone,
 }
 """Whose a member's failure is: its own, the user's, or none that anybody can go on after."""
 
@@ -109,7 +109,7 @@ class Departures:
     def failed(self, member: int, message: Failed) -> None:
         run = self._run
         error = _ERRORS[message.whose](message.text)
-        may_go_on = run.settings.on_worker_error == "continue" and message.whose != "all"
+        may_go_on = run.settings.on_worker_error == "continue" and message.whose is not Whose.ALL
         if not may_go_on or not (run.has_begun or self.goes_on):
             raise error
         self._words[member] = error  # its process ends now, and says so

@@ -10,6 +10,10 @@ its files are opened relative to that, and it is the open descriptor that is loo
                made, never written over; an old one is regular, ours, and has no second name
     to read    the file is regular: a pipe is not waited for; whose it is does not matter
 
+    .NAME.1a2b3c4d.part   what takes the place of NAME once it is whole; locked while it is written
+
+A part that nobody holds locked is of a process that was killed: ``remove_parts`` takes it away.
+
 Folders that a group may write to are taken, since a usual umask (002) makes them; links and pipes
 are refused there, too. Above 300 lines because no file is opened past what stands here. This module
 must not know what is in the files.
@@ -17,9 +21,11 @@ must not know what is in the files.
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,12 +35,16 @@ from typing import Any
 
 from ..errors import FileError
 
+if sys.platform != "win32":
+    import fcntl
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file",
             errno.EISDIR: "it is a folder", errno.ENOTDIR: "it is no folder"}  # fmt: skip
 """What the system means by these where a file or a folder was expected."""
 _TRIES, _MOST_LINKS = 3, 8
+_PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 
 
 class OpenFolder:
@@ -164,8 +174,9 @@ class OpenFolder:
         Args:
             data: all of it, or piece by piece.
         """
-        beside = f".{name}.{secrets.token_hex(4)}"
+        beside = part_of(name)
         with os.fdopen(self.new(beside), "wb") as file:
+            lock_part(file.fileno())
             try:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
@@ -237,6 +248,17 @@ class OpenFolder:
             except OSError as failure:
                 raise _said(failure, self.path / name) from None
 
+    def remove_parts(self) -> None:
+        """Take away what was to take the place of files here, and was left by who was killed."""
+        for name in filter(_PART.fullmatch, self.names()):
+            with suppress(OSError):  # whoever writes it holds it, or has just finished it
+                fd = self._open(name, os.O_RDWR)
+                try:
+                    _lock(fd)
+                    self.remove_file(name)
+                finally:
+                    os.close(fd)
+
     def _not_removed(self, error: OSError, name: str) -> FileError:
         with suppress(OSError):  # not every system says that it is a folder
             if stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
@@ -287,6 +309,24 @@ def cache_home(env: Mapping[str, str] | None = None) -> Path:
     if not named and home == "~":
         return Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}"
     return Path(named or Path(home) / ".cache")
+
+
+def part_of(name: str) -> str:
+    """What a file is called that takes the place of this one once it is whole."""
+    return f".{name}.{secrets.token_hex(4)}.part"
+
+
+def lock_part(fd: int) -> None:
+    """Say that somebody writes this part, as long as it is open."""
+    with suppress(OSError):  # a file system without locks, where nobody takes parts away either
+        _lock(fd)
+
+
+def _lock(fd: int) -> None:
+    """OSError: another one has it, or there are no locks here."""
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, "no locks")
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def open_to_read(path: Path) -> BufferedReader:

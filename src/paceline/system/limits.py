@@ -27,6 +27,9 @@ _FILES = 48
 _FILES_OF_WORKER = 3
 _BYTES_OF_WORKER = 12 << 20
 """What a worker takes for itself before it has a model: 17 MB were measured, with 200 of them."""
+_LOOK_S = 1.0
+_RECENT_S = 10.0
+"""Within which the end of who was killed is heard of: first all that it had is given back."""
 
 
 class Limit(NamedTuple):
@@ -115,16 +118,38 @@ def _allow_files(num_workers: int) -> None:
 
 
 class Toll:
-    """Whom the kernel has ended since this was made, because memory ran out."""
+    """Whom the kernel has ended a moment ago, because memory ran out.
 
-    def __init__(self) -> None:
+    It counts its kills in our group, or on the machine, and says nothing of whose they were: each
+    is taken for the next end that is heard of, and for none where nobody's is soon enough.
+
+    Args:
+        now_s: by the clock of all calls.
+    """
+
+    def __init__(self, now_s: float) -> None:
         self._count = count_kills()
+        self._seen_s: list[float] = []
+        """When each kill was seen that is no end's yet."""
+        self._next_s = now_s + _LOOK_S
 
-    def explain(self) -> str:
+    def look(self, now_s: float) -> None:
+        """Date what is new; to be called again and again, it looks once in a while."""
+        if now_s >= self._next_s:
+            self._count_new(now_s)
+
+    def _count_new(self, now_s: float) -> None:
+        self._next_s = now_s + _LOOK_S
+        before, self._count = self._count, count_kills()
+        self._seen_s += [now_s] * (self._count - before)
+        self._seen_s = [one for one in self._seen_s if now_s - one <= _RECENT_S]
+
+    def explain(self, now_s: float) -> str:
         """Why somebody who was killed was, to be told after ``killed``; empty: not for memory."""
-        if count_kills() <= self._count:
+        self._count_new(now_s)
+        if not self._seen_s:
             return ""
-        self._count += 1
+        self._seen_s.pop(0)
         limits = describe_limits()
         return f", out of memory ({f'allowed: {limits}' if limits else 'the machine has no more'})"
 

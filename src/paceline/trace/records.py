@@ -14,7 +14,7 @@ This module must not know who writes a trace, or why.
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, TypeAlias
@@ -227,15 +227,21 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
     return iter(partial(file.readline, LONGEST_BYTES), b"")
 
 
-def sound_part(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
-    """How many of the first bytes are lines as they were written, and the last one's sum."""
+def sound_part(
+    file: BinaryIO, num_bytes: int, is_behind: Callable[[bytes], bool] = lambda line: False
+) -> tuple[int, int]:
+    """How many of the first bytes are lines as they were written, and the last one's sum.
+
+    Args:
+        is_behind: whether a line is none of them, nor what follows it.
+    """
     found, now = 0, 0
     for line in lines_of(file):
         try:
             _, following = opened(line, now)
         except ValueError:
             break
-        if found + len(line) > num_bytes:
+        if found + len(line) > num_bytes or is_behind(line):
             break
         found, now = found + len(line), following
     return found, now

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +22,7 @@ from typing import BinaryIO
 from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Order, Pushed, Retire, Ticket
 from ..system.files import OpenFolder, name_of, open_to_read
 from .reader import FORMAT, read_header
-from .records import Scalar, lines_of, seal, sound_part
+from .records import LONGEST_BYTES, Scalar, lines_of, seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 26
@@ -33,7 +34,8 @@ class Trace:
     """Writes the trace of one run.
 
     Args:
-        goes_on: the file is an earlier part of the run; it is not changed before ``go_on``.
+        goes_on: the file is an earlier part of the run; it is not changed before ``go_on``. Where
+            somebody has deleted it, it begins anew.
         place: the folder of ``path``, if that is open already.
 
     Invariant: after ``close`` every line in the file is whole, and nothing stands after the end
@@ -52,7 +54,8 @@ class Trace:
         self.path = path
         with nullcontext(place) if place else closing(OpenFolder.open(path.parent)) as here:
             self.within = here.identity
-            fd = here.again(path.name) if goes_on else here.fresh(path.name)
+            is_there = goes_on and here.has(path.name)
+            fd = here.again(path.name) if is_there else here.fresh(path.name)
         self._file = os.fdopen(fd, "r+b", 0)
         self._waiting = bytearray()
         self._sum = 0
@@ -124,7 +127,8 @@ class Trace:
         """Cut off what came after a checkpoint and go on from there; how many updates were cut.
 
         Where the trace was damaged before that, it is cut off there, and a note says so: the run is
-        worth more than what a report can say of its past.
+        worth more than what a report can say of its past. From then on ``at_bytes`` of this
+        checkpoint, and of those before it, says nothing: the line that resumes there says where.
 
         Args:
             header: what the first line of a new run would say; what differs is written down.
@@ -132,8 +136,10 @@ class Trace:
         fd = self._file.fileno()
         here = name_of(fd, self.path)
         with open_to_read(here) as file:
-            sound_bytes, total = sound_part(file, at_bytes)
-            file.seek(at_bytes)
+            sound_bytes, total = sound_part(file, at_bytes, partial(_has_lost, version))
+            file.seek(sound_bytes)
+            was_cut = _has_lost(version, file.readline(LONGEST_BYTES))
+            file.seek(sound_bytes if was_cut else min(at_bytes, os.fstat(fd).st_size))
             whole = takewhile(lambda line: line.endswith(b"\n"), lines_of(file))
             lost = sum(line.startswith(b'{"kind":"apply"') for line in whole)
         was = read_header(here).fields if sound_bytes else header
@@ -143,14 +149,15 @@ class Trace:
         self._file.seek(sound_bytes)
         if not sound_bytes:
             self.header(**header)
-        if sound_bytes < at_bytes:
+        is_cut_now = sound_bytes < at_bytes and not was_cut
+        if is_cut_now:
             self.note(
                 t, f"the trace was damaged: {at_bytes - sound_bytes:,} bytes before version "
                 f"{version} are lost to every report"
             )  # fmt: skip
         self._line(
             {"kind": "resumed", "t": t, "version": version, "workers": workers, "lost": lost,
-             "changes": changes}
+             "changes": changes, **({"is_damaged": True} if was_cut or is_cut_now else {})}
         )  # fmt: skip
         return lost
 
@@ -302,6 +309,17 @@ class Trace:
         self._waiting += line.encode()
         if len(self._waiting) >= _BUFFER_BYTES and not self.trouble:
             self.flush()
+
+
+def _has_lost(version: int, line: bytes) -> bool:
+    """Whether the run was resumed here, at this version or a later one, behind what was damaged."""
+    if not line.startswith(b'{"kind":"resumed"'):
+        return False
+    try:
+        fields = json.loads(line)
+        return bool(fields.get("is_damaged") and fields["version"] >= version)
+    except (ValueError, KeyError, TypeError, RecursionError):  # it is damaged itself
+        return False
 
 
 def _lists(rows: Iterable[tuple[int, ...]]) -> list[list[int]]:

@@ -4,7 +4,8 @@
     message    number of its type (1 byte) | a record
     record     all its numbers at once, those of records in it too | what has a length, in order
     number     int, float: 8 bytes; bool: 1
-    length     str: UTF-8; bytes; tuple, dict: so many values; None or a value: 1 byte before it
+    length     str, StrEnum: UTF-8; bytes; tuple, dict: so many values; None or a value: 1 byte
+               before it
 
 ``WIRE`` is a checksum over all types and their fields, so who speaks another version of this
 language is refused by name. A frame that is cut, too long, or holds what a type does not allow is a
@@ -19,6 +20,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import itemgetter
 from typing import (
     Any,
@@ -127,6 +129,8 @@ def _form(kind: Any) -> _Form:
         return _Form(packed.pack, _reader(packed, itemgetter(0)), packed.size, _NUMBERS[kind])
     if kind is str:
         return _Form(_write_text, _read_text, _LENGTH.size)
+    if _is_word(kind):
+        return _word(kind)
     if kind is bytes:
         return _Form(_write_bytes, _read_bytes, _LENGTH.size)
     if origin in (Union, types.UnionType):
@@ -170,6 +174,20 @@ def _write_text(text: str) -> bytes:
 def _read_text(data: bytes, at: int) -> tuple[str, int]:
     found, stop = _read_bytes(data, at)
     return found.decode(errors="surrogatepass"), stop
+
+
+def _is_word(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StrEnum)
+
+
+def _word(kind: type[StrEnum]) -> _Form:
+    """One of a few texts; another one is damage."""
+
+    def read(data: bytes, at: int) -> tuple[StrEnum, int]:
+        text, stop = _read_text(data, at)
+        return kind(text), stop
+
+    return _Form(_write_text, read, _LENGTH.size)
 
 
 def _check(data: bytes, stop: int) -> None:
@@ -331,6 +349,8 @@ def _written(kind: Any) -> str:
     if _is_record(kind):
         fields = get_type_hints(kind).items()
         return f"({', '.join(f'{name}: {_written(hint)}' for name, hint in fields)})"
+    if _is_word(kind):
+        return f"({' | '.join(kind)})"
     if inner := get_args(kind):
         return f"{get_origin(kind)}[{', '.join(map(_written, inner))}]"
     return str(kind)

@@ -9,6 +9,7 @@ in docs/messages.md is made from this file. Above 300 lines because it is that t
 must not know what a message leads to.
 """
 
+from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from ..events import Grant, Lease
@@ -389,11 +390,19 @@ class Done(NamedTuple):
     """The script is over."""
 
 
+class Whose(StrEnum):
+    """Whose a failure is: a worker's own, the user's, or one that nobody can go on after."""
+
+    WORKER = "worker"
+    USER = "you"
+    ALL = "all"
+
+
 class Failed(NamedTuple):
     """The script has failed; whose it is: its own ("worker"), the user's ("you"), or "all"."""
 
     text: str
-    whose: str
+    whose: Whose = Whose.WORKER
 
 
 # -- from the coordinator --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class ForkServerClient:
     def __init__(self) -> None:
         self._end, theirs = socket_pair()
         self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
-        self._toll = Toll()
+        self._toll = Toll(time.monotonic())
         module = "paceline.engines.local.forkserver"
         words = [*_path_of_its_own(), "-m", module, str(theirs.fileno()), self._scratch]
         with held_back():
@@ -162,6 +162,7 @@ class ForkServerClient:
         Nobody else could: without it no worker begins, and no death is told.
         """
         now_s = time.monotonic()
+        self._toll.look(now_s)
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + _LOOK_S
@@ -223,7 +224,7 @@ class ForkServerClient:
 
     def _gone(self, how: str = "") -> AllGone:
         self._tidy()  # at once: this process may be killed, too
-        return AllGone(f"{_GONE}{how}{self._toll.explain()}")
+        return AllGone(f"{_GONE}{how}{self._toll.explain(time.monotonic())}")
 
 
 def _unable(reason: object) -> LinkError:

@@ -11,6 +11,7 @@ plans or terminals.
 
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
@@ -59,7 +60,8 @@ class LocalProcesses(Processes):
     ) -> None:
         self._signs, self._begins = signs, begins
         self._inherited, self._exchange = list(inherited), exchange
-        self._toll = Toll()
+        self._toll = Toll(time.monotonic())
+        self._given_up: set[int] = set()
         self._program = SharedMemory.create()
         self._specs: dict[int, MemberSpec] = {}
         """By seat: what its first member was told."""
@@ -93,6 +95,7 @@ class LocalProcesses(Processes):
         Args:
             is_ready: whether there is something to read.
         """
+        self._toll.look(time.monotonic())
         events = [self._told(word) for word in self._server.early_words()]
         if self._server.woke_it():
             events.append((-1, HelperWoken("the process that workers are forked from")))
@@ -113,8 +116,8 @@ class LocalProcesses(Processes):
         member, code = word["ended"], word["code"]
         self._probes[member].close()
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
-        if -code == signal.SIGKILL:
-            reason += self._toll.explain()
+        if -code == signal.SIGKILL and member not in self._given_up:
+            reason += self._toll.explain(time.monotonic())
         return member, ProcessLeft(reason)
 
     def _ask_for(self, spec: MemberSpec) -> None:
@@ -134,6 +137,7 @@ class LocalProcesses(Processes):
         self._ask_for(replace(first, member=member, context={**first.context, **told}))
 
     def end(self, member: int) -> None:
+        self._given_up.add(member)
         self._server.kill(member)
 
     def signs(self, member: int) -> Signs:

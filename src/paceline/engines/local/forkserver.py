@@ -233,7 +233,10 @@ class ForkServer:
         self._tell({"ready": os.getpid()})
 
     def _become(self, spec: MemberSpec, descriptors: list[int]) -> None:
-        """In the child: never returns."""
+        """In the child: never returns. It ends with its parent, which may be gone already."""
+        die_with_parent()
+        if os.getppid() != Config.server:
+            os._exit(1)
         code = 70
         try:
             gc.enable()

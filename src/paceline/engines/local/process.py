@@ -39,7 +39,7 @@ from ...system.limits import describe_limits
 from ...system.signals import die_with_parent
 from ...system.streams import Lasting
 from ...wire.channel import Channel, HungUp, member_channel
-from ...wire.messages import Done, Failed
+from ...wire.messages import Done, Failed, Whose
 from ..base import RENDEZVOUS, THREADS, MemberSpec
 from .stack import (
     end_of_traceback,
@@ -167,7 +167,7 @@ def tell_end(
         channel.send(Done())
         return 0
     if isinstance(error, SystemExit):
-        channel.send(Failed(_exit_words(error, spec), "worker"))
+        channel.send(Failed(_exit_words(error, spec)))
         return 1
     if isinstance(error, HungUp):
         return 1
@@ -184,8 +184,8 @@ def tell_end(
     with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
         text = "".join(traceback.format_exception(error))
         logs.write(report.name, text.encode(errors="replace"))
-    kinds = {ConfigError: "you", AllGone: "all"}
-    whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
+    kinds = {ConfigError: Whose.USER, AllGone: Whose.ALL}
+    whose = next((one for kind, one in kinds.items() if isinstance(error, kind)), Whose.WORKER)
     channel.send(Failed(last_words(error, spec.seat, report), whose))
     return 1
 
@@ -288,9 +288,8 @@ def _exit_words(end: SystemExit, spec: MemberSpec) -> str:
 
 
 def _be_a_member() -> None:
-    """Be killed with the fork server (Linux; elsewhere the closed channel ends a member)."""
+    """On Linux it is killed with the fork server by now; elsewhere the closed channel ends it."""
     if sys.platform == "linux":
-        die_with_parent()
         # A sleep ends when it is over, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _let_forks_die_too(os.getpid())

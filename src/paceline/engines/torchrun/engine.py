@@ -84,7 +84,9 @@ class TorchrunEngine(Engine):
             elif isinstance(message, Lost):
                 events += self._left(message.seat)
             elif not isinstance(message, Hello | Bye):
-                events.append((self._members[seat], message))
+                # A rank that is not needed (a dry run) says nothing but that it has failed.
+                member = self._members.get(seat, min(self._members.values()))
+                events.append((member, message))
         return events
 
     def _left(self, seat: int) -> list[Event]:

@@ -46,7 +46,7 @@ from ...script import worker
 from ...spread.averaging import SplitAveraging
 from ...spread.group import Ranks
 from ...system.signals import REASONS, hear_alone
-from ...wire.messages import Done, Failed
+from ...wire.messages import Done, Failed, Whose
 from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
@@ -224,18 +224,22 @@ class RankLife:
         if is_late or not self._is_leaving:  # it waits for somebody, or computes, for nobody
             self._exit(message.code)
 
-    def _unreachable(self) -> None:
-        """The meeting place is gone: rank 0, torchrun itself or its machine is, without a word.
+    def _unreachable(self, why: str = "") -> None:
+        """Nothing more is heard from where all met.
 
         Said once on each machine: that of the first ranks may be gone with it.
+
+        Args:
+            why: "": it is gone, and rank 0, torchrun itself or its machine, without a word.
         """
         is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
         if is_first_here and not self._over.is_set():
             who = "torchrun" if self.rank.is_hosted else "worker 0"
-            say(
-                f"error: {who} ended, and {self.rank.place}, where all workers met, with it; begun "
-                "again with PACELINE_RESUME=auto the run goes on from its newest checkpoint"
+            gone = (
+                f"{who} ended, and {self.rank.place}, where all workers met, with it; begun again "
+                "with PACELINE_RESUME=auto the run goes on from its newest checkpoint"
             )
+            say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {gone}")
         self._code = self._code or 1
         self._over.set()
         if not self._is_leaving:
@@ -276,10 +280,10 @@ class RankLife:
             self._has_failed = code != 0
             return True
         if isinstance(error, PacelineError):
-            whose = "you" if isinstance(error, ConfigError) else "worker"
+            whose = Whose.USER if isinstance(error, ConfigError) else Whose.WORKER
             self.channel.send(Failed(str(error), whose))
             return True
-        self.channel.send(Failed(f"worker {self.rank.rank} failed before prepare(): {error!r}", ""))
+        self.channel.send(Failed(f"worker {self.rank.rank} failed before prepare(): {error!r}"))
         return False
 
     def _leave(self) -> None:
@@ -307,7 +311,7 @@ class RankLife:
                 "leave the loop over the loader in all workers alike, or call pace.stop()"
             )
             self._has_failed = True
-            self.channel.send(Failed(text, "worker"))
+            self.channel.send(Failed(text))
             return
         self.channel.send(Done())
 

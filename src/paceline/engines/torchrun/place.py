@@ -7,7 +7,7 @@
 
 What torchrun keeps outlives its ranks: those that it has begun again must not read what was said
 before. How often that was, each of its agents counts by itself and otherwise, so rank 0 counts it,
-where all meet, and each rank asks it.
+where all meet, and each rank asks it. One text is kept from life to life.
 
 This module must not know what is said there.
 """
@@ -32,7 +32,7 @@ from .world import RankOfWorld
 _REACH_S = 25.0
 """Within which it must answer; half a minute with what comes before."""
 _FOR_EVER = datetime.timedelta(days=365)
-_LIVES, _DOOR = "paceline/lives", "paceline/door"
+_LIVES, _DOOR, _KEPT = "paceline/lives", "paceline/door", "paceline/kept"
 _LOOK_S = (0.001, 0.02)
 """Between two looks for an answer, at first and at most; a wait of the store's own hears no
 signal."""
@@ -67,6 +67,20 @@ class MeetingPlace:
         store.set_timeout(_FOR_EVER)
         return PrefixStore(f"paceline/{self.rank.life or 0}/{name}", store)
 
+    def keep(self, text: str) -> None:
+        """Of rank 0, for those that are begun again; where torchrun keeps the place."""
+        try:
+            self._root.set(_KEPT, text)
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+    def kept(self) -> str:
+        """What rank 0 of an earlier life has kept; "": nothing."""
+        try:
+            return self._root.get(_KEPT).decode() if self._root.check([_KEPT]) else ""
+        except RuntimeError as error:
+            raise _gone(error) from None
+
     def close_door(self) -> None:
         """All are in, or nobody is to come: who is begun after this is of another life."""
         if self._door is not None:
@@ -82,7 +96,7 @@ class MeetingPlace:
                 return self._ask_life()
             life = int(self._root.add(_LIVES, 1))
         except RuntimeError as error:
-            raise LinkError(f"the place where all workers meet is gone: {error}") from None
+            raise _gone(error) from None
         asked = self._connect(hosts=False)
         asked.set_timeout(_FOR_EVER)
         self._door = threading.Thread(target=_answer, args=(asked, life), daemon=True)
@@ -110,6 +124,10 @@ class MeetingPlace:
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
+
+
+def _gone(error: RuntimeError) -> LinkError:
+    return LinkError(f"the place where all workers meet is gone: {error}")
 
 
 def _answer(store: Store, life: int) -> None:

@@ -22,8 +22,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not in its 
 
 from ...errors import LinkError
 from ...wire.channel import HungUp
-from ...wire.codec import Codec
-from ...wire.messages import FromMember, Rounds, ToMember
+from ...wire.codec import Codec, WireError
+from ...wire.messages import Failed, FromMember, Rounds, ToMember, Whose
 from .place import MeetingPlace
 
 _FLUSH_S = 10.0
@@ -107,7 +107,7 @@ class StoreChannel:
 
     Args:
         heard: is given what is of no member: `Meet`, `Begin`, `CallOff`, `RunOver`.
-        lost: is told that the meeting place is gone.
+        lost: is told that nothing more is heard, and why; "": the meeting place is gone.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class StoreChannel:
         place: MeetingPlace,
         seat: int,
         heard: Callable[[Down], None],
-        lost: Callable[[], None],
+        lost: Callable[[str], None],
     ) -> None:
         self._seat, self._heard, self._lost = seat, heard, lost
         self._held: list[FromMember] = []
@@ -190,12 +190,15 @@ class StoreChannel:
     def _listen(self, store: Store) -> None:
         while not self._is_over:
             try:
-                frame = store.queue_pop(f"down/{self._seat}")
+                heard = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
             except RuntimeError:
                 self._fail()
                 return
+            except WireError as error:
+                self._fail(str(error))
+                return
             messages: list[ToMember] = []
-            for one in DOWN.decode(frame):
+            for one in heard:
                 if isinstance(one, Meet | Begin | CallOff | RunOver):
                     self._is_over |= isinstance(one, RunOver)
                     self._heard(one)
@@ -205,11 +208,11 @@ class StoreChannel:
                 self._inbox.put(messages)
         self._inbox.put(None)
 
-    def _fail(self) -> None:
+    def _fail(self, why: str = "") -> None:
         if not self._is_over:
             self._is_over = True
             self._inbox.put(None)
-            self._lost()
+            self._lost(why)
 
 
 class ControllerPost:
@@ -257,4 +260,12 @@ class ControllerPost:
             if frame == _NOTHING:
                 return
             (seat,) = _SEAT.unpack_from(frame)
-            self._said.put((seat, UP.decode(frame[_SEAT.size :])))
+            self._said.put((seat, _read_said(seat, frame[_SEAT.size :])))
+
+
+def _read_said(seat: int, frame: bytes) -> list[FromMember | Up]:
+    """What a rank said; of one that speaks otherwise, that it has failed, and why."""
+    try:
+        return UP.decode(frame)
+    except WireError as error:
+        return [Failed(f"worker {seat}: {error}", Whose.USER)]
