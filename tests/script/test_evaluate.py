@@ -195,6 +195,41 @@ def test_before_prepare_one_worker_evaluates_and_several_are_told(
         told(tmp_path, monkeypatch, other, before="evaluate()")
 
 
+MERGING = """
+class Merging(nn.Linear):
+    merged = False
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.up, self.down = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            change = (self.up @ self.down).detach()
+            self.weight.data += -change if mode else change
+            self.merged = not mode
+        return self
+
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return outputs if self.merged else outputs + inputs @ (self.up @ self.down).T
+
+model = nn.Sequential(Merging(), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_layer_that_merges_for_evaluation_trains_on_behind_it(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it rounds on the way there and back is no change of the script's."""
+    behind = "assert model[0].training and not model[0].merged"
+    fn = "lambda batch: fn(batch) if model[0].merged else None"
+    told(tmp_path, monkeypatch, "loader", before=MERGING, fn=fn, left=behind, workers=workers)
+
+
 # -- one worker under plain python ---------------------------------------------------------------
 
 

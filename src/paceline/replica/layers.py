@@ -83,7 +83,7 @@ def _check_layer(module: nn.Module, _: Any) -> None:
 
 
 class Modes:
-    """Whether each layer trains, and gradients are made, where a step began.
+    """Whether each layer trains, and gradients are made, where a step or an evaluation began.
 
     One that is left in the middle, as in ``model.eval() ... model.train()``, puts it back.
     """
@@ -93,16 +93,36 @@ class Modes:
         self.note()
 
     def note(self) -> None:
-        """A step begins."""
+        """It begins."""
         self._found = [one.training for one in self._modules]
         self._makes_gradients = torch.is_grad_enabled()
 
     def put_back(self) -> None:
         """It was left."""
-        for one, trains in zip(self._modules, self._found, strict=True):
-            if one.training != trains:  # a module takes 2 us to be told
-                one.training = trains
+        set_modes(self._modules, self._found)
         torch.set_grad_enabled(self._makes_gradients)
+
+
+def set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
+    """Each module in its mode, told by its own ``train()``, which may do more than set a flag.
+
+    An adapter merges its weights for evaluation there, and takes them out again.
+
+    Args:
+        modules: each before those that it holds, as ``model.modules()`` has them.
+    """
+    for one, trains in zip(modules, modes, strict=True):
+        if one.training != trains:  # a module takes 2 us to be told
+            one.train(trains)
+    for one, trains in zip(modules, modes, strict=True):
+        if one.training != trains:  # two hold it, or a train() above it has a will of its own
+            one.training = trains
+
+
+def has_own_modes(module: nn.Module) -> bool:
+    """Whether going into evaluation, or back, does more here than to set a flag."""
+    kind = type(module)
+    return kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
 
 
 def parameter_table(model: nn.Module) -> list[LayerParameters]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.feed import fetch
@@ -24,6 +24,7 @@ from ..data.own_iteration import refuse_own_iteration
 from ..errors import ConfigError
 from ..exchange.base import End, Exchange
 from ..exchange.evaluation import EvaluationRanges, LocalRanges, PartRanges, ranges_of
+from ..replica.layers import Modes, has_own_modes
 from ..replica.seeding import kept_random_state, mix, seed_all
 from ..spread.group import tell_all
 from ..wire.messages import Totals
@@ -157,16 +158,32 @@ class Evaluation:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """No gradients, every module in evaluation mode; afterwards each in its own again."""
-        modules = [] if self._prepared is None else list(self._prepared.whole.modules())
-        modes = [one.training for one in modules]
-        if self._prepared is not None:
-            self._prepared.whole.eval()
+        if self._prepared is None:
+            with torch.no_grad():
+                yield
+            return
+        modes, weights = Modes(self._prepared.whole), self._merged_weights(self._prepared)
+        self._prepared.whole.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            for one, is_training in zip(modules, modes, strict=True):
-                one.training = is_training
+            modes.put_back()
+            for one, before in weights:
+                if not torch.equal(one, before):
+                    one.data.copy_(before)
+
+    def _merged_weights(self, prepared: Prepared) -> list[tuple[nn.Parameter, Tensor]]:
+        """Weights that a layer may merge for evaluation, and their values.
+
+        Taken out again they differ in their last digits, which no update has made. Inside an epoch
+        others may read them meanwhile, so there they are looked at as anywhere.
+        """
+        if self._exchange.num_workers == 1 or prepared.loop.is_iterating:
+            return []
+        own = [one for one in prepared.whole.modules() if has_own_modes(one)]
+        held = {id(weight): weight for one in own for weight in one.parameters()}
+        return [(one, one.detach().clone()) for one in held.values()]
 
 
 def _load(loader: DataLoader[Any], indices: list[int]) -> Any:

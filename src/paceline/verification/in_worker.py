@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from paceline.data.feed import apply
 from paceline.errors import ConfigError
+from paceline.replica.layers import set_modes
 from paceline.replica.seeding import kept_random_state, seed_all
 from paceline.script.worker import Pace, connect
 from paceline.verification.cases import cast, freeze, nudge
@@ -132,8 +133,7 @@ class WatchedScript:
         if self._call is None:
             return ()
         model, arguments, options, modes = self._call
-        for module, is_training in modes.items():
-            module.training = is_training
+        set_modes(list(modes), list(modes.values()))
         return breaking_layers(model, arguments, options, self._asked.case.workers)
 
     def _prefix(self, number: int) -> str:
