@@ -110,4 +110,7 @@ def test_buffers_that_a_forward_pass_writes_are_named() -> None:
     written.note()
     model[0].bank = model[0].bank.clone()
     assert written.written() == "0.bank"
+    written.note()
+    model[0].bank.data = model[0].bank + 1.0
+    assert written.written() == "0.bank"
     assert not WrittenBuffers(model[1])

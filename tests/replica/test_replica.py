@@ -128,6 +128,21 @@ def test_values_of_a_buffer_made_anew_go_where_the_old_one_lies() -> None:
     assert norm.running_mean.tolist() == [5.0, 5.0]
 
 
+def test_values_of_a_buffer_whose_memory_was_replaced_go_where_it_lay() -> None:
+    norm = nn.BatchNorm1d(2)
+    one = replica(norm)
+    place, home = one.layout.buffers.places[0], one.live_alone()
+    mean: Any = norm.running_mean
+    for value, keep in ((5.0, one.held.take_buffers), (7.0, one.held.drop_buffers)):
+        mean.data = torch.full((2,), value)
+        keep()
+        assert mean.data_ptr() == place.view(home).data_ptr()
+        assert mean.tolist() == [5.0, 5.0]
+    mean.data = torch.zeros(3)
+    with pytest.raises(ConfigError, match=r"buffer 'running_mean' is .* it was made .*\(3,\)"):
+        one.held.take_buffers()
+
+
 def test_what_no_exchange_carries_is_named() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)

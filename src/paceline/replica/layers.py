@@ -168,7 +168,7 @@ class WrittenBuffers:
             if buffer is not None and buffer.numel() > 1
             and key not in module._non_persistent_buffers_set
         ]  # fmt: skip
-        self._before: list[tuple[int, int]] = []
+        self._before: list[tuple[int, ...]] = []
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -185,9 +185,9 @@ class WrittenBuffers:
         pairs = zip(self._held, before, self._now(), strict=True)
         return next((name for (name, *_), then, now in pairs if then != now), None)
 
-    def _now(self) -> list[tuple[int, int]]:
+    def _now(self) -> list[tuple[int, ...]]:
         held = [module._buffers[key] for _, module, key in self._held]
-        return [(id(one), -1 if one is None else one._version) for one in held]
+        return [() if one is None else (id(one), one._version, one.data_ptr()) for one in held]
 
 
 def own_buffer_note(name: str) -> str:

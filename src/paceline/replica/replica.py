@@ -80,7 +80,7 @@ class Replica:
         """The same, with the buffers, which are copied there; private memory is given up."""
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(block).copy_(buffer)
-        bind(self.buffers, self.layout.buffers, block)
+        self._let_buffers_live_in(block)
         self.live_in(block)
         self._home = None
 
@@ -91,8 +91,12 @@ class Replica:
             self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
         self.write_to(self._home)
         self.live_in(self._home)
-        bind(self.buffers, self.layout.buffers, self._home)
+        self._let_buffers_live_in(self._home)
         return self._home
+
+    def _let_buffers_live_in(self, block: Tensor) -> None:
+        bind(self.buffers, self.layout.buffers, block)
+        self.held.buffers_lie_in(block)
 
     def digest(self) -> int:
         """A checksum of what the parameters hold."""
