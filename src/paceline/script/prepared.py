@@ -51,7 +51,14 @@ from ..replica.layers import (
     unwatch_forward,
     watch_forward,
 )
-from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
+from ..replica.rates import (
+    RateScaling,
+    StepsOnEach,
+    Warmup,
+    make_warmup,
+    note_of_warmup,
+    scale,
+)
 from ..replica.replica import (
     Replica,
     refuse_another_device,
@@ -63,7 +70,7 @@ from ..spread.asked import refuse_objects, split_of, spread_over
 from ..spread.base import SpreadModel
 from ..store.control import MOST_SCHEDULES
 from ..store.fragments import Fragments
-from ..store.joint import joined
+from ..store.joint import joined, parameters_of
 from ..store.layout import Layout
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
@@ -254,8 +261,11 @@ class Prepared:
         if is_sticky and self._member is not None:
             self.loop.beside.append(KeptPart())
         self.schedules = self._find_schedules(own if self.warmup is None else [self.warmup])
+        self._steps_on_each: StepsOnEach | None = None
         if accumulate > 1:
             self._set_up_accumulation(1 if self.is_stream else -(-size // context.parts))
+        elif self.warmup is not None and context.warmup and "ep" in context.warmup:
+            self._look_for_steps_on_each(self.warmup, context.warmup)
         self.step = OptimizerStep(
             context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
@@ -282,6 +292,17 @@ class Prepared:
         if self._member is None:
             note_losses(lambda _: made.differentiated())
             self.gradients.accumulate(made)
+
+    def _look_for_steps_on_each(self, warmup: Warmup, asked: str) -> None:
+        """Its length was counted by batches."""
+        loop, is_alone = self.loop, self._member is None
+        steps = StepsOnEach(
+            warmup, asked, parameters_of(self.optimizers[0]),
+            lambda: loop.batch if is_alone else loop.holding.current,
+        )  # fmt: skip
+        self._steps_on_each = steps
+        if is_alone:
+            note_losses(lambda _: steps.differentiated())
 
     def _scaling_of(self, loader: DataLoader[Any], batch: str) -> RateScaling:
         """What the learning rates are to be multiplied with.
@@ -724,6 +745,8 @@ class Prepared:
         if loss.numel() == 1:
             self.gradients.loss = loss.detach()
         self._strays.look(loss)
+        if self._steps_on_each is not None:
+            self._steps_on_each.differentiated()
         if self._written is not None and (name := self._written.written()) is not None:
             assert self._member is not None
             self._member.say(own_buffer_note(name))
