@@ -107,6 +107,8 @@ class WatchedScript:
                 nudge(model)
             model.register_forward_pre_hook(self._called, with_kwargs=True)
         changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
+        held = [one for model in self._models for one in model.parameters()]
+        self._first = [(one, one.detach().clone()) for one in held]
         made = self._prepare(*changed, batch="global", **options)
         end_with_run(self.pace, made, WatchedLoader)
         for one in made:
@@ -126,6 +128,7 @@ class WatchedScript:
         layers = self._layers() if self._asked.looks else ()
         found = {
             "state": prefixed, "own": self._has_own_batches, "layers": layers, "draws": self.draws,
+            "has_moved": any(not torch.equal(one, before) for one, before in self._first),
         }  # fmt: skip
         torch.save(found, Path(self._asked.folder) / FOUND)
 
