@@ -6,6 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao.quantization import (
+    FakeQuantize,
+    MinMaxObserver,
+    PlaceholderObserver,
+    disable_observer,
+)
 
 from paceline.errors import ConfigError
 from paceline.replica.layers import grain, watch_forward
@@ -14,6 +20,7 @@ from paceline.replica.replica import (
     Replica,
     refuse_another_device,
     refuse_hooks,
+    refuse_observers,
     refuse_shared_memory,
     refuse_what_cannot_be_carried,
 )
@@ -192,6 +199,18 @@ def test_two_objects_over_one_memory_are_named_and_one_object_is_carried() -> No
     with pytest.raises(ConfigError, match="'weight' and 'diagonal' of the model share memory"):
         refuse_shared_memory(seen)
     refuse_shared_memory(nn.LSTM(2, 3, num_layers=2, bidirectional=True))
+
+
+def test_ranges_that_nobody_observes_any_more_are_carried() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), FakeQuantize())
+    model(torch.ones(1, 2))
+    with pytest.raises(ConfigError, match=r"a mean of ranges .*apply\(torch\.ao.*disable_observer"):
+        refuse_observers(model)
+    model.apply(disable_observer)
+    refuse_observers(model)
+    refuse_observers(nn.Sequential(nn.BatchNorm1d(2), PlaceholderObserver()))
+    with pytest.raises(ConfigError, match=r"module '0' \(MinMaxObserver\)"):
+        refuse_observers(nn.Sequential(MinMaxObserver()))
 
 
 def test_a_parameter_of_whole_numbers_is_named() -> None:

@@ -441,6 +441,43 @@ def _refuse_whole_numbers(named: Iterable[tuple[str, nn.Parameter]]) -> None:
             )
 
 
+def refuse_without_size(model: nn.Module) -> None:
+    """ConfigError where a lazy layer has not seen a batch yet: a run lays out what there is."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ConfigError(
+                f"{name!r} of the model has no size yet (nn.Lazy...), and workers share memory of "
+                "its size; call the model once with a batch, model(inputs), before its optimizer "
+                "is made and before prepare()"
+            )
+
+
+def refuse_observers(model: nn.Module) -> None:
+    """ConfigError where a layer of torch's quantization observes a range of numbers.
+
+    The least number of a batch is the least of its parts', and an update has a mean of those. Who
+    observes no more has constants.
+    """
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if "min_val" not in module._buffers or not _is_observer(type(module)):
+            continue
+        is_enabled: Any = getattr(modules[name.rpartition(".")[0]], "observer_enabled", None)
+        if is_enabled is None or bool(is_enabled[0]):
+            raise ConfigError(
+                f"module {name!r} ({type(module).__name__}) observes the range of its numbers, "
+                "which each worker would do of its part, and a mean of ranges is too narrow: "
+                "observe in one process, then model.apply(torch.ao.quantization.disable_observer) "
+                "before prepare(), or train with one worker"
+            )
+
+
+def _is_observer(kind: type[nn.Module]) -> bool:
+    """Without an import of torch's quantization, which who has one has made."""
+    names = [(one.__module__, one.__name__) for one in kind.__mro__]
+    return ("torch.ao.quantization.observer", "ObserverBase") in names
+
+
 def refuse_shared_memory(model: nn.Module) -> None:
     """ConfigError where two tensors of the model are one memory: a run lays each by itself."""
     found = in_one_memory((*model.named_parameters(), *model.named_buffers()))

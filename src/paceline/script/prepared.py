@@ -62,8 +62,10 @@ from ..replica.rates import (
 from ..replica.replica import (
     Replica,
     refuse_another_device,
+    refuse_observers,
     refuse_shared_memory,
     refuse_what_cannot_be_carried,
+    refuse_without_size,
 )
 from ..replica.seeding import random_states, restore_random_states
 from ..spread.asked import refuse_objects, split_of, spread_over
@@ -168,7 +170,10 @@ class Prepared:
         if loader is not None and not isinstance(loader.dataset, OfRange):
             refuse_another_device(model, device)
         if self._member is not None:  # else nothing is laid out: plain PyTorch
+            refuse_without_size(model)
             refuse_shared_memory(model)
+        if exchange.num_workers > 1:
+            refuse_observers(model)
         self.whole = model
         """What the script holds; ``model`` is what is stepped here, a part of it where it is
         split."""
