@@ -36,6 +36,16 @@ class Noisy(Dataset):
     def __getitem__(self, index):
         return torch.rand(4) + random.random() + np.random.random(), index
 
+class Opened(Dataset):
+    file = None
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return self.file * torch.rand(4) + random.random(), index
+
+def open_it(worker):
+    torch.utils.data.get_worker_info().dataset.file = 1.0
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(5))
@@ -126,6 +136,18 @@ def test_random_samples_are_the_same_whoever_evaluates_them(
     assert one == other
     assert one[0] != one[1]
     assert told(tmp_path, monkeypatch, loader, engine="local") == [one, one]
+
+
+def test_what_the_loaders_own_workers_open_is_open_and_drawn_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process it never is."""
+    loader = "DataLoader(Opened(), batch_size=2, num_workers=2, worker_init_fn=open_it)"
+    left = f"{AS_IT_WAS}; assert other.dataset.file is None"
+    found = told(tmp_path, monkeypatch, loader, engine="local", left=left)
+    assert [one["acc"] for one in found[0]] == [[496, 32]] * 2
+    assert told(tmp_path, monkeypatch, loader, engine="local", left=left) == found
+    assert found[0] == found[1]
 
 
 def test_samples_drawn_at_random_are_the_same_in_all_workers(
