@@ -115,7 +115,12 @@ def test_of_accuracies_and_scores_more_is_better(name: str) -> None:
     assert sign_of(name, "min") == -1
 
 
-@pytest.mark.parametrize("name", ["lossless", "sum", "", "loss_dice", "log_likelihood", "42"])
+@pytest.mark.parametrize(
+    "name",
+    ["lossless", "sum", "", "loss_dice", "log_likelihood", "42", "neg_mean_squared_error",
+     "neg_log_loss", "negLoss", "-loss", "1 - acc", "1.0-acc", "minus_nll", "error_reduction",
+     "acc_drop"],
+)  # fmt: skip
 def test_a_name_that_does_not_tell_needs_a_mode_where_it_counts(name: str) -> None:
     with pytest.raises(ConfigError, match=r"does not tell whether more of it .*mode='max', or mo"):
         _rule(name, patience=1)

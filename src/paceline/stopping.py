@@ -30,6 +30,11 @@ _MORE = frozenset((
 ))  # fmt: skip
 _MORE_BY_ITSELF = frozenset(("score", "scores", "top"))
 """Of these more is better where no other word tells: not of a Brier score, of a top-1 error."""
+_TURNS = frozenset((
+    "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "reduction", "improvement",
+    "drop", "decrease", "increase", "gain",
+))  # fmt: skip
+"""Of what is negated, or a change, other words tell nothing: more of neg_log_loss is better."""
 MODES = ("min", "max")
 
 
@@ -57,7 +62,8 @@ def sign_of(name: str, mode: str | None = None) -> int:
 
     Args:
         mode: ``max`` or ``min``; None: by the words of its name (loss, error, accuracy, ...), which
-            all tell the same, or of which the last one is of those of which less is better.
+            all tell the same, or of which the last one is of those of which less is better. A name
+            that turns them round (neg_log_loss, loss_reduction, -loss, 1-acc) does not tell.
 
     Raises:
         ConfigError: it is another mode, or the name does not tell.
@@ -77,9 +83,10 @@ def _sign_by(name: str) -> int:
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower()
     words = re.findall(r"[a-z]+", re.sub(r"cross[^a-z]entropy", "crossentropy", spaced))
     is_less, is_more = not _LESS.isdisjoint(words), not _MORE.isdisjoint(words)
-    if is_less and (not is_more or words[-1] in _LESS):
+    is_turned = not _TURNS.isdisjoint(words) or re.match(r"\s*(1(\.0*)?\s*)?-", name) is not None
+    if is_less and not is_turned and (not is_more or words[-1] in _LESS):
         return -1
-    if is_less or not (is_more or not _MORE_BY_ITSELF.isdisjoint(words)):
+    if is_turned or is_less or not (is_more or not _MORE_BY_ITSELF.isdisjoint(words)):
         raise ConfigError(
             f"the name {name!r:.60} does not tell whether more of it is better: give mode='max', "
             "or mode='min' where less is"

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from paceline.bench import lr_range
 from paceline.bench.lr_range import (
@@ -19,8 +20,11 @@ from paceline.bench.lr_range import (
     render_range,
 )
 from paceline.bench.lr_script import script_program
-from paceline.bench.lr_worker import Diverging, LrRamp
+from paceline.bench.lr_worker import Diverging, LrRamp, growing
+from paceline.context import Context
 from paceline.errors import ConfigError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.trace.records import Header
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -47,6 +51,14 @@ def test_rates_grow_by_the_same_factor_from_the_lowest_to_the_highest() -> None:
     assert rates[-1] == pytest.approx(10.0)
     assert rates[50] == pytest.approx(math.sqrt(1e-4 * 10.0))
     assert {round(b / a, 9) for a, b in pairwise(rates)} == {round(10**0.05, 9)}
+
+
+def test_rates_are_multiples_of_those_that_the_optimizer_has_now() -> None:
+    """And not of the first ones of another run, which a state that was loaded has."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    optimizer.param_groups[0]["initial_lr"] = 7.0
+    scheduler = growing(Pace(SoloExchange(), Context(device="cpu")), optimizer, RAMP.factor)
+    assert scheduler.get_last_lr() == [0.5]
 
 
 def test_a_loss_stands_at_the_rate_of_its_own_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +227,14 @@ def test_all_local_steps_of_an_update_have_its_rate(
              "prepare(torch.optim.lr_scheduler.StepLR(optimizer, 3), model, optimizer,"), "",
             "and so does StepLR",
         ),
+        (
+            ("model, optimizer, loader = pace",
+             "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)\n"
+             "model, optimizer, loader = pace"), "",
+            "and so does LinearLR",
+        ),
     ],
-    ids=["flags", "lines", "rate", "by hand", "scheduler"],
+    ids=["flags", "lines", "rate", "by hand", "scheduler", "scheduler beside"],
 )  # fmt: skip
 def test_a_script_that_cannot_be_tested_is_one_sentence(
     say: Say, tmp_path: Path, change: tuple[str, str], flags: str, words: str

@@ -60,6 +60,29 @@ def test_modes_are_put_back() -> None:
     assert [one.training for one in model.modules()] == [True, True, False]
 
 
+class Merging(nn.Linear):
+    """An adapter that lies in its weights in evaluation."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        self.merged = not mode
+        return self
+
+
+def test_modes_are_put_back_by_each_layers_own_train() -> None:
+    model = nn.Sequential(Merging(2, 2), nn.Sequential(Merging(2, 2), nn.BatchNorm1d(2)))
+    model[1].eval()
+    modes = Modes(model)
+    model.eval()
+    assert model[0].merged
+    modes.put_back()
+    assert not model[0].merged
+    assert model[1][0].merged
+    assert [one.training for one in model.modules()] == [True, True, False, False, False]
+
+
 class Memory(nn.Module):
     """Keeps its newest inputs, or a cache, or counts."""
 
@@ -86,5 +109,8 @@ def test_buffers_that_a_forward_pass_writes_are_named() -> None:
     assert written.written() is None
     written.note()
     model[0].bank = model[0].bank.clone()
+    assert written.written() == "0.bank"
+    written.note()
+    model[0].bank.data = model[0].bank + 1.0
     assert written.written() == "0.bank"
     assert not WrittenBuffers(model[1])

@@ -6,6 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao.quantization import (
+    FakeQuantize,
+    MinMaxObserver,
+    PlaceholderObserver,
+    disable_observer,
+)
 
 from paceline.errors import ConfigError
 from paceline.replica.layers import grain, watch_forward
@@ -14,6 +20,7 @@ from paceline.replica.replica import (
     Replica,
     refuse_another_device,
     refuse_hooks,
+    refuse_observers,
     refuse_shared_memory,
     refuse_what_cannot_be_carried,
 )
@@ -128,6 +135,21 @@ def test_values_of_a_buffer_made_anew_go_where_the_old_one_lies() -> None:
     assert norm.running_mean.tolist() == [5.0, 5.0]
 
 
+def test_values_of_a_buffer_whose_memory_was_replaced_go_where_it_lay() -> None:
+    norm = nn.BatchNorm1d(2)
+    one = replica(norm)
+    place, home = one.layout.buffers.places[0], one.live_alone()
+    mean: Any = norm.running_mean
+    for value, keep in ((5.0, one.held.take_buffers), (7.0, one.held.drop_buffers)):
+        mean.data = torch.full((2,), value)
+        keep()
+        assert mean.data_ptr() == place.view(home).data_ptr()
+        assert mean.tolist() == [5.0, 5.0]
+    mean.data = torch.zeros(3)
+    with pytest.raises(ConfigError, match=r"buffer 'running_mean' is .* it was made .*\(3,\)"):
+        one.held.take_buffers()
+
+
 def test_what_no_exchange_carries_is_named() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
@@ -177,6 +199,18 @@ def test_two_objects_over_one_memory_are_named_and_one_object_is_carried() -> No
     with pytest.raises(ConfigError, match="'weight' and 'diagonal' of the model share memory"):
         refuse_shared_memory(seen)
     refuse_shared_memory(nn.LSTM(2, 3, num_layers=2, bidirectional=True))
+
+
+def test_ranges_that_nobody_observes_any_more_are_carried() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), FakeQuantize())
+    model(torch.ones(1, 2))
+    with pytest.raises(ConfigError, match=r"a mean of ranges .*apply\(torch\.ao.*disable_observer"):
+        refuse_observers(model)
+    model.apply(disable_observer)
+    refuse_observers(model)
+    refuse_observers(nn.Sequential(nn.BatchNorm1d(2), PlaceholderObserver()))
+    with pytest.raises(ConfigError, match=r"module '0' \(MinMaxObserver\)"):
+        refuse_observers(nn.Sequential(MinMaxObserver()))
 
 
 def test_a_parameter_of_whole_numbers_is_named() -> None:

@@ -8,9 +8,24 @@ from paceline.run.calls import EvaluationBook
 
 def test_what_a_dead_member_held_is_counted_by_another() -> None:
     book = EvaluationBook(num_samples=5, batch_size=2)
-    assert [book.take(0), book.take(1)] == [(0, 2), (2, 4)]
+    assert [book.take(0), book.take(1)] == [[(0, 2)], [(2, 4)]]
     book.left(0)
-    assert [book.take(1), book.take(1), book.take(1)] == [(0, 2), (4, 5), None]
+    for start, ranges in ((2, [(0, 2)]), (0, [(4, 5)]), (4, [])):
+        book.counted(1, start, {})
+        assert book.take(1) == ranges
+    assert book.is_complete
+
+
+def test_a_member_holds_ranges_ahead_and_leaves_them_in_their_order() -> None:
+    book = EvaluationBook(num_samples=10, batch_size=2, num_ahead=2)
+    assert book.take(0) == [(0, 2), (2, 4), (4, 6)]
+    assert book.take(1) == [(6, 8), (8, 10)]
+    book.counted(0, 0, {})
+    assert book.take(0) == [(2, 4), (4, 6)]
+    book.left(0)
+    book.counted(1, 6, {})
+    assert book.take(1) == [(8, 10), (2, 4), (4, 6)]
+    assert not book.is_complete
 
 
 def test_members_that_measure_by_different_names_are_refused_with_both() -> None:

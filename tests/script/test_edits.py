@@ -28,11 +28,14 @@ WAYS: dict[str, dict[str, object]] = {
     "local-sgd:1": {"protocol": "local-sgd:1", "path": "peers"},
     "local-sgd:2": {"protocol": "local-sgd:2", "engine": "inline"},
 }
+LOCAL_COLLECTIVE = "local-sgd:2 collective"
+"""What members reduce there is no copy that went through a store."""
 EXACT = ("peers", "store", "collective")
 
 
 def results_of(folder: Path, case: str, way: str) -> list[dict[str, Tensor]]:
-    run_script(SCRIPT, folder, case, str(folder), workers=2, **WAYS[way])
+    settings = WAYS.get(way, {"protocol": "local-sgd:2", "path": "collective"})
+    run_script(SCRIPT, folder, case, str(folder), workers=2, **settings)
     return [torch.load(folder / f"{case}-{worker}.pt") for worker in range(2)]
 
 
@@ -144,12 +147,14 @@ def test_parameters_may_thaw_and_freeze_again(tmp_path: Path, way: str, case: st
     assert is_moved == (case != "unfreeze unused")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_buffers_that_are_made_anew_are_carried(tmp_path: Path, way: str) -> None:
-    first, second = results_of(tmp_path, "new buffers", way)
+@pytest.mark.parametrize("way", [*WAYS, LOCAL_COLLECTIVE])
+@pytest.mark.parametrize("case", ["new buffers", "moved buffers"])
+def test_buffers_that_are_made_anew_are_carried(tmp_path: Path, way: str, case: str) -> None:
+    first, second = results_of(tmp_path, case, way)
     assert differ(first, second) == 0.0
+    assert float(first["mean"].abs().max()) > 0.0
     if way in EXACT:
-        assert differ(first, edits.CASES["new buffers"](Plain())) < CLOSE
+        assert differ(first, edits.CASES[case](Plain())) < CLOSE
 
 
 @pytest.mark.parametrize("way", ["peers", "store"])

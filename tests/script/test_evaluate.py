@@ -36,6 +36,16 @@ class Noisy(Dataset):
     def __getitem__(self, index):
         return torch.rand(4) + random.random() + np.random.random(), index
 
+class Opened(Dataset):
+    file = None
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return self.file * torch.rand(4) + random.random(), index
+
+def open_it(worker):
+    torch.utils.data.get_worker_info().dataset.file = 1.0
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(5))
@@ -128,6 +138,18 @@ def test_random_samples_are_the_same_whoever_evaluates_them(
     assert told(tmp_path, monkeypatch, loader, engine="local") == [one, one]
 
 
+def test_what_the_loaders_own_workers_open_is_open_and_drawn_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process it never is."""
+    loader = "DataLoader(Opened(), batch_size=2, num_workers=2, worker_init_fn=open_it)"
+    left = f"{AS_IT_WAS}; assert other.dataset.file is None"
+    found = told(tmp_path, monkeypatch, loader, engine="local", left=left)
+    assert [one["acc"] for one in found[0]] == [[496, 32]] * 2
+    assert told(tmp_path, monkeypatch, loader, engine="local", left=left) == found
+    assert found[0] == found[1]
+
+
 def test_samples_drawn_at_random_are_the_same_in_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +215,41 @@ def test_before_prepare_one_worker_evaluates_and_several_are_told(
     assert [one["acc"] for one in totals] == [[435, 30]] * 3
     with pytest.raises(ConfigError, match=r"pace.evaluate\(\) was called before pace.prepare\(\)"):
         told(tmp_path, monkeypatch, other, before="evaluate()")
+
+
+MERGING = """
+class Merging(nn.Linear):
+    merged = False
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.up, self.down = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            change = (self.up @ self.down).detach()
+            self.weight.data += -change if mode else change
+            self.merged = not mode
+        return self
+
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return outputs if self.merged else outputs + inputs @ (self.up @ self.down).T
+
+model = nn.Sequential(Merging(), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_layer_that_merges_for_evaluation_trains_on_behind_it(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it rounds on the way there and back is no change of the script's."""
+    behind = "assert model[0].training and not model[0].merged"
+    fn = "lambda batch: fn(batch) if model[0].merged else None"
+    told(tmp_path, monkeypatch, "loader", before=MERGING, fn=fn, left=behind, workers=workers)
 
 
 # -- one worker under plain python ---------------------------------------------------------------

@@ -75,6 +75,8 @@ def skipping_loop(task: Task) -> State:
         ("iterable", "a stream's batch of 13 samples cannot be shared by 2"),
         ("in order", "in_order=False"),
         ("no batches", "batch_size=None"),
+        ("no size", r"'weight' of the model has no size yet \(nn\.Lazy\.\.\.\)"),
+        ("observed", r"'1\.activation_post_process' \(MovingAverageMinMaxObserver\) observes"),
         ("sparse", r"module 'table' \(Embedding\) makes sparse gradients"),
         ("one memory", r"'first\.weight' and 'second\.weight' of the model share memory"),
         ("second optimizer", "two optimizers step parameter 'first.weight'"),

@@ -9,17 +9,21 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, lr_scheduler
+from torch.utils.data import DataLoader
 
 import runs
 from paceline.checkpoints.resumption import adopt
 from paceline.config import RunSettings, resolve
+from paceline.context import Context
 from paceline.errors import ConfigError, WorkerError
+from paceline.exchange.solo import SoloExchange
 from paceline.fields import Length, read_length
 from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.replay import replay
 from paceline.replica.rates import RateScaling, Warmup, ramp, scale
 from paceline.report.live import QuietObserver
+from paceline.script.worker import Pace
 from paceline.verification.plain import Order, State, _batches, fresh, state_of
 from paceline.workloads.base import Task
 from reference import differ, plain_loop
@@ -178,6 +182,7 @@ for epoch in pace.epochs(2):
 if pace.is_main:
     torch.save(rates, "rates.pt")
 """
+BY_HAND = "_ = len(rates) % 2 or (optimizer.step(), optimizer.zero_grad())"
 EACH = 'pace.prepare(*objects, batch="per-worker")'
 
 
@@ -187,7 +192,12 @@ def rates_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
     monkeypatch.chdir(tmp_path)
 
     def run(
-        scheduler: str = "", inside: str = "", *, is_prepared: bool = True, **settings: Any
+        scheduler: str = "",
+        inside: str = "",
+        *,
+        is_prepared: bool = True,
+        accumulates: bool = False,
+        **settings: Any,
     ) -> list[list[float]]:
         prepare = f"_, _, loader, *_ = {EACH}"
         text = SCRIPT.format(
@@ -196,6 +206,9 @@ def rates_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
             inside=inside or "pass",
             prepare=prepare,
         )
+        if accumulates:
+            text = text.replace("            optimizer.zero_grad()\n", "")
+            text = text.replace("optimizer.step()", BY_HAND)
         (tmp_path / "train.py").write_text(text)
         chosen = {"workers": 2, "engine": "inline", **settings}
         runs.run_script(tmp_path / "train.py", tmp_path, **chosen)
@@ -286,6 +299,41 @@ def test_what_cannot_be_is_refused_by_name(
         rates_of(scheduler, inside, **settings)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1"])
+def test_a_warm_up_of_epochs_is_refused_where_a_batch_has_no_step(
+    rates_of: Callable[..., list[list[float]]], workers: int, protocol: str
+) -> None:
+    """Nobody knows how many updates an epoch has then; those of updates are as they are."""
+    settings: dict[str, Any] = {"workers": workers, "protocol": protocol, "accumulates": True}
+    with pytest.raises((ConfigError, WorkerError), match="1ep: this script does not step its opt"):
+        rates_of(warmup="1ep", **settings)
+    assert rates_of(warmup="2", **settings)[-1] == pytest.approx([0.1, 0.05])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_worker_alone_is_refused_the_same(every: int) -> None:
+    pace = Pace(SoloExchange(), Context(device="cpu", warmup="1ep"))
+    model, data = nn.Linear(2, 1), [torch.ones(2) for _ in range(8)]
+    model, optimizer, loader = pace.prepare(
+        model, SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=2)
+    )
+
+    def train() -> None:
+        for number, inputs in enumerate(loader):
+            with pace.step():
+                model(inputs).square().mean().backward()
+                if number % every == every - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    if every == 1:
+        train()
+        return
+    with pytest.raises(ConfigError, match=r"--warmup 1ep: .*--warmup 200, or .*--accumulate N"):
+        train()
+
+
 # -- the parts -------------------------------------------------------------------------------------
 
 
@@ -342,6 +390,14 @@ def test_a_tensor_that_several_groups_have_is_scaled_once() -> None:
     optimizer.step()
     schedule.step()
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4, 0.4])
+
+
+def test_a_warm_up_grows_to_the_rate_that_the_optimizer_has_now() -> None:
+    """Also where its state was loaded, and has the first rate of another run."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    optimizer.param_groups[0]["initial_lr"] = 10.0
+    assert Warmup(optimizer, 4, 0.5).base_lrs == [0.1]
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
 def test_the_ramp_begins_at_its_start_and_ends_at_one() -> None:

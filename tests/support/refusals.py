@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.ao.quantization import FakeQuantize
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
@@ -20,6 +21,13 @@ class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(4, 3, sparse=True)
+
+
+class Observed(nn.Sequential):
+    """Quantization-aware training."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 3), FakeQuantize())
 
 
 class Endless(torch.utils.data.IterableDataset[Any]):
@@ -57,6 +65,8 @@ REFUSED: dict[str, Callable[[Any], None]] = {
     "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
     "no batches": functools.partial(refused, batch_size=None),
     "one memory": lambda pace: refused(pace, model=OneMemory(), make=lambda p, lr: SGD(p, lr)),
+    "no size": lambda pace: refused(pace, model=nn.LazyLinear(3), make=lambda p, lr: SGD(p, lr)),
+    "observed": lambda pace: refused(pace, model=Observed(), make=lambda p, lr: SGD(p, lr)),
     "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),
     "second optimizer": refused_second_optimizer,
 }

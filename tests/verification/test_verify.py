@@ -340,6 +340,22 @@ def test_bad_input_is_one_sentence(say: Say, line: str, words: str) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("for epoch in pace.epochs(2)", "for epoch in ()"), "made no update, so nothing is prov"),
+        (("lr=0.1", "lr=0.0"), "3 updates moved no parameter, so nothing is proved"),
+    ],
+)
+def test_a_script_that_trains_nothing_is_not_equal(
+    written: Callable[..., str], change: tuple[str, str], words: str
+) -> None:
+    path = Path(written(MEAN))
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ConfigError, match=words):
+        verify(str(path), (2,))
+
+
 def test_a_script_without_a_loader_is_refused(written: Callable[..., str]) -> None:
     prepare = "model, optimizer = pace.prepare(model, optimizer)"
     with pytest.raises(ConfigError, match="given a loader"):

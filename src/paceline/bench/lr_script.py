@@ -16,13 +16,14 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.bench.lr_worker import Diverging, LrRamp, at_its_rate, growing
 from paceline.errors import ConfigError
 from paceline.porting.porting import check_script
 from paceline.program import ScriptProgram
 from paceline.script.patches import replace_step
+from paceline.script.unprepared import StraySchedulers
 from paceline.script.worker import Pace, connect
 from paceline.verification.ending import end_with_loop, end_with_run, run_for_updates
 
@@ -53,13 +54,12 @@ class RampedScript:
             return self._prepare(*objects, **options)
         self.has_prepared = True
         optimizer = _only_optimizer(objects)
-        for one in objects:
-            if isinstance(one, LRScheduler | ReduceLROnPlateau):
-                raise ConfigError(
-                    f"tune lr sets the learning rate of each update, and so does "
-                    f"{type(one).__name__}: leave it out while you test, and put it back with the "
-                    "rate that was found"
-                )
+        if schedulers := StraySchedulers(optimizer).found():  # prepared or not
+            raise ConfigError(
+                f"tune lr sets the learning rate of each update, and so does "
+                f"{type(schedulers[0]).__name__}: leave it out while you test, and put it back "
+                "with the rate that was found"
+            )
         first = float(optimizer.param_groups[0]["lr"])
         if not first > 0.0:
             raise ConfigError(

@@ -18,6 +18,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from paceline.replica.rates import forget_first_rates
 from paceline.replica.seeding import seed_all
 from paceline.script.worker import Pace, connect
 from paceline.trainer import make_loader
@@ -80,6 +81,7 @@ def growing(pace: Pace, optimizer: Optimizer, factor: Callable[[int], float]) ->
         factor: of the rates that the optimizer has now, by the update.
     """
     is_local = pace.context.is_difference
+    forget_first_rates(optimizer)
     return LambdaLR(optimizer, lambda step: factor(pace.version if is_local and step else step))
 
 

@@ -28,7 +28,7 @@ from .order import EpochOrder
 _BETWEEN_SALT = 5
 _CACHE_LINE = 64
 _GATHERED_BYTES = 2 << 20
-_PREFETCH = 2
+PREFETCH = 2
 """Batches that a worker loads ahead where the loader does not say: torch's own default."""
 
 
@@ -66,7 +66,7 @@ class LeasedLoader:
         self._device = device
         is_own = speed.loader_workers < 0
         num_workers = loader.num_workers if is_own else speed.loader_workers
-        prefetch = (loader.prefetch_factor or _PREFETCH) if num_workers else 0
+        prefetch = (loader.prefetch_factor or PREFETCH) if num_workers else 0
         self._workers = FedWorkers(loader, num_workers, prefetch)
         self._fetches_ahead = num_workers * prefetch
         self._pins = loader.pin_memory and torch.accelerator.is_available()

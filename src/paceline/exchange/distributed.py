@@ -119,6 +119,7 @@ class DistributedAveraging(Averaging):
 
     def _fill(self, work: Work) -> None:
         replica, present = self._replica, self._store.present(self._seat)
+        replica.held.take_buffers()
         if self._copy.is_difference:
             self._copy.unedited.check()
             present[:] = self._copy.own.due.present
@@ -127,7 +128,6 @@ class DistributedAveraging(Averaging):
             return
         if work.inv_scale != 1.0:
             replica.scale_gradients(work.inv_scale)
-        replica.held.take_buffers()
         replica.gather(present)
 
     def update(self, lines: Sequence[Line]) -> None:

@@ -4,6 +4,7 @@ This module must not know what is counted.
 """
 
 import abc
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,10 @@ class EvaluationRanges(abc.ABC):
         """The next range of positions to evaluate, or None when all are taken."""
 
     @abc.abstractmethod
+    def ahead(self) -> Iterable[tuple[int, int]]:
+        """The ranges that ``next`` gives behind that one, as far as they are known."""
+
+    @abc.abstractmethod
     def report(self, totals: Totals) -> None:
         """Hand in the totals of the range that ``next`` gave."""
 
@@ -42,11 +47,14 @@ class LocalRanges(EvaluationRanges):
     """An evaluation by one member alone."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
-        self._ranges = iter(ranges)
+        self._ranges = deque(ranges)
         self._totals: Totals = {}
 
     def next(self) -> tuple[int, int] | None:
-        return next(self._ranges, None)
+        return self._ranges.popleft() if self._ranges else None
+
+    def ahead(self) -> Iterable[tuple[int, int]]:
+        return self._ranges
 
     def report(self, totals: Totals) -> None:
         for name, (value, count) in totals.items():
@@ -68,11 +76,14 @@ class SharedRanges(EvaluationRanges):
         self._channel = channel
         self._mail = mail
         self._start = -1
+        self._ahead: tuple[tuple[int, int], ...] = ()
 
     def next(self) -> tuple[int, int] | None:
-        start, stop = self._mail.expect(Range)
-        self._start = start
-        return None if start < 0 else (start, stop)
+        self._start, stop, self._ahead = self._mail.expect(Range)
+        return None if self._start < 0 else (self._start, stop)
+
+    def ahead(self) -> Iterable[tuple[int, int]]:
+        return self._ahead
 
     def report(self, totals: Totals) -> None:
         self._channel.send(Counted(self._start, totals))

@@ -479,12 +479,17 @@ class StoreExchange(Exchange):
         self.store.scales.offer(self.seat, scale)
 
     def census(
-        self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
+        self,
+        num_samples: int,
+        batch_size: int,
+        ends: Sequence[int] | None = None,
+        digest: str = "",
+        ahead: int = 0,
     ) -> EvaluationRanges:
         own = tuple(ends) if ends is not None else None
         may_differ = self.num_workers > 1 and (self._is_published or not self._are_alike)
         weights = self._own.copy.replica.digest() if may_differ else 0
-        self._channel.send(said.Count(num_samples, batch_size, own, digest, weights))
+        self._channel.send(said.Count(num_samples, batch_size, own, digest, weights, ahead))
         return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
     parameter.data = ...      of equal content: put back; of other content or another type: refused
     module.mean = 0.9 * ...   a buffer made anew: its values go where the old one lies
+    module.mean.data = ...    the same of its memory
 
 A script that replaces memory leaves the run without a word, so this is looked at before each push.
 So is whether the bytes in it are what they were: all of few, of many a sample that moves.
@@ -57,11 +58,17 @@ class HeldMemory:
             if buffer is not None
         ]
         self._block: Tensor | None = None
+        self._buffer_block: Tensor | None = None
 
     def lie_in(self, block: Tensor) -> None:
         """The parameters were just made views into ``block``."""
         self._block = block
         self._places = [(one.data_ptr(), one.numel()) for one in self._parameters]
+
+    def buffers_lie_in(self, block: Tensor) -> None:
+        """The buffers were just made views into ``block``, which may be another one."""
+        self._buffer_block = block
+        self._buffer_places = [(one.data_ptr(), one.numel()) for one in self._buffers]
 
     def versions(self) -> list[int]:
         """How often each parameter was written through a name that torch counts."""
@@ -102,11 +109,7 @@ class HeldMemory:
         """Parameters that lie elsewhere, or have another size."""
         if self._block is None:
             return []
-        now = [(one.data_ptr(), one.numel()) for one in self._parameters]
-        if now == self._places:
-            return []
-        pairs = zip(now, self._places, strict=True)
-        return [number for number, (here, there) in enumerate(pairs) if here != there]
+        return _elsewhere(self._parameters, self._places)
 
     def _put_back(self, number: int) -> tuple[Tensor, Tensor]:
         """Let a parameter lie in the block again; what is there, and what the script had put."""
@@ -145,6 +148,8 @@ class HeldMemory:
         Raises:
             ConfigError: one has another type, shape or place since.
         """
+        for ours, found in self._put_buffers_back():
+            ours.copy_(found)
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is mine:
@@ -157,10 +162,29 @@ class HeldMemory:
 
     def drop_buffers(self) -> None:
         """What a pass has made that does not count is forgotten: the old buffers take its place."""
+        self._put_buffers_back()
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is not mine and found is not None and _are_of_one_kind(mine, found):
                 module._buffers[key] = mine
+
+    def _put_buffers_back(self) -> list[tuple[Tensor, Tensor]]:
+        """Let buffers lie in the block again; of each what is there, and what the script had put.
+
+        Raises:
+            ConfigError: that has another type, shape or device.
+        """
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if self._buffer_block is None:
+            return pairs
+        for number in _elsewhere(self._buffers, self._buffer_places):
+            mine, place = self._buffers[number], self._layout.buffers.places[number]
+            ours, found = place.alone(self._buffer_block), mine.detach()
+            if not _are_of_one_kind(ours, found):
+                raise replaced("buffer", place, found)
+            mine.data = ours
+            pairs.append((ours, found))
+        return pairs
 
 
 IN_THE_STEP = (
@@ -191,6 +215,15 @@ def replaced(kind: str, place: TensorPlace, found: Tensor | None) -> ConfigError
         f"prepare() it was made {now}: convert, move and resize a model before, "
         "model = model.to(...); model, optimizer, loader = pace.prepare(model, optimizer, loader)"
     )
+
+
+def _elsewhere(tensors: Sequence[Tensor], places: Sequence[tuple[int, int]]) -> list[int]:
+    """Which of them lie elsewhere than at these addresses, or have another size."""
+    now = [(one.data_ptr(), one.numel()) for one in tensors]
+    if now == places:
+        return []
+    pairs = enumerate(zip(now, places, strict=True))
+    return [number for number, (here, there) in pairs if here != there]
 
 
 def _are_of_one_kind(one: Tensor, other: Tensor) -> bool:

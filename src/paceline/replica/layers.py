@@ -83,7 +83,7 @@ def _check_layer(module: nn.Module, _: Any) -> None:
 
 
 class Modes:
-    """Whether each layer trains, and gradients are made, where a step began.
+    """Whether each layer trains, and gradients are made, where a step or an evaluation began.
 
     One that is left in the middle, as in ``model.eval() ... model.train()``, puts it back.
     """
@@ -93,16 +93,36 @@ class Modes:
         self.note()
 
     def note(self) -> None:
-        """A step begins."""
+        """It begins."""
         self._found = [one.training for one in self._modules]
         self._makes_gradients = torch.is_grad_enabled()
 
     def put_back(self) -> None:
         """It was left."""
-        for one, trains in zip(self._modules, self._found, strict=True):
-            if one.training != trains:  # a module takes 2 us to be told
-                one.training = trains
+        set_modes(self._modules, self._found)
         torch.set_grad_enabled(self._makes_gradients)
+
+
+def set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
+    """Each module in its mode, told by its own ``train()``, which may do more than set a flag.
+
+    An adapter merges its weights for evaluation there, and takes them out again.
+
+    Args:
+        modules: each before those that it holds, as ``model.modules()`` has them.
+    """
+    for one, trains in zip(modules, modes, strict=True):
+        if one.training != trains:  # a module takes 2 us to be told
+            one.train(trains)
+    for one, trains in zip(modules, modes, strict=True):
+        if one.training != trains:  # two hold it, or a train() above it has a will of its own
+            one.training = trains
+
+
+def has_own_modes(module: nn.Module) -> bool:
+    """Whether going into evaluation, or back, does more here than to set a flag."""
+    kind = type(module)
+    return kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
 
 
 def parameter_table(model: nn.Module) -> list[LayerParameters]:
@@ -148,7 +168,7 @@ class WrittenBuffers:
             if buffer is not None and buffer.numel() > 1
             and key not in module._non_persistent_buffers_set
         ]  # fmt: skip
-        self._before: list[tuple[int, int]] = []
+        self._before: list[tuple[int, ...]] = []
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -165,9 +185,9 @@ class WrittenBuffers:
         pairs = zip(self._held, before, self._now(), strict=True)
         return next((name for (name, *_), then, now in pairs if then != now), None)
 
-    def _now(self) -> list[tuple[int, int]]:
+    def _now(self) -> list[tuple[int, ...]]:
         held = [module._buffers[key] for _, module, key in self._held]
-        return [(id(one), -1 if one is None else one._version) for one in held]
+        return [() if one is None else (id(one), one._version, one.data_ptr()) for one in held]
 
 
 def own_buffer_note(name: str) -> str:

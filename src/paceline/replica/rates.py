@@ -8,8 +8,9 @@
 Rates are scaled once, in ``prepare``, in every parameter group and in what schedulers hold of them;
 what holds a rate that cannot be scaled with them is refused. The warm-up is a scheduler like one
 that a script prepares, stepped after each step of the optimizer, so it is kept in checkpoints and
-is the same in all workers. It sets the rate itself: a script that changes it, too, is refused. This
-module must not know runs.
+is the same in all workers. It sets the rate itself: a script that changes it, too, is refused. So
+is one that leaves batches without a step where the warm-up lasts epochs: nobody knows how many
+steps those have. This module must not know runs.
 
 Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
 arXiv:1706.02677, section 2; the root: Krizhevsky, "One weird trick for parallelizing convolutional
@@ -17,12 +18,12 @@ neural networks", arXiv:1404.5997, section 5.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
@@ -133,6 +134,7 @@ class Warmup(schedulers.LambdaLR):
     """
 
     def __init__(self, optimizer: Optimizer, num_steps: int, start: float) -> None:
+        forget_first_rates(optimizer)
         super().__init__(optimizer, partial(ramp, num_steps=num_steps, start=start))
 
     def step(self, epoch: int | None = None) -> None:
@@ -146,6 +148,65 @@ class Warmup(schedulers.LambdaLR):
                 "leave the rate alone"
             )
         super().step()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rate has grown to its value."""
+        function: Any = self.lr_lambdas[0]
+        return bool(self.last_epoch >= function.keywords["num_steps"])
+
+
+def forget_first_rates(optimizer: Optimizer) -> None:
+    """Schedulers made from now on multiply the rates that it has now.
+
+    Else it would be those that an earlier one began with, as a loaded state has them, too.
+    """
+    for group in optimizer.param_groups:
+        group.pop("initial_lr", None)
+
+
+class StepsOnEach:
+    """Whether a loop steps on every batch, which the length of a warm-up in epochs counts on.
+
+    Args:
+        asked: the length, as it was given.
+        parameters: whose gradients are looked at.
+        batch: what is in the loop's hands now, another object for each batch.
+    """
+
+    def __init__(
+        self,
+        warmup: Warmup,
+        asked: str,
+        parameters: Iterable[nn.Parameter],
+        batch: Callable[[], object],
+    ) -> None:
+        self._warmup, self._asked = warmup, asked
+        self._parameters, self._batch = list(parameters), batch
+        self._last: object = None
+        """The batch of the last backward pass."""
+        self._num_steps = 0
+        """That were made before it."""
+
+    def differentiated(self) -> None:
+        """A backward pass begins.
+
+        Raises:
+            ConfigError: it adds to a gradient of another batch, which had no step.
+        """
+        batch, num_steps = self._batch(), self._warmup.last_epoch
+        is_another = self._last is not None and self._last is not batch
+        if is_another and num_steps == self._num_steps and not self._warmup.is_over:
+            self._refuse_gradients()
+        self._last, self._num_steps = batch, num_steps
+
+    def _refuse_gradients(self) -> None:
+        if any(one.grad is not None and bool(one.grad.any()) for one in self._parameters):
+            raise ConfigError(
+                f"--warmup {self._asked}: this script does not step its optimizer on every batch, "
+                "so nobody knows how many updates an epoch has; give updates, --warmup 200, or "
+                "leave accumulating to --accumulate N"
+            )
 
 
 def ramp(step: int, *, num_steps: int, start: float) -> float:

@@ -80,7 +80,7 @@ class Replica:
         """The same, with the buffers, which are copied there; private memory is given up."""
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(block).copy_(buffer)
-        bind(self.buffers, self.layout.buffers, block)
+        self._let_buffers_live_in(block)
         self.live_in(block)
         self._home = None
 
@@ -91,8 +91,12 @@ class Replica:
             self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
         self.write_to(self._home)
         self.live_in(self._home)
-        bind(self.buffers, self.layout.buffers, self._home)
+        self._let_buffers_live_in(self._home)
         return self._home
+
+    def _let_buffers_live_in(self, block: Tensor) -> None:
+        bind(self.buffers, self.layout.buffers, block)
+        self.held.buffers_lie_in(block)
 
     def digest(self) -> int:
         """A checksum of what the parameters hold."""
@@ -435,6 +439,43 @@ def _refuse_whole_numbers(named: Iterable[tuple[str, nn.Parameter]]) -> None:
                 "mean; keep it as a buffer: self.register_buffer("
                 f"{name.rpartition('.')[2]!r}, tensor)"
             )
+
+
+def refuse_without_size(model: nn.Module) -> None:
+    """ConfigError where a lazy layer has not seen a batch yet: a run lays out what there is."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ConfigError(
+                f"{name!r} of the model has no size yet (nn.Lazy...), and workers share memory of "
+                "its size; call the model once with a batch, model(inputs), before its optimizer "
+                "is made and before prepare()"
+            )
+
+
+def refuse_observers(model: nn.Module) -> None:
+    """ConfigError where a layer of torch's quantization observes a range of numbers.
+
+    The least number of a batch is the least of its parts', and an update has a mean of those. Who
+    observes no more has constants.
+    """
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if "min_val" not in module._buffers or not _is_observer(type(module)):
+            continue
+        is_enabled: Any = getattr(modules[name.rpartition(".")[0]], "observer_enabled", None)
+        if is_enabled is None or bool(is_enabled[0]):
+            raise ConfigError(
+                f"module {name!r} ({type(module).__name__}) observes the range of its numbers, "
+                "which each worker would do of its part, and a mean of ranges is too narrow: "
+                "observe in one process, then model.apply(torch.ao.quantization.disable_observer) "
+                "before prepare(), or train with one worker"
+            )
+
+
+def _is_observer(kind: type[nn.Module]) -> bool:
+    """Without an import of torch's quantization, which who has one has made."""
+    names = [(one.__module__, one.__name__) for one in kind.__mro__]
+    return ("torch.ao.quantization.observer", "ObserverBase") in names
 
 
 def refuse_shared_memory(model: nn.Module) -> None:

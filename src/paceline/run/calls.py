@@ -23,6 +23,7 @@ class EvaluationBook:
         num_samples: positions 0..num_samples.
         batch_size: positions a range.
         ends: where ranges end that are not all of one size.
+        num_ahead: ranges that a member has beside the one that it evaluates.
         seat_of: member -> the worker's number, for what is said.
     """
 
@@ -32,12 +33,14 @@ class EvaluationBook:
         batch_size: int,
         ends: Sequence[int] | None = None,
         *,
+        num_ahead: int = 0,
         seat_of: Callable[[int], int] = int,
     ) -> None:
         self.num_samples = num_samples
+        self._num_ahead = num_ahead
         self._seat_of = seat_of
         self._free = deque(ranges_of(num_samples, batch_size, ends))
-        self._held: dict[int, tuple[int, int]] = {}
+        self._held: dict[int, list[tuple[int, int]]] = {}
         self._counted: dict[int, Totals] = {}
         self._names: dict[int, set[frozenset[str]]] = {}
         """Per member: what each of its ranges was measured by."""
@@ -48,12 +51,12 @@ class EvaluationBook:
     def is_complete(self) -> bool:
         return len(self._counted) == self._num_ranges
 
-    def take(self, member: int) -> tuple[int, int] | None:
-        """The next range for ``member``; None when none is free."""
-        if not self._free:
-            return None
-        self._held[member] = self._free.popleft()
-        return self._held[member]
+    def take(self, member: int) -> list[tuple[int, int]]:
+        """The ranges of ``member`` from now on, in their order; none when none is free."""
+        held = self._held.setdefault(member, [])
+        while self._free and len(held) <= self._num_ahead:
+            held.append(self._free.popleft())
+        return held
 
     def counted(self, member: int, start: int, totals: Totals) -> None:
         """A range is done.
@@ -61,7 +64,7 @@ class EvaluationBook:
         Raises:
             ConfigError: members measure by different names, so that totals would be of a part.
         """
-        self._held.pop(member, None)
+        self._held[member] = [one for one in self._held.get(member, []) if one[0] != start]
         self._counted[start] = totals
         self._names.setdefault(member, set()).add(frozenset(totals))
         self._refuse_other_names(member)
@@ -84,9 +87,7 @@ class EvaluationBook:
 
     def left(self, member: int) -> None:
         """What a dead member held is free again."""
-        held = self._held.pop(member, None)
-        if held is not None:
-            self._free.appendleft(held)
+        self._free.extendleft(reversed(self._held.pop(member, [])))
         if member in self.waiting:
             self.waiting.remove(member)
 
@@ -97,6 +98,10 @@ class EvaluationBook:
                 old = sums.get(name, (0.0, 0.0))
                 sums[name] = (old[0] + value, old[1] + count)
         return sums
+
+
+def _told(ranges: Sequence[tuple[int, int]]) -> Range:
+    return Range(*ranges[0], tuple(ranges[1:])) if ranges else Range()
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -127,13 +132,15 @@ class Calls:
     def count(self, member: int, message: Count) -> None:
         shape = message[:3]
         if self._is_alone(member):
-            self._alone[member] = EvaluationBook(*shape)
+            self._alone[member] = EvaluationBook(*shape, num_ahead=message.ahead)
             self._next_range_alone(member)
             return
         if self._census is None:
             roster = self._run.roster
-            book = EvaluationBook(*shape, seat_of=lambda one: roster[one].seat)
-            self._census, self._asked = book, message
+            self._asked = message
+            self._census = EvaluationBook(
+                *shape, num_ahead=message.ahead, seat_of=lambda one: roster[one].seat
+            )
         first = self._census.num_samples
         if message.num_samples != first:
             raise ConfigError(
@@ -200,17 +207,16 @@ class Calls:
 
     def _next_range_alone(self, member: int) -> None:
         book, tell = self._alone[member], self._run.dispatch.tell
-        one = book.take(member)
-        tell(member, Range(*(one or ())))
-        if one is None:
+        ranges = book.take(member)
+        tell(member, _told(ranges))
+        if not ranges:
             tell(member, CountTotals(self._alone.pop(member).totals()))
 
     def _next_range(self, member: int) -> None:
         census = self._census
         assert census is not None
-        one = census.take(member)
-        if one is not None:
-            self._run.dispatch.tell(member, Range(*one))
+        if ranges := census.take(member):
+            self._run.dispatch.tell(member, _told(ranges))
             return
         census.waiting.append(member)
         self._close_census()
@@ -219,8 +225,8 @@ class Calls:
         census, tell = self._census, self._run.dispatch.tell
         if census is None:
             return
-        while census.waiting and (one := census.take(census.waiting[0])) is not None:
-            tell(census.waiting.pop(0), Range(*one))
+        while census.waiting and (ranges := census.take(census.waiting[0])):
+            tell(census.waiting.pop(0), _told(ranges))
         if not census.is_complete or not set(self._run.crew) <= set(census.waiting):
             return
         totals = census.totals()

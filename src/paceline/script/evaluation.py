@@ -5,25 +5,30 @@
     a split model                                          -> every n-th range each: all compute
 
 Each range has its own random state, so the totals do not depend on who counted it, and afterwards
-every generator stands where it stood. This module must not know how ranges are shared out.
+every generator stands where it stood. A loader's own workers fetch its ranges, some of them ahead.
+A bit above 300 lines, since what is fetched, counted and checked is one evaluation. This module
+must not know how ranges are shared out.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..data.feed import fetch
-from ..data.loader import refuse_shares
+from ..data.feed import FedWorkers, Indices, fetch
+from ..data.loader import PREFETCH, refuse_shares
 from ..data.order import EpochOrder
 from ..data.own_iteration import refuse_own_iteration
 from ..errors import ConfigError
+from ..events import Lease
 from ..exchange.base import End, Exchange
 from ..exchange.evaluation import EvaluationRanges, LocalRanges, PartRanges, ranges_of
+from ..replica.layers import Modes, has_own_modes
 from ..replica.seeding import kept_random_state, mix, seed_all
 from ..spread.group import tell_all
 from ..wire.messages import Totals
@@ -105,12 +110,12 @@ class Evaluation:
         version = self._exchange.version
         order = EpochOrder(loader, self._seed)
         ends = order.draw_for_evaluation(version)
-        census = self._census(loader, order, ends)
-        with kept_random_state(), self._evaluating():
+        batches = RangeBatches(loader, order, mix(self._seed, version, _RANGE_SALT))
+        census = self._census(loader, order, ends, batches.num_ahead)
+        with kept_random_state(), self._evaluating(), contextlib.closing(batches):
             while (one := census.next()) is not None:
                 self._exchange.beat()
-                seed_all(mix(self._seed, version, one[0], _RANGE_SALT))
-                batch = _load(loader, list(order.indices[slice(*one)]))
+                batch = batches.load(one, census.ahead())
                 census.report(_checked(fn(to_device(batch, self._device))))
         totals = census.totals()
         if isinstance(census, PartRanges):
@@ -138,9 +143,13 @@ class Evaluation:
         return totals
 
     def _census(
-        self, loader: DataLoader[Any], order: EpochOrder, ends: list[int] | None
+        self, loader: DataLoader[Any], order: EpochOrder, ends: list[int] | None, num_ahead: int
     ) -> EvaluationRanges:
-        """All ranges for a worker inside its epoch; between epochs they are shared out."""
+        """All ranges for a worker inside its epoch; between epochs they are shared out.
+
+        Args:
+            num_ahead: that a worker can fetch meanwhile; it has no more than its part of them.
+        """
         num, size = len(order.indices), loader.batch_size or 1
         if ends is None and loader.drop_last:
             num -= num % size
@@ -150,32 +159,102 @@ class Evaluation:
         shared = self._exchange.shared
         if self._prepared.loop.is_iterating or shared is None:
             return LocalRanges(ranges_of(num, size, ends))
+        ranges = ranges_of(num, size, ends)
         if shared.hooks.spread is not None:
-            return PartRanges(ranges_of(num, size, ends)[shared.seat :: shared.num_workers])
-        return shared.census(num, size, ends, order.fingerprint())
+            return PartRanges(ranges[shared.seat :: shared.num_workers])
+        ahead = min(num_ahead, -(-len(ranges) // shared.num_workers) - 1)
+        return shared.census(num, size, ends, order.fingerprint(), ahead)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """No gradients, every module in evaluation mode; afterwards each in its own again."""
-        modules = [] if self._prepared is None else list(self._prepared.whole.modules())
-        modes = [one.training for one in modules]
-        if self._prepared is not None:
-            self._prepared.whole.eval()
+        if self._prepared is None:
+            with torch.no_grad():
+                yield
+            return
+        modes, weights = Modes(self._prepared.whole), self._merged_weights(self._prepared)
+        self._prepared.whole.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            for one, is_training in zip(modules, modes, strict=True):
-                one.training = is_training
+            modes.put_back()
+            for one, before in weights:
+                if not torch.equal(one, before):
+                    one.data.copy_(before)
+
+    def _merged_weights(self, prepared: Prepared) -> list[tuple[nn.Parameter, Tensor]]:
+        """Weights that a layer may merge for evaluation, and their values.
+
+        Taken out again they differ in their last digits, which no update has made. Inside an epoch
+        others may read them meanwhile, so there they are looked at as anywhere.
+        """
+        if self._exchange.num_workers == 1 or prepared.loop.is_iterating:
+            return []
+        own = [one for one in prepared.whole.modules() if has_own_modes(one)]
+        held = {id(weight): weight for one in own for weight in one.parameters()}
+        return [(one, one.detach().clone()) for one in held.values()]
 
 
-def _load(loader: DataLoader[Any], indices: list[int]) -> Any:
-    """The batch that the loader makes of these samples."""
-    collate: Callable[[Any], Any] = loader.collate_fn
-    dataset: Any = loader.dataset
-    if loader.batch_sampler is None:  # batch_size=None: each sample by itself
-        return collate(dataset[indices[0]])
-    return collate(fetch(dataset, indices))
+class RangeBatches:
+    """The batches of ranges, from the loader's own workers where it has any.
+
+    This process then opens none of the data set's files, which workers that are forked later would
+    share. Random numbers are those of the range, whoever draws them.
+
+    Args:
+        order: says which samples lie at the positions.
+        seed: of this evaluation.
+
+    Attributes:
+        num_ahead: ranges that are fetched while one is evaluated.
+    """
+
+    def __init__(self, loader: DataLoader[Any], order: EpochOrder, seed: int) -> None:
+        self._loader, self._order, self._seed = loader, order, seed
+        is_batched = loader.batch_sampler is not None  # batch_size=None: each sample by itself
+        num_workers = loader.num_workers if is_batched else 0
+        prefetch = (loader.prefetch_factor or PREFETCH) if num_workers else 0
+        self._workers = FedWorkers(loader, num_workers, prefetch)
+        self.num_ahead = num_workers * prefetch
+        self._asked: set[tuple[int, int]] = set()
+
+    def load(self, one: tuple[int, int], ahead: Iterable[tuple[int, int]]) -> Any:
+        """The batch of a range; this process draws on from its random state.
+
+        Args:
+            ahead: the ranges that come next.
+        """
+        batch = self._fetched([one, *islice(ahead, self.num_ahead)]) if self._workers else None
+        indices = self._indices(one)
+        seed_all(indices.seed)
+        if batch is not None:
+            return batch
+        collate: Callable[[Any], Any] = self._loader.collate_fn
+        dataset: Any = self._loader.dataset
+        if self._loader.batch_sampler is None:
+            return collate(dataset[indices[0]])
+        return collate(fetch(dataset, indices))
+
+    def close(self) -> None:
+        """There are no more."""
+        self._workers.close()
+
+    def _fetched(self, ranges: list[tuple[int, int]]) -> Any:
+        """The batch of the first, from the workers, which fetch the others next."""
+        new = [one for one in ranges if one not in self._asked]
+        self._asked.update(new)
+        self._workers.ask([(_lease(one), self._indices(one)) for one in new])
+        return self._workers.take(_lease(ranges[0]))
+
+    def _indices(self, one: tuple[int, int]) -> Indices:
+        indices = Indices(self._order.indices[slice(*one)])
+        indices.seed = mix(self._seed, one[0])
+        return indices
+
+
+def _lease(one: tuple[int, int]) -> Lease:
+    return Lease(0, 0, *one)
 
 
 def _empty(loader: DataLoader[Any]) -> ConfigError:

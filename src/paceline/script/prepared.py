@@ -49,19 +49,28 @@ from ..replica.layers import (
     unwatch_forward,
     watch_forward,
 )
-from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
+from ..replica.rates import (
+    RateScaling,
+    StepsOnEach,
+    Warmup,
+    make_warmup,
+    note_of_warmup,
+    scale,
+)
 from ..replica.replica import (
     Replica,
     refuse_another_device,
+    refuse_observers,
     refuse_shared_memory,
     refuse_what_cannot_be_carried,
+    refuse_without_size,
 )
 from ..replica.seeding import random_states, restore_random_states
 from ..spread.asked import refuse_objects, split_of, spread_over
 from ..spread.base import SpreadModel
 from ..store.control import MOST_SCHEDULES
 from ..store.fragments import Fragments
-from ..store.joint import joined
+from ..store.joint import joined, parameters_of
 from ..store.layout import Layout
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
@@ -166,8 +175,11 @@ class Prepared:
         self.gradients = self._make_gradients()
         self.loop = self._make_loop()
         self.schedules = self._find_schedules(schedulers if self.warmup is None else [self.warmup])
+        self._steps_on_each: StepsOnEach | None = None
         if asked.accumulate > 1:
             self._set_up_accumulation()
+        elif self.warmup is not None and context.warmup and "ep" in context.warmup:
+            self._look_for_steps_on_each(self.warmup, context.warmup)
         self.given = GivenStates()
         self._written: WrittenBuffers | None = None
         self.step = OptimizerStep(
@@ -197,7 +209,10 @@ class Prepared:
         if loader is not None and not isinstance(loader.dataset, OfRange):
             refuse_another_device(model, self._device)
         if self._member is not None:  # else nothing is laid out: plain PyTorch
+            refuse_without_size(model)
             refuse_shared_memory(model)
+        if self._exchange.num_workers > 1:
+            refuse_observers(model)
         return model
 
     def _split(self, loader: DataLoader[Any] | None) -> SplitName | None:
@@ -293,6 +308,17 @@ class Prepared:
         if self._member is None:
             note_losses(lambda _: made.differentiated())
             self.gradients.accumulate(made)
+
+    def _look_for_steps_on_each(self, warmup: Warmup, asked: str) -> None:
+        """Its length was counted by batches."""
+        loop, is_alone = self.loop, self._member is None
+        steps = StepsOnEach(
+            warmup, asked, parameters_of(self.optimizers[0]),
+            lambda: loop.batch if is_alone else loop.holding.current,
+        )  # fmt: skip
+        self._steps_on_each = steps
+        if is_alone:
+            note_losses(lambda _: steps.differentiated())
 
     def _scale_rates(self, schedulers: Sequence[AnyScheduler]) -> RateScaling:
         """Multiply the learning rates as ``--scale-lr`` says.
@@ -731,6 +757,8 @@ class Prepared:
         if loss.numel() == 1:
             self.gradients.loss = loss.detach()
         self._strays.look(loss)
+        if self._steps_on_each is not None:
+            self._steps_on_each.differentiated()
         if self._written is not None and (name := self._written.written()) is not None:
             assert self._member is not None
             self._member.say(own_buffer_note(name))

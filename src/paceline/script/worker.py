@@ -939,9 +939,9 @@ class Pace:
         Its sampler, batch sampler and ``drop_last`` count. Between epochs all workers share the
         work, each batch once; inside one, the caller does it alone at the version that it holds.
         With several workers the order is drawn once and alike, and each batch is made under a
-        random state of its own, which depends on seed, version and position alone; one worker
-        iterates the loader as plain PyTorch does. What was drawn by several changes nothing that
-        the script draws afterwards.
+        random state of its own, which depends on seed, version and position alone, by the loader's
+        ``num_workers`` where it has any; one worker iterates the loader as plain PyTorch does. What
+        was drawn by several changes nothing that the script draws afterwards.
 
         Args:
             fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and

@@ -34,7 +34,13 @@ from ..errors import ConfigError
 from ..events import Fact, Grant, Lease, Order, Pushed, Ticket
 from ..exchange.base import not_finite
 from ..protocols.base import SyncProtocol
-from ..replica.replica import Replica, refuse_shared_memory, refuse_what_cannot_be_carried
+from ..replica.replica import (
+    Replica,
+    refuse_observers,
+    refuse_shared_memory,
+    refuse_what_cannot_be_carried,
+    refuse_without_size,
+)
 from ..replica.seeding import seed_all
 from ..store.clip import UNCLIPPED
 from ..store.control import JOBS, Control, control_bytes
@@ -80,7 +86,10 @@ class TrainingWork:
         self._learning_rate = lr or task.learning_rate
         optimizer = self._make_optimizer()
         refuse_what_cannot_be_carried(self.model, [optimizer])
+        refuse_without_size(self.model)
         refuse_shared_memory(self.model)
+        if protocol.num_workers > 1:
+            refuse_observers(self.model)
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
         is_difference = protocol.update_rule == "mean"

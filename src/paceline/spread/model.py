@@ -336,7 +336,11 @@ class PipelinedModel(SpreadModel):
         return self._used[outputs]
 
     def mark_buffers(self) -> None:
-        self._versions = [one._version for one in self.buffers]
+        self._marks = self._buffer_marks()
+
+    def _buffer_marks(self) -> list[tuple[int, int]]:
+        """Another one of a buffer that was written, or whose memory was replaced."""
+        return [(one._version, one.data_ptr()) for one in self.buffers]
 
     def _take_buffers(self) -> None:
         """Values of buffers that the script has made anew go where the old ones lie.
@@ -361,10 +365,10 @@ class PipelinedModel(SpreadModel):
 
     def _changed_buffers(self) -> int:
         self._take_buffers()
-        now = [one._version for one in self.buffers]
-        if now == self._versions:
+        now = self._buffer_marks()
+        if now == self._marks:
             return 0
-        pairs = enumerate(zip(now, self._versions, strict=True))
+        pairs = enumerate(zip(now, self._marks, strict=True))
         found = sum(1 << number for number, (one, before) in pairs if one != before)
         return found if len(now) <= _MOST_BITS else -1
 

@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from paceline.data.feed import apply
 from paceline.errors import ConfigError
+from paceline.replica.layers import set_modes
 from paceline.replica.seeding import kept_random_state, seed_all
 from paceline.script.worker import Pace, connect
 from paceline.verification.cases import cast, freeze, nudge
@@ -106,6 +107,8 @@ class WatchedScript:
                 nudge(model)
             model.register_forward_pre_hook(self._called, with_kwargs=True)
         changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
+        held = [one for model in self._models for one in model.parameters()]
+        self._first = [(one, one.detach().clone()) for one in held]
         made = self._prepare(*changed, batch="global", **options)
         end_with_run(self.pace, made, WatchedLoader)
         for one in made:
@@ -125,6 +128,7 @@ class WatchedScript:
         layers = self._layers() if self._asked.looks else ()
         found = {
             "state": prefixed, "own": self._has_own_batches, "layers": layers, "draws": self.draws,
+            "has_moved": any(not torch.equal(one, before) for one, before in self._first),
         }  # fmt: skip
         torch.save(found, Path(self._asked.folder) / FOUND)
 
@@ -132,8 +136,7 @@ class WatchedScript:
         if self._call is None:
             return ()
         model, arguments, options, modes = self._call
-        for module, is_training in modes.items():
-            module.training = is_training
+        set_modes(list(modes), list(modes.values()))
         return breaking_layers(model, arguments, options, self._asked.case.workers)
 
     def _prefix(self, number: int) -> str:

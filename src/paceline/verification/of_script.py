@@ -117,7 +117,14 @@ class ScriptSubject(Verifiable):
                     f"{self._path} ended without pace.prepare(model, optimizer, loader), so there "
                     "is nothing to compare; add the lines that paceline launch --check prints"
                 )
-            return torch.load(found, weights_only=False), first_update(ran), sizes_of(ran)
+            left, sizes = torch.load(found, weights_only=False), sizes_of(ran)
+            if not (sizes and left["has_moved"]):
+                done = "made no update" if not sizes else f"{len(sizes)} updates moved no parameter"
+                raise ConfigError(
+                    f"{self._path}: {done}, so nothing is proved of it; give it the arguments with "
+                    "which it trains, behind --, and a learning rate > 0 from its first updates on"
+                )
+            return left, first_update(ran), sizes
 
 
 @contextmanager

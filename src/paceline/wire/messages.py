@@ -225,6 +225,7 @@ class Count(NamedTuple):
         digest: of what lies at the positions, the same in all members.
         weights: of the weights that the member holds, where the script may have changed them; 0:
             they are a version's.
+        ahead: ranges that the member has beside the one that it evaluates, to fetch them meanwhile.
     """
 
     num_samples: int
@@ -232,6 +233,7 @@ class Count(NamedTuple):
     ends: tuple[int, ...] | None
     digest: str
     weights: int = 0
+    ahead: int = 0
 
 
 class Counted(NamedTuple):
@@ -647,10 +649,15 @@ class BeMain(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Evaluate the positions ``[start, stop)``; ``start`` -1: there are no more."""
+    """Evaluate the positions ``[start, stop)``; ``start`` -1: there are no more.
+
+    Attributes:
+        ahead: the member's next ones, in order.
+    """
 
     start: int = -1
     stop: int = -1
+    ahead: tuple[tuple[int, int], ...] = ()
 
 
 class CountTotals(NamedTuple):
