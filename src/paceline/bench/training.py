@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..core.stats import accuracy_in
 from ..data.arrays import Splits
 from ..data.feed import fetch
 from ..errors import ConfigError
@@ -229,10 +230,16 @@ class TrainingRun:
             for inputs, targets in make_loader(self._splits.test, _EVALUATION_BATCH):
                 outputs = self._model(inputs.to(self._device))
                 found = self._task.metrics(outputs, targets.to(self._device))
-                if "acc" not in found:
-                    raise ConfigError(f"{self._task.name} has no accuracy to reach")
-                right, count = right + found["acc"][0], count + found["acc"][1]
+                its = accuracy_in(found)
+                if its is None:
+                    raise ConfigError(
+                        f"{self._task.name} has no accuracy to reach: it measures "
+                        f"{', '.join(found)}; name one acc, accuracy or ..._acc"
+                    )
+                right, count = right + its[0], count + its[1]
         self._model.train()
+        if not count:
+            raise ConfigError(f"the test data of {self._task.name} has no samples to count")
         return right / count
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> None:
