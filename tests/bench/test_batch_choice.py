@@ -2,23 +2,26 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
-from paceline.bench import batch_choice
+from paceline.bench import batch_choice, training
 from paceline.bench.batch_choice import (
     BatchChoice,
     Choices,
     Wish,
+    _sizes,
     choices_json,
     compare_batch_sizes,
     draw_choices,
     render_choices,
 )
-from paceline.bench.training import Noise, Reached
+from paceline.bench.training import Noise, Reached, TrainingRun, train_to
 from paceline.errors import ConfigError
+from tiny import TASK, samples
 
 NOISE = Noise(
     squared={16: 6.0, 32: 3.5}, signal=1.0, trace=80.0,
@@ -67,6 +70,42 @@ def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
     monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: found)
     with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; give"):
         compare_batch_sizes(Wish(spec="quadratic", device="cpu"), lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "found"),
+    [(32, (), [8, 16, 32, 60]), (4, (), [1, 2, 4, 8, 16]), (4, (60, 5, 60), [5, 60])],
+    ids=["few samples", "many", "named"],
+)
+def test_no_batch_is_larger_than_the_data(
+    own: int, asked: tuple[int, ...], found: list[int]
+) -> None:
+    wish = Wish(spec="softmax", device="cpu", target=0.8, batch_sizes=asked)
+    assert _sizes(wish, own, 60) == found
+    with pytest.raises(ConfigError, match="--batch-sizes 61: softmax has 60 samples to train on"):
+        _sizes(replace(wish, batch_sizes=(5, 61)), own, 60)
+
+
+def test_a_throughput_is_of_the_samples_that_were_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 samples in batches of 40: every other update is of 20; each takes a second here."""
+
+    def a_second(work: Callable[[], object]) -> float:
+        work()
+        return 1.0
+
+    monkeypatch.setattr(training, "elapsed_s", a_second)
+    made = TrainingRun(TASK, samples(), "cpu", 40, 0.1, seed=0)
+    reached = train_to(made, target=2.0, num_samples=60, epochs=2)
+    assert reached.samples_per_s == 30.0
+    whole = TrainingRun(TASK, samples(), "cpu", 100, 0.1, seed=0)
+    assert train_to(whole, target=2.0, num_samples=60, epochs=2).samples_per_s == 60.0
+
+
+def test_a_gradient_that_is_zero_has_no_noise() -> None:
+    still = replace(NOISE, squared={16: 0.0, 32: 0.0}, signal=0.0, trace=0.0)
+    found = replace(choices(), noise=still)
+    assert "0%" in render_choices(found)[-1]
+    assert choices_json(found)["noise_shares"] == {"16": 0.0, "32": 0.0}
 
 
 def test_what_is_infinite_is_null_and_all_sizes_are_drawn() -> None:

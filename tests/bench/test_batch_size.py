@@ -26,6 +26,14 @@ def test_what_is_found_fits_and_a_little_more_does_not(limit: int, most: int) ->
     assert len(found.tried) == len(set(found.tried)) <= 32
 
 
+def test_one_sample_is_tried_only_where_two_do_not_fit() -> None:
+    """Batch norm cannot train on one."""
+    assert 1 not in largest_batch(lambda batch: batch <= 40, most=1000).tried
+    for limit in (0, 1):
+        found = largest_batch(lambda batch, limit=limit: batch <= limit, most=1000)
+        assert (found.fits, found.ends, found.tried) == (limit, limit + 1, (2, 1))
+
+
 def test_the_example_is_true() -> None:
     assert doctest.testmod(batch_size).failed == 0
 

@@ -3,10 +3,19 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from paceline.bench.exporting import Export, Latency, render_export
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.bench.exporting import Export, Latency, _accuracies, render_export
 from paceline.bench.samples import Timing
+from paceline.exports.proof import Written
 from paceline.exports.reduced import Precision
+from paceline.exports.subject import Subject
+from paceline.workloads.base import classification_metrics
+from tiny import CLASSES, TASK, WIDTH, samples
 
 LATENCY = Latency(
     batch=7,
@@ -33,7 +42,50 @@ def test_the_lines_say_what_changed() -> None:
     assert "lenet.pt2 (aoti, fp16)" in text
     assert "2.0 KiB on disk; the weights are 4.0 KiB" in text
     assert "change -0.0250; 60 test samples" in text
-    fresh = replace(EXPORT, is_trained=False, accuracy=None, fell_back="onnx: not here")
+    fresh = replace(
+        EXPORT, is_trained=False, accuracy=None, fell_back="onnx: not here",
+        why_no_accuracy="the weights are fresh",
+    )  # fmt: skip
     text = "\n".join(render_export(fresh))
-    assert "the weights are fresh" in text
+    assert "not measured: the weights are fresh" in text
     assert "note: not as onnx: not here" in text
+
+
+class Model(nn.Linear):
+    """A format's file that is the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, CLASSES, dtype=torch.float64)
+
+
+def loss_alone(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
+    return {"loss": (1.0, 1.0)}
+
+
+def called_otherwise(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
+    return {"val_accuracy": classification_metrics(outputs, targets)["acc"]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "fixed_batch", "why"),
+    [
+        ({"metrics": loss_alone}, None, "the task measures no accuracy"),
+        ({"metrics": called_otherwise}, None, ""),
+        ({"data": lambda: replace(samples(), test=None)}, None, "there is no test data"),
+        ({}, 18, "17 test samples are less than a batch of 18"),
+    ],
+    ids=["loss", "name", "data", "batch"],
+)
+def test_why_an_accuracy_was_not_measured_is_told_as_it_is(
+    changed: dict[str, Any], fixed_batch: int | None, why: str
+) -> None:
+    task = replace(TASK, **changed)
+    subject = Subject(
+        name="tiny", model=Model(), inputs=lambda batch: (), task=task, checkpoint=Path("run"),
+    )  # fmt: skip
+    written = Written(
+        path=Path("tiny.pt"), num_bytes=1, model=subject.model, run=subject.model, differences={},
+    )  # fmt: skip
+    found = _accuracies(subject, written, fixed_batch)
+    assert found.get("why_no_accuracy", "").startswith(why)
+    assert ("accuracy" in found) == (not why)

@@ -15,7 +15,7 @@ from paceline.predict import race as race_module
 from paceline.predict.advice import Question, advise, family
 from paceline.predict.comparison import Contest
 from paceline.predict.pursuit import Goal, Pursuer, pursue
-from paceline.predict.race import Racer, Training, count_wins, race, ranked
+from paceline.predict.race import Racer, Training, check_accuracy, count_wins, race, ranked
 from paceline.predict.rehearsal import Unwatched, rehearse
 from paceline.predict.simulation import World, forecast
 from paceline.report.ranking import Standing
@@ -121,6 +121,19 @@ def test_each_look_is_at_another_version(monkeypatch: pytest.MonkeyPatch) -> Non
         pursuer.advance(float(until_s))
     assert seen == [1, 2, 3, 4]
     assert pursuer.reached_s < math.inf
+
+
+@pytest.mark.parametrize(
+    ("pairs", "found"), [({"val_accuracy": (3.0, 4.0)}, 0.75), ({"acc": (0.0, 0.0)}, 0.0)]
+)
+def test_an_accuracy_is_looked_at_by_whatever_name_it_has(
+    pairs: dict[str, tuple[float, float]], found: float
+) -> None:
+    task = replace(TASK, metrics=lambda outputs, targets: {"loss": (2.0, 1.0), **pairs})
+    check_accuracy(task, "give a loss")
+    contender = Racer("full-sync", replace(TRAINING, task=task), CONDITIONS)
+    contender.advance(1.0)
+    assert contender.accuracy() == found
 
 
 def test_wins_are_counted_seed_by_seed() -> None:

@@ -146,7 +146,21 @@ def test_values_of_a_buffer_whose_memory_was_replaced_go_where_it_lay() -> None:
         assert mean.data_ptr() == place.view(home).data_ptr()
         assert mean.tolist() == [5.0, 5.0]
     mean.data = torch.zeros(3)
-    with pytest.raises(ConfigError, match=r"buffer 'running_mean' is .* it was made .*\(3,\)"):
+    with pytest.raises(ConfigError, match=r"buffer 'running_mean' was of shape \(2,\) .* is of shape \(3,\)"):
+        one.held.take_buffers()
+
+
+def test_a_buffer_that_has_its_size_only_since_prepare_is_named() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("seen", torch.empty(0))
+    one = replica(norm)
+    one.live_alone()
+    one.held.take_buffers()
+    norm.seen.resize_(3)
+    words = (
+        r"buffer 'seen' was of shape \(0,\) in prepare\(\) and is of shape \(3,\) now: .*before "
+    )
+    with pytest.raises(ConfigError, match=words):
         one.held.take_buffers()
 
 

@@ -25,7 +25,8 @@ class Wish:
     Args:
         spec: a task.
         device: as torch writes it.
-        batch_sizes: to be trained with, each >= 1; none: the task's own, a quarter to four times.
+        batch_sizes: to be trained with, each from 1 to all samples; none: the task's own, a quarter
+            to four times, as far as there are samples.
         target: test accuracy, 0 < target <= 1; None: noise alone.
         after: updates before the noise is measured.
         seeds: trainings of each batch size.
@@ -95,11 +96,13 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
     """Measure the noise, then train.
 
     Raises:
-        ConfigError: the task is unknown, or has no accuracy to reach, or diverges.
+        ConfigError: the task is unknown, or has no accuracy to reach, or diverges, or a batch is
+            larger than its data.
     """
     task = load_task(wish.spec)
     splits = task.splits()
     num_samples = len(splits.train)  # type: ignore[arg-type]  # a map-style data set has a length
+    sizes = _sizes(wish, task.batch_size, num_samples) if wish.target is not None else []
     say(f"{task.name}: gradient noise after {wish.after:,} updates")
     noise = noise_of(task, splits, wish.device, after=wish.after, draws=_DRAWS)
     if not (math.isfinite(noise.signal) and math.isfinite(noise.trace)):
@@ -108,9 +111,7 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
             f"give fewer with --after, or the task a lower learning rate"
         )
     rows = []
-    own = task.batch_size
-    sizes = wish.batch_sizes or tuple(max(1, own * times // 4) for times in (1, 2, 4, 8, 16))
-    for batch_size in sorted(set(sizes)) if wish.target is not None else ():
+    for batch_size in sizes:
         rate = scaled_rate(task.learning_rate, task.batch_size, batch_size, noise.scale)
         say(f"{task.name}: training with batch {batch_size:,}, lr {rate:.3g}")
         runs: list[Reached] = []
@@ -125,6 +126,18 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
         wish=wish, task=task.name, source=splits.source, own_batch_size=task.batch_size,
         own_rate=task.learning_rate, noise=noise, rows=tuple(rows),
     )  # fmt: skip
+
+
+def _sizes(wish: Wish, own: int, num_samples: int) -> list[int]:
+    """The batch sizes to be trained with; no loader gives more than all samples."""
+    largest = max(wish.batch_sizes, default=0)
+    if largest > num_samples:
+        raise ConfigError(
+            f"--batch-sizes {largest}: {wish.spec} has {num_samples:,} samples to train on, and no "
+            "batch has more"
+        )
+    sizes = wish.batch_sizes or [max(1, own * times // 4) for times in (1, 2, 4, 8, 16)]
+    return sorted({min(size, num_samples) for size in sizes})
 
 
 _BAR = 16

@@ -1,15 +1,15 @@
 """Training steps at any batch size within a stated memory, and the largest batch that fits.
 
-    fits     1 2 4 8 16 32          48 56
-    does not               64           60        -> 56, when 60 is within 5 % of it
+    fits     2 4 8 16 32          48 56
+    does not             64           60        -> 56, when 60 is within 5 % of it
 
 `Stepper` trains in a process of its own. Memory that ends is an answer and not an accident: on a
 GPU the allocator says so; on a CPU the process sets itself a limit (RLIMIT_DATA) below what the
 machine has, so that its allocator says so, too, and nobody is killed.
 
-The search doubles until memory ends, then halves in between: every batch that is said to fit has
-been trained with, and the one above it was tried and did not. This module must not know which
-memory is left to whom.
+The search begins with two samples, since batch norm cannot train on one alone, doubles until
+memory ends, then halves in between: every batch that is said to fit has been trained with, and the
+one above it was tried and did not. This module must not know which memory is left to whom.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +29,8 @@ from .device import is_out_of_memory, limit_memory, peak_bytes, reset_peak
 
 _SAMPLES = 64
 """Different samples; a larger batch repeats them."""
+_LEAST = 2
+"""Samples of the first batch: batch norm wants two; one is tried where memory ends before."""
 _WARM_UP_STEPS = 2
 TOLERANCE = 0.05
 _ONCE = {"seconds": 0.0, "blocks": 1}
@@ -73,7 +75,7 @@ class Stepper:
         self._targets = torch.stack([torch.as_tensor(one[1]) for one in samples])
         self._model = task.model().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), task.learning_rate)
-        self._step(*self._batch(2))  # what is made once: gradients, state, code
+        self._step(*self._batch(_LEAST))  # what is made once: gradients, state, code
         if limit_bytes:
             limit_memory(self._device, limit_bytes)
 
@@ -155,7 +157,7 @@ def largest_batch(does_fit: Callable[[int], bool], most: int) -> Largest:
     tried: list[int] = []
     low, high = 0, None
     while low < most if high is None else high - low > max(1, TOLERANCE * low):
-        batch = min(max(1, 2 * low), most) if high is None else (low + high) // 2
+        batch = min(max(_LEAST, 2 * low), most) if high is None else (low + high) // 2
         tried.append(batch)
         if does_fit(batch):
             low = batch

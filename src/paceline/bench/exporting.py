@@ -49,8 +49,9 @@ class Export(Measured):
         fell_back: why it is not the one that was asked for; "" where it is.
         weights_bytes: parameters and buffers of the model as it was, float32.
         max_differences: of an output, by the batch.
-        accuracy: of the model in float32; None where its weights are fresh, or without test data.
+        accuracy: of the model in float32; None where it was not measured.
         file_accuracy: of the file, on the same ``accuracy_samples`` test samples.
+        why_no_accuracy: "" where there is one.
     """
 
     subject: str
@@ -66,6 +67,7 @@ class Export(Measured):
     accuracy: float | None = None
     file_accuracy: float | None = None
     accuracy_samples: int = 0
+    why_no_accuracy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +130,19 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
 
 def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> dict[str, Any]:
     """Of the model and of the file, on the same samples: all, or as many as take a few seconds."""
-    if subject.task is None or subject.checkpoint is None:
-        return {}
-    test = subject.task.splits().test
-    batch = fixed_batch or min(60, len(test or ()))  # type: ignore[arg-type]  # a map-style data set has a length
+    if subject.checkpoint is None:
+        return {"why_no_accuracy": "the weights are fresh; give --checkpoint RUN"}
+    test = subject.task.splits().test if subject.task is not None else None
+    num_test = len(test or ())  # type: ignore[arg-type]  # a map-style data set has a length
+    if not num_test:
+        return {"why_no_accuracy": "there is no test data"}
+    batch = fixed_batch or min(60, num_test)
+    if num_test < batch:
+        return {"why_no_accuracy": f"{num_test} test samples are less than a batch of {batch}"}
     # The first call opens the data, too.
-    if not batch or accuracy_of(subject.model, subject, batch, most=batch) is None:
-        return {}
+    if accuracy_of(subject.model, subject, batch, most=batch) is None:
+        what = "the task measures no accuracy (a metric named acc, accuracy or ..._acc)"
+        return {"why_no_accuracy": what}
     batch_s = elapsed_s(lambda: accuracy_of(subject.model, subject, batch, most=4 * batch)) / 4
     most = batch * max(1, round(_ACCURACY_S / batch_s))
     model = accuracy_of(subject.model, subject, batch, most)
@@ -193,9 +201,7 @@ def render_export(one: Export) -> list[str]:
 
 def _accuracy(one: Export) -> str:
     if one.accuracy is None or one.file_accuracy is None:
-        if not one.is_trained:
-            return "not measured: the weights are fresh; give --checkpoint RUN"
-        return "not measured: there is no test data"
+        return f"not measured: {one.why_no_accuracy}"
     change = one.file_accuracy - one.accuracy
     return (
         f"{one.file_accuracy:.4f} (the float32 model {one.accuracy:.4f}, change {change:+.4f}; "

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..core.stats import accuracy_in
 from ..data.arrays import Splits
 from ..data.feed import fetch
 from ..errors import ConfigError
@@ -78,8 +79,9 @@ class Noise:
         return self.scale / (self.scale + batch_size)
 
     def measured_share(self, batch_size: int) -> float:
-        """The same from the gradients of that size alone and |G|^2."""
-        return 1.0 - max(0.0, self.signal) / self.squared[batch_size]
+        """The same from the gradients of that size alone and |G|^2; 0 where they are zero."""
+        squared = self.squared[batch_size]
+        return 1.0 - max(0.0, self.signal) / squared if squared else 0.0
 
 
 def unbiased(small: int, small_squared: float, big: int, big_squared: float) -> tuple[float, float]:
@@ -197,6 +199,8 @@ class TrainingRun:
         self._task, self._splits = task, splits
         self._device = torch.device(device)
         self.batch_size = batch_size
+        self.samples = 0
+        """Of all updates so far: the last batch of an epoch may have fewer."""
         self._loader = make_loader(splits.train, batch_size, is_shuffled=True)
         self._model = task.model().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), learning_rate)
@@ -204,8 +208,10 @@ class TrainingRun:
 
     def update(self) -> None:
         """One step of the optimizer."""
-        self._backward(*next(self._batches))
+        inputs, targets = next(self._batches)
+        self._backward(inputs, targets)
         self._optimizer.step()
+        self.samples += len(targets)
 
     def gradient(self, count: int) -> Tensor:
         """The mean gradient of so many samples, drawn with replacement; parameters stay."""
@@ -229,10 +235,16 @@ class TrainingRun:
             for inputs, targets in make_loader(self._splits.test, _EVALUATION_BATCH):
                 outputs = self._model(inputs.to(self._device))
                 found = self._task.metrics(outputs, targets.to(self._device))
-                if "acc" not in found:
-                    raise ConfigError(f"{self._task.name} has no accuracy to reach")
-                right, count = right + found["acc"][0], count + found["acc"][1]
+                its = accuracy_in(found)
+                if its is None:
+                    raise ConfigError(
+                        f"{self._task.name} has no accuracy to reach: it measures "
+                        f"{', '.join(found)}; name one acc, accuracy or ..._acc"
+                    )
+                right, count = right + its[0], count + its[1]
         self._model.train()
+        if not count:
+            raise ConfigError(f"the test data of {self._task.name} has no samples to count")
         return right / count
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> None:
@@ -257,15 +269,17 @@ def train_to(training: TrainingRun, target: float, num_samples: int, epochs: int
     """Train until the test accuracy is ``target``; at most ``epochs``, and about `MOST_S`."""
     an_epoch = math.ceil(num_samples / training.batch_size)
     stride = max(1, an_epoch // _EVALUATIONS_AN_EPOCH)
-    update_s: list[float] = []
+    update_s, per_s = list[float](), list[float]()
     accuracy, is_reached = 0.0, False
     while not is_reached and len(update_s) < epochs * an_epoch and sum(update_s) < MOST_S:
         for _ in range(stride):
+            before = training.samples
             update_s.append(elapsed_s(training.update))
+            per_s.append((training.samples - before) / update_s[-1])
         accuracy = training.accuracy()
         is_reached = accuracy >= target
     return Reached(
-        samples_per_s=training.batch_size / statistics.median(update_s),
+        samples_per_s=statistics.median(per_s),
         accuracy=accuracy,
         updates=len(update_s),
         seconds=sum(update_s) if is_reached else None,

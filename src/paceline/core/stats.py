@@ -11,7 +11,7 @@ import statistics
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
@@ -232,6 +232,12 @@ def accuracy_among(names: Collection[str]) -> str | None:
             return name
     ending = [name for name in names if name.lower().endswith(_NAMES)]
     return ending[0] if len(ending) == 1 else None
+
+
+def accuracy_in(totals: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
+    """Of the accuracy: (sum over samples, number of samples); None: nothing is called so."""
+    name = accuracy_among(totals)
+    return None if name is None else totals[name]
 
 
 def better_of(totals: dict[str, tuple[float, float]]) -> float | None:

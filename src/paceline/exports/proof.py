@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ..core.stats import accuracy_in
 from ..data.arrays import ArrayDataset, collate_batch
 from ..errors import ConfigError, PacelineError
 from ..system.reasons import reason
@@ -215,9 +216,10 @@ def accuracy_of(
         loader = DataLoader(data, batch_size=batch, drop_last=True, collate_fn=collate)
         for inputs, targets in loader:
             found = subject.task.metrics(run(inputs), targets)
-            if "acc" not in found:
+            its = accuracy_in(found)
+            if its is None:
                 return None
-            right, seen = right + found["acc"][0], seen + found["acc"][1]
+            right, seen = right + its[0], seen + its[1]
             if seen + batch > most:
                 break
     return (right / seen, int(seen)) if seen else None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..conditions.world import Conditions
 from ..core.ledger import Ledger
-from ..core.stats import accuracy_among
+from ..core.stats import accuracy_among, accuracy_in
 from ..errors import ConfigError
 from ..events import Lease, Pushed, Ticket
 from ..protocols import parse
@@ -126,11 +126,17 @@ class Racer:
         return heard[first:]
 
     def accuracy(self) -> float:
-        """Accuracy of the newest version over the first test samples; the task measures one."""
+        """Accuracy of the newest version over the first test samples; 0.0 where none counts.
+
+        Invariant: ``check_accuracy`` has passed the task.
+        """
         if self._probe is None:
             self._probe = first_samples(self.work.splits.test, PROBE_SAMPLES)
-        correct, count = self._task.metrics(self._outputs(self._probe[0]), self._probe[1])["acc"]
-        return correct / count
+        inputs, targets = self._probe
+        found = accuracy_in(self._task.metrics(self._outputs(inputs), targets))
+        assert found is not None
+        right, count = found
+        return right / count if count else 0.0
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """What the newest version says of them."""

@@ -153,6 +153,7 @@ class HeldMemory:
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is mine:
+                refuse_resized(self._layout.buffers.places[number], mine)
                 continue
             if found is not None and _are_of_one_kind(mine, found):
                 mine.copy_(found.detach())
@@ -180,6 +181,7 @@ class HeldMemory:
         for number in _elsewhere(self._buffers, self._buffer_places):
             mine, place = self._buffers[number], self._layout.buffers.places[number]
             ours, found = place.alone(self._buffer_block), mine.detach()
+            refuse_resized(place, found)
             if not _are_of_one_kind(ours, found):
                 raise replaced("buffer", place, found)
             mine.data = ours
@@ -224,6 +226,21 @@ def _elsewhere(tensors: Sequence[Tensor], places: Sequence[tuple[int, int]]) -> 
         return []
     pairs = enumerate(zip(now, places, strict=True))
     return [number for number, (here, there) in pairs if here != there]
+
+
+RESIZE_BEFORE = (
+    "a buffer that forward() resizes, or sizes only then, cannot lie in the memory of a run: call "
+    "the model once with a batch before prepare(), so that its buffers have their sizes"
+)
+
+
+def refuse_resized(place: TensorPlace, buffer: Tensor) -> None:
+    """Raise ConfigError where a buffer has another shape since ``prepare``."""
+    if buffer.shape != place.shape:
+        raise ConfigError(
+            f"buffer {place.name!r} was of shape {place.shape} in prepare() and is of shape "
+            f"{tuple(buffer.shape)} now: {RESIZE_BEFORE}"
+        )
 
 
 def _are_of_one_kind(one: Tensor, other: Tensor) -> bool:

@@ -57,7 +57,8 @@ class Task:
         learning_rate: per update of ``batch_size`` samples, > 0.
         batch_size: samples an update averages, >= 1.
         epochs: passes over the training samples, >= 1.
-        metrics: (outputs, targets) -> {name: (sum, count)}; "acc" is what accuracy is called.
+        metrics: (outputs, targets) -> {name: (sum, count)}; the accuracy is called
+            "acc", "accuracy", or ends in one of them.
         optimizer: (parameters, learning rate) -> any ``torch.optim`` optimizer.
         notes: lines that the plan shows.
 
