@@ -111,8 +111,8 @@ class RunSettings:
     )
     split: str = _setting(
         "data",
-        "How the model is divided: data (each worker has all of it), network[:N] (N parts, one "
-        "behind the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
+        "How the model is divided: data or none (each worker has all of it), network[:N] (N parts, "
+        "one behind the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
         "copies), shard[:1|2|3] (pieces: ZeRO).",
     )
     batch_size: int | None = _setting(

@@ -36,7 +36,7 @@ from ..exchange.base import Exchange, Shape
 from ..exchange.compressed import CompressedGradient
 from ..exchange.priced import price_alone
 from ..exchange.through_store import StoreExchange
-from ..partition.names import SplitName
+from ..partition.names import SplitName, divides
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
@@ -148,7 +148,7 @@ class Prepared:
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
-            is_split=(asked.split or context.split) not in ("data", "none"),
+            is_split=divides(asked.split or context.split),
         )  # fmt: skip
         self._device = device
         self._keeper = keeper

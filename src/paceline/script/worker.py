@@ -41,6 +41,7 @@ from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer, whole
+from ..partition.names import divides
 from ..passes import FAR, Passes, not_among
 from ..replica.seeding import (
     GENERATORS,
@@ -479,7 +480,7 @@ class Pace:
         Raises:
             ConfigError: there are trials, and this stands in none; it splits a model in one.
         """
-        if self._in_trial and (split or self._context.split) != "data":
+        if self._in_trial and divides(split or self._context.split):
             raise ConfigError(
                 "a split model in pace.trial(), which gives it back whole, is not carried: train "
                 "it in a run of its own, or use --split data"
