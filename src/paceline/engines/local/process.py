@@ -35,7 +35,7 @@ from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...system.files import OpenFolder
 from ...system.interpreter import leave_as_python_does
-from ...system.limits import describe_limits
+from ...system.limits import describe_limits, is_out_of_memory
 from ...system.signals import die_with_parent
 from ...system.streams import Lasting
 from ...wire.channel import Channel, HungUp, member_channel
@@ -53,8 +53,6 @@ _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
 _NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
 """What torch says where its own process group is asked for and there is none."""
-_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
-"""What torch and the system say."""
 _HINT_OF_GROUP = (
     "paceline launch makes no process group of torch's own: leave that line out where the script "
     "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
@@ -260,7 +258,7 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         lines.append(_HINT_OF_END)
     if any(word in str(error) for word in _NO_GROUP):
         lines.append(_HINT_OF_GROUP)
-    if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
+    if is_out_of_memory(error):
         lines.append(f"memory that is allowed here: {describe_limits() or 'all that there is'}")
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])
