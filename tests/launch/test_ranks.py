@@ -26,7 +26,7 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert connecting.connect() is worker.connect()
+    assert connecting.connect() is worker.current_pace()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from paceline.replica.seeding import seed_all
-from paceline.script.worker import Pace, connect
+from paceline.script.worker import Pace, current_pace
 from paceline.trainer import make_loader
 from paceline.workloads import load_task
 
@@ -119,7 +119,7 @@ class Diverging:
 def main() -> None:
     """Train at growing rates."""
     ramp = LrRamp.read(sys.argv[1])
-    pace = connect()
+    pace = current_pace()
     task = load_task(ramp.spec, pace.num_workers, ramp.init)
     seed_all(pace.seed)
     model = task.module().to(pace.device)

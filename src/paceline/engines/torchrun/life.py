@@ -155,7 +155,7 @@ class RankLife:
             )
 
     def begin(self) -> Context:
-        """Become a member of the run: what ``worker.connect`` finds from now on."""
+        """Become a member of the run: what ``worker.current_pace`` finds from now on."""
         heard = self._news.get()
         assert isinstance(heard, Begin)
         assert self._group is not None
