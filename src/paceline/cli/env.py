@@ -11,7 +11,8 @@ from .flags import Json, show
 def env(
     *,
     require: Annotated[
-        Literal["gpu"] | None, Parameter(help="gpu: exit code 1 where none can be used.")
+        Literal["gpu"] | None,
+        Parameter(help="With gpu, end with exit code 1 where no GPU can be used."),
     ] = None,
     json: Json = False,
 ) -> None:

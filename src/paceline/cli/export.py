@@ -20,11 +20,12 @@ class SourceFlags:
     Parameters
     ----------
     checkpoint
-        Weights: a run's folder or a .safetensors file.
+        Where the weights come from: a run's folder or a .safetensors file.
     model
-        Instead of a task: package.module:function, which returns an nn.Module.
+        A model to export instead of a task: package.module:function, which returns an nn.Module.
     input
-        With --model, once for each input: sizes with the batch first, as 1,1,28,28 or 1,128:int64.
+        Shape of one input of --model, batch first (repeat it for several inputs): 1,1,28,28 or
+        1,128:int64.
     """
 
     checkpoint: Path | None = None
@@ -40,11 +41,11 @@ class FileFlags:
     Parameters
     ----------
     format
-        torchscript, torchscript-trace, export, aoti or onnx.
+        Format of the file: torchscript, torchscript-trace, export, aoti or onnx.
     output
-        The file [default: named after the model].
+        Where to write the file [default: named after the model].
     precision
-        int8 holds weights only; fp16 and bf16 compute so, too.
+        Number format of the model: int8 holds only the weights so, fp16 and bf16 compute so, too.
     fixed_batch
         Write a file for this batch only [default: any batch].
     fallback

@@ -97,7 +97,9 @@ def _lines(inspection: "Inspection") -> list[str]:
 @config.command(name="show")
 def show_settings(
     *,
-    origin: Annotated[bool, Parameter(negative=(), help="Say where each came from.")] = False,
+    origin: Annotated[
+        bool, Parameter(negative=(), help="Say where each setting came from.")
+    ] = False,
     flags: RunFlags = NO_FLAGS,
     config: ConfigFile = None,
 ) -> None:

@@ -20,20 +20,20 @@ class CutFlags:
     Parameters
     ----------
     workers
-        n: a part for each; also -n.
+        Number of workers, each of which gets a part; also -n.
     memory
-        Of each worker, as 512MiB or 2GiB [default: no limit].
+        Memory of each worker, as 512MiB or 2GiB [default: no limit].
     speeds
-        Of each worker beside this machine, as 1,1,0.5 [default: all alike].
+        Speed of each worker beside this machine, separated by commas: 1,1,0.5 [default: all alike].
     micro_batches
-        That a batch is divided into [default: 8].
+        Number of micro-batches that a batch is divided into [default: 8].
     batch_size
-        Samples an update [default: the task's; 32].
+        Number of samples in an update [default: the task's, or 32].
     schedule
-        In which order workers compute micro-batches.
+        In which order workers compute micro-batches: 1f1b or gpipe.
     input
-        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32 or
-        1,128:int64.
+        Shape of one input of your own model, batch first (repeat it for several inputs): 1,3,32,32
+        or 1,128:int64.
     """
 
     workers: int

@@ -26,7 +26,7 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
     Parameters
     ----------
     look_s
-        Seconds to look at them for; who uses nothing in them is idle.
+        How many seconds to look at the processes; one that uses nothing meanwhile is idle.
     """
     from ..machine.source import MachineSource
     from ..processes.devices import busy_devices, device_memory
@@ -45,7 +45,9 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
 
 def clean(
     *pids: int,
-    yes: Annotated[bool, Parameter(negative=(), help="Do it.")] = False,
+    yes: Annotated[
+        bool, Parameter(negative=(), help="End them; without this flag they are only shown.")
+    ] = False,
     wait_s: float = 10.0,
     look_s: float = LOOK_TO_END_S,
     json: Json = False,
@@ -62,11 +64,11 @@ def clean(
     Parameters
     ----------
     pids
-        Processes to end, with their parts, and no others [default: all ghosts].
+        Processes to end, with all that belongs to them, and no others [default: all ghosts].
     wait_s
-        Seconds between TERM and KILL.
+        How many seconds to wait between TERM and KILL.
     look_s
-        Seconds to look at them for before.
+        How many seconds to look at the processes before that.
     """
     from ..processes.ending import left_before
     from ..processes.reading import look

@@ -19,9 +19,9 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
     task
         A built-in task, package.module:task, or a script (train.py) with Paceline's lines.
     args
-        The script's own arguments, after --.
+        The script's own arguments; they stand behind --.
     workers
-        Numbers of workers, with commas; also -n.
+        Numbers of workers, separated by commas; also -n.
     """
     from ..verification.verdict import render_verified
     from ..verification.verify import verify as run_all
