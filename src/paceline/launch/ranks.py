@@ -264,6 +264,6 @@ def _refuse_unreachable(hellos: Sequence[Hello]) -> None:
         if hello.unreachable_why:
             raise ConfigError(
                 f"worker {rank} on {hello.host}: {hello.unreachable_why}, where gloo would wait "
-                "for the other machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief address lists "
-                "the names), or give it its address in /etc/hosts"
+                "for the other machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief "
+                "address lists the names), or give it its address in /etc/hosts"
             )

@@ -10,7 +10,7 @@
                 optimizer.step()
 
 The script is the same for one worker and for many; what differs is the exchange underneath. This
-module must not know processes, sockets or how a run is started.
+module must not know sockets, how processes come to be, or how a run is started.
 
 Above 300 lines because it is the script's one door, and half of it is what its users read.
 """
