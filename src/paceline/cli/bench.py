@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from ..errors import Interrupted
+from ..errors import ConfigError, Interrupted
 from .flags import Json, draw, say, show, writable
 
 if TYPE_CHECKING:
@@ -320,7 +320,6 @@ def links(
         render_recorded,
         usual_cores,
     )
-    from ..errors import ConfigError
 
     if topology is not None:
         if cores is not None or mib is not None:
@@ -573,7 +572,6 @@ def throughput(
         Draw the picture into this SVG file.
     """
     from ..bench.throughput import draw_throughput, render_throughput, to_json
-    from ..errors import ConfigError
 
     if images < 1 or epochs < 1:
         raise ConfigError(f"--images and --epochs must be >= 1, got {images} and {epochs}")
@@ -586,7 +584,6 @@ def throughput(
 def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[ThroughputRow]":
     """Other machines' rows, and this one's unless only files are named."""
     from ..bench.throughput import merged
-    from ..errors import ConfigError
 
     others = merged(files, [])  # a file that cannot be read is noticed before the work
     if models is None and files:
@@ -619,8 +616,6 @@ def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
 
 
 def _numbers(text: str, flag: str, example: str) -> tuple[int, ...]:
-    from ..errors import ConfigError
-
     try:
         return tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError:

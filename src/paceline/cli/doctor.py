@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import say, show
 
 if TYPE_CHECKING:
@@ -178,8 +179,6 @@ def _refuse_idle(way: str, args: Sequence[str], asked: DoctorFlags) -> None:
     Raises:
         ConfigError: there is such.
     """
-    from ..errors import ConfigError
-
     if asked.sarif and way == "where the script runs":
         raise ConfigError("--sarif has what is found by reading: give --static, too")
     if asked.apply and way != "with --fix":
@@ -208,7 +207,6 @@ def _show_model(spec: str, asked: DoctorFlags) -> None:
     from ..doctor.built.tables import render_model
     from ..doctor.built.walk import walk
     from ..doctor.findings import Severity
-    from ..errors import ConfigError
     from ..exports.subject import own_subject, parse_input
 
     if not asked.input:
@@ -239,8 +237,6 @@ def _path(script: str | None, asked: DoctorFlags) -> Path:
     Raises:
         ConfigError: there is none, or what is asked does not go together.
     """
-    from ..errors import ConfigError
-
     if script is None:
         raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
     if asked.json and asked.sarif:
@@ -285,8 +281,6 @@ def _check_runs(found: "Diagnosis", path: Path) -> None:
     Raises:
         ConfigError: it does not parse, or uses no torch.
     """
-    from ..errors import ConfigError
-
     for one in found.findings:
         if one.rule == "syntax":
             raise ConfigError(f"{path}:{one.line} does not parse: {one.what}")

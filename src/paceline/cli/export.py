@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ def export(
 
 def _subject(task: str | None, source: SourceFlags) -> "Subject":
     """The model that was asked for, by exactly one of the two ways."""
-    from ..errors import ConfigError
     from ..exports.subject import find_subject, own_subject, parse_input
 
     model, inputs = source.model, source.input

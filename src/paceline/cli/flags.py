@@ -252,8 +252,6 @@ def writable(path: Path | None) -> None:
     """
     if path is None:
         return
-    from ..errors import ConfigError
-
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is no folder"
         raise ConfigError(f"{path} {what}; name a file in a folder that is there")
@@ -276,8 +274,6 @@ def parse_memory(text: str) -> int:
     Raises:
         ConfigError: it is neither.
     """
-    from ..errors import ConfigError
-
     number, unit = text[:-3], text[-3:].lower()
     try:
         value = float(number)

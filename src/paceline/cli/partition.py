@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import Json, draw, parse_memory, say, show, writable
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ def planned_splits(task: str, asked: CutFlags, json: bool, idle: str = "") -> bo
     Raises:
         ConfigError: it is to be printed, and ``idle`` are flags that were given and it ignores.
     """
-    from ..errors import ConfigError
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
 
@@ -125,8 +125,6 @@ def parse_speeds(text: str) -> tuple[float, ...]:
     Raises:
         ConfigError: it is not that.
     """
-    from ..errors import ConfigError
-
     try:
         speeds = tuple(float(one) for one in text.split(","))
     except ValueError:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from ..errors import ConfigError, FileError
 from .flags import Json, draw, say, show, writable
 
 _HERE = Path()
@@ -43,7 +44,6 @@ def probe_(
     folder
         A folder on the disk to measure.
     """
-    from ..errors import ConfigError, FileError
     from ..probe.messages import find_peer
     from ..probe.messages import serve as answer
     from ..probe.picture import draw_probe

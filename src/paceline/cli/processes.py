@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
@@ -124,8 +125,6 @@ def _seconds(value: float, flag: str) -> float:
     Raises:
         ConfigError: it cannot.
     """
-    from ..errors import ConfigError
-
     if not 0 <= value <= _MOST_S:
         raise ConfigError(f"{flag} must be between 0 and {_MOST_S:.0f} seconds, got {value}")
     return value

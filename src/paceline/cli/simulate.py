@@ -240,7 +240,8 @@ def _new_folder(settings: RunSettings, name: str) -> Path:
 
 
 class _Progress:
-    """A line on standard error every two seconds, so that results stay clean."""
+    """What a simulation says meanwhile: updates every few seconds, on standard error, and each
+    evaluation, on standard output."""
 
     def __init__(self, num_updates: int | None, is_quiet: bool = False) -> None:
         self._num_updates = num_updates

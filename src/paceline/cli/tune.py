@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from ..errors import ConfigError
 from .flags import Json, draw, parse_memory, say, show, writable
 
 tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
@@ -167,7 +168,6 @@ def lr(
     """
     from ..bench.lr_range import LrWish, draw_range, measure_range, range_json, render_range
     from ..bench.lr_worker import LrRamp
-    from ..errors import ConfigError
 
     if asked.batch_size is not None and asked.mini_batch_size is not None:
         raise ConfigError("--batch-size and --mini-batch-size exclude each other; give one")
@@ -193,8 +193,6 @@ def lr(
 
 def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
     """What is given and would do nothing is refused."""
-    from ..errors import ConfigError
-
     if worth.noise and worth.target_accuracy is None:
         trainings = (worth.batch_sizes, worth.seeds)
         if trainings != (NO_NOISE.batch_sizes, NO_NOISE.seeds):
@@ -215,7 +213,6 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
     from ..bench.batch_size import Trials, do_fit_together, largest_batch
     from ..bench.device import chosen_device, free_bytes
     from ..config import refuse_too_many
-    from ..errors import ConfigError
 
     workers, most = asked.workers, asked.most
     refuse_too_many(workers, "--workers")
@@ -275,8 +272,6 @@ def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> Non
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    from ..errors import ConfigError
-
     try:
         return tuple(int(word) for word in text.split(",") if word)
     except ValueError:

@@ -2,6 +2,7 @@
 
 import sys
 
+from ..errors import ConfigError
 from .flags import Json, say, show
 
 
@@ -33,8 +34,6 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    from ..errors import ConfigError
-
     try:
         numbers = tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:

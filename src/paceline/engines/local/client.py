@@ -102,7 +102,7 @@ class ForkServerClient:
             self._end.send(json.dumps({"kill": member}).encode())
 
     def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
-        """The next word of this kind; others are kept for `words`.
+        """The next word of this kind; others are kept for `early_words`.
 
         Raises:
             AllGone: the fork server was killed.
@@ -275,11 +275,6 @@ def begun_early() -> Iterator[None]:
     finally:
         while _spare and not _is_warm:
             _spare.pop().close()
-
-
-def kept() -> ForkServerClient | None:
-    """The fork server that waits for the next run."""
-    return _spare[0] if _spare else None
 
 
 def take() -> ForkServerClient:

@@ -31,6 +31,7 @@ from ...exchange.member import MemoryCarrier
 from ...exchange.through_store import StoreExchange
 from ...program import Program, ScriptProgram, TaskProgram
 from ...replica.seeding import without_form
+from ...script import worker
 from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...system.files import OpenFolder
@@ -72,8 +73,6 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     """Run the program on this seat; the exit code."""
     import torch
 
-    from ...script import worker
-
     os.setpgid(0, 0)
     _be_a_member()
     _redirect(spec)
@@ -98,8 +97,6 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
 
 
 def _copy_now() -> None:
-    from ...script import worker
-
     worker.current().copy_now()
 
 
@@ -134,8 +131,6 @@ def perform(
     Args:
         leave: what is still to be done where a script is over: it is done after that.
     """
-    from ...script import worker
-
     try:
         _run_to_its_end(run)
     except BaseException as error:  # the user's code may raise anything, and its end is told
@@ -190,8 +185,6 @@ def tell_end(
 
 def _run_to_its_end(run: Callable[[], None]) -> None:
     """An exit without a complaint is an end like any other."""
-    from ...script import worker
-
     try:
         run()
     except SystemExit as end:
