@@ -387,7 +387,7 @@ def flag_of(name: str) -> str:
 
 
 def refuse_too_many(num: int, flag: str) -> None:
-    """Raise ConfigError where so many processes would be begun on a machine, or planned for one."""
+    """Raise ConfigError where one machine would have more processes than it carries."""
     if num > MOST_PROCESSES:
         raise ConfigError(f"{flag} must be <= {MOST_PROCESSES}, got {num}")
 

@@ -100,7 +100,7 @@ class ScriptPlace(NamedTuple):
         )
 
     def with_look(self, number: int) -> "ScriptPlace":
-        """The same, and pass ``number`` did nothing with its batches."""
+        """This place, and pass ``number`` did nothing with its batches."""
         if number in self.looks:
             return self
         return self._replace(looks=(*self.looks, number))

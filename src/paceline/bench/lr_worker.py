@@ -61,7 +61,7 @@ class LrRamp:
         return self.lowest * self.factor(version)
 
     def factor(self, version: int) -> float:
-        """The same as a multiple of the lowest."""
+        """The rate of the update from this version, as a multiple of the lowest."""
         place = min(version, self.updates - 1) / (self.updates - 1)
         return float((self.highest / self.lowest) ** place)
 

@@ -78,7 +78,7 @@ class Noise:
         return self.scale / (self.scale + batch_size)
 
     def measured_share(self, batch_size: int) -> float:
-        """The same from the gradients of that size alone and |G|^2."""
+        """How much of a squared gradient is noise, from those of that size alone and |G|^2."""
         return 1.0 - max(0.0, self.signal) / self.squared[batch_size]
 
 

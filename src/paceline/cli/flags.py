@@ -98,7 +98,7 @@ def given(flags: Flags) -> dict[str, object]:
 
 
 def with_workers(flags: Flags, workers: int) -> Flags:
-    """The same flags, and so many workers."""
+    """These flags with another number of workers."""
     return Flags(**{**given(flags), "workers": workers})
 
 

@@ -55,8 +55,9 @@ def clean(
 ) -> None:
     """End training processes that were left behind, and free what they held; shown first.
 
-    Without --yes nothing is touched. Never ended: who is no part of a training, another user's,
-    another container's, this command's own parents; a script or a notebook only if it is named.
+    Without --yes nothing is touched. Never ended: processes that are no part of a training, of
+    another user or container, and this command's own parents; a script or a notebook only if it is
+    named.
     Exit code 1 if something that was to be ended is still there.
 
     Example: paceline clean

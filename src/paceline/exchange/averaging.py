@@ -100,7 +100,7 @@ class Averaging(abc.ABC):
 
     @abc.abstractmethod
     def _fill(self, work: Work) -> None:
-        """The same, where there is a gradient."""
+        """Put this member's gradient where the mean is made of it; there is one."""
 
     def update(self, lines: Sequence[Line]) -> None:
         """Between the barriers: the mean of all pushes, and the optimizer's step on it.

@@ -104,7 +104,7 @@ class ModelCopy:
         self.unedited.mark()
 
     def pull_whole(self, version: int) -> None:
-        """The same, and of its own steps nothing stays that was not exchanged."""
+        """Pull a version, and keep nothing of its own steps that was not exchanged."""
         self.own.forget()
         self.pull(version)
 

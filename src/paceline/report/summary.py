@@ -83,7 +83,7 @@ class SlowSummary:
     input_s: float
     """Of its median step: until its batches were there."""
     others_input_s: float
-    """The same of the others."""
+    """Of the others' median step: until their batches were there."""
     others_wait_share: float
     """Of the others' time: how much they waited."""
 
@@ -186,7 +186,7 @@ class Summary:
 
 
 def _finite(value: object) -> object:
-    """The same with null for what is not finite, as the loss of a run that diverged."""
+    """The value with null for what is not finite, as the loss of a run that diverged."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -491,8 +491,8 @@ class Pace:
         return num_batches
 
     def _of_this_trial(self, objects: tuple[Any, ...], split: str | None) -> tuple[Any, ...]:
-        """The same; a loader that an earlier trial gave back counts as the plain one that it was,
-        and a range as a loader of its numbers.
+        """What prepare was given, where a loader that an earlier trial gave back is the plain one
+        that it was, and a range a loader of its numbers.
 
         Raises:
             ConfigError: there are trials, and this stands in none; it splits a model in one.
@@ -1021,7 +1021,7 @@ class Pace:
         Args:
             name: of the metric.
             above, below: end where it is at least, at most so much.
-            patience: end after so many evaluations in a row without an improvement, >= 1.
+            patience: end after this many evaluations in a row without an improvement, >= 1.
             min_delta: what is better by no more than this is no improvement, >= 0.
             mode: as for ``keep_best``; bounds alone need none.
 

@@ -142,7 +142,7 @@ def _no_step(error: BaseException) -> ConfigError:
 
 
 def _measured_on(subject: TrialSubject, loader: DataLoader[Any]) -> TrialSubject:
-    """The same with a batch and a feed, which only a trial needs."""
+    """The subject with a batch and a feed, which only a trial needs."""
     size, device = subject.num_samples, subject.device
     host = host_batch(loader, size)
     return replace(

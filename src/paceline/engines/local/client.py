@@ -291,7 +291,7 @@ def take() -> ForkServerClient:
 
 
 def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerClient:
-    """The same, or a new one where this one has imported what the run has not asked for."""
+    """This fork server, or a new one where it has imported what the run has not asked for."""
     if not server.preloaded <= set(preload):
         server.close()
         server = ForkServerClient()
