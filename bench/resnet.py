@@ -38,7 +38,7 @@ def measure(workers: int, batch_size: int, lr: float, updates: int) -> list[str]
     first, last = statistics.mean(losses[:edge]), statistics.mean(losses[-edge:])
     return [
         str(workers), str(batch_size), f"{lr:g}", str(summary.updates),
-        f"{summary.time_per_update_s:.2f}", f"{summary.images_per_s:.1f}",
+        f"{summary.time_per_update_s:.2f}", f"{summary.samples_per_s:.1f}",
         f"{first:.3f}", f"{last:.3f}", "yes" if last < first else "no",
     ]  # fmt: skip
 

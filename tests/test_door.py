@@ -22,6 +22,14 @@ def test_every_name_can_be_had(name: str) -> None:
     assert getattr(paceline, name) is not None
 
 
+def test_what_connect_gives_and_train_raises_have_public_names() -> None:
+    code = (
+        "import paceline; print(isinstance(paceline.connect(), paceline.Pace), "
+        "issubclass(paceline.Interrupted, KeyboardInterrupt))"
+    )
+    assert python(code) == "True True"
+
+
 def test_dir_shows_the_names() -> None:
     assert dir(paceline) == sorted(paceline.__all__)
 

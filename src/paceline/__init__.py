@@ -16,20 +16,30 @@ if TYPE_CHECKING:
     from .bench.clock import Benchmark
     from .config import RunSettings
     from .data.order import epoch_order
-    from .errors import ConfigError, LinkError, PacelineError, ProtocolError, WorkerError
+    from .errors import (
+        ConfigError,
+        Interrupted,
+        LinkError,
+        PacelineError,
+        ProtocolError,
+        WorkerError,
+    )
     from .kvstore.kvstore import KVStore
     from .launch.connecting import connect
     from .launch.launcher import train
     from .processes.freeing import free_memory
     from .replica.seeding import step_seed
     from .report.summary import Summary
+    from .script.worker import Pace
     from .workloads.base import Splits, Task
 
 _HOMES = {
     "Benchmark": "bench.clock",
     "ConfigError": "errors",
+    "Interrupted": "errors",
     "KVStore": "kvstore.kvstore",
     "LinkError": "errors",
+    "Pace": "script.worker",
     "PacelineError": "errors",
     "ProtocolError": "errors",
     "RunSettings": "config",
@@ -47,8 +57,10 @@ _HOMES = {
 __all__ = [
     "Benchmark",
     "ConfigError",
+    "Interrupted",
     "KVStore",
     "LinkError",
+    "Pace",
     "PacelineError",
     "ProtocolError",
     "RunSettings",

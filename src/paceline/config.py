@@ -66,7 +66,7 @@ class RunSettings:
     """
 
     workers: int = _setting(
-        1, "Worker processes.", least=1, most=MOST_WORKERS,
+        1, "Number of worker processes.", least=1, most=MOST_WORKERS,
         hint="one worker is the least that can train, and one machine carries few thousands",
     )  # fmt: skip
     protocol: str = _setting(
@@ -88,14 +88,14 @@ class RunSettings:
     )
     fragments: int = _setting(
         1,
-        "Under local-sgd:H, exchange the parameters in so many parts, one every H/F local steps: "
+        "Under local-sgd:H, exchange the parameters in this many parts, one every H/F local steps: "
         "1/F of the bytes at a time.",
         least=1,
     )
     overlap: int = _setting(
         0,
-        "Local steps that workers go on for while an exchange of local-sgd is under way, below "
-        "H/F; what came of it is merged then.",
+        "Number of local steps, below H/F, that workers go on for while an exchange of local-sgd "
+        "is under way; what came of it is merged then.",
         least=0,
     )
     engine: Literal["local", "inline", "torchrun"] = _setting(
@@ -105,29 +105,32 @@ class RunSettings:
     )
     preload: tuple[str, ...] = _setting(
         (),
-        "Modules that are imported once, before all workers begin, and not by each of them: "
-        "lightning, transformers.",
+        "Import these modules once, before all workers begin, and not in each of them: lightning, "
+        "transformers.",
         separator=",",
     )
     split: str = _setting(
         "data",
-        "How the model is divided: data (each worker has all of it), network[:N] (N parts, one "
-        "behind the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
+        "How the model is divided: data or none (each worker has all of it), network[:N] (N parts, "
+        "one behind the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
         "copies), shard[:1|2|3] (pieces: ZeRO).",
     )
     batch_size: int | None = _setting(
         None,
-        "Samples an update of a task averages, over all workers; a script says it to its loader.",
+        "Number of samples in an update of a task, over all workers; a script says it to its "
+        "loader.",
         least=1,
     )
     mini_batch_size: int | None = _setting(
         None,
-        "Samples of a task that a worker takes at once; an update averages K times as many. A "
-        "script says prepare(..., batch='per-worker').",
+        "Number of samples of a task that a worker takes at once; an update averages K times as "
+        "many. A script says prepare(..., batch='per-worker').",
         least=1,
     )
     accumulate: int | None = _setting(
-        None, "Batches that an update averages, for a loop that steps on each.", least=1
+        None,
+        "Number of batches that an update averages, for a loop that steps on each.",
+        least=1,
     )
     lr: float | None = _setting(
         None, "Learning rate of a task; a script says it to its optimizer.", above=0
@@ -139,23 +142,26 @@ class RunSettings:
     )
     warmup: str | None = _setting(
         None,
-        "Let the learning rate grow to its value for so long, from the one before scaling or from "
-        "0: 5ep (epochs) or 200 (updates).",
+        "Let the learning rate grow to its value over this long, from the one before scaling or "
+        "from 0: 5ep (epochs) or 200 (updates).",
     )
-    epochs: int | None = _setting(None, "Stop after so many passes over the data.", least=1)
-    updates: int | None = _setting(None, "Stop after so many updates.", least=1)
-    seconds: float | None = _setting(None, "Stop after so many seconds.", above=0)
+    epochs: int | None = _setting(None, "Stop after this many passes over the data.", least=1)
+    updates: int | None = _setting(None, "Stop after this many updates.", least=1)
+    seconds: float | None = _setting(None, "Stop after this many seconds.", above=0)
     target_accuracy: float | None = _setting(
         None, "Stop at this test accuracy (0 to 1).", above=0, most=1,
         hint="write 0.85 for 85 %",
     )  # fmt: skip
     device: str = _setting("auto", "Where workers compute: auto, cpu, cuda, cuda:1, mps, xpu.")
-    seed: int = _setting(0, "Seed of weights and order.", least=0, most=2**63 - 1)
+    seed: int = _setting(0, "Seed of the weights and of the data's order.", least=0, most=2**63 - 1)
     deterministic: bool = _setting(
-        False, "Only operations that give the same bits each time; one that has no such form fails."
+        False,
+        "Use only operations that give the same bits each time; one that has no such form fails.",
     )
     dropped: Literal["requeue", "skip"] = _setting(
-        "requeue", "Abandoned mini-batches: trained later, or gone as in the papers."
+        "requeue",
+        "What becomes of abandoned mini-batches: they are trained later (requeue), or are gone as "
+        "in the papers (skip).",
     )
     slow: tuple[str, ...] = _setting((), "Make one worker slow: 1=5x; in phases 1=5x@60s/10s.")
     delay: tuple[str, ...] = _setting(
@@ -170,25 +176,30 @@ class RunSettings:
         False, "Begin a new worker in the place of one that died, and the run again where all did."
     )
     on_worker_error: Literal["fail", "continue"] = _setting(
-        "fail", "A worker's exception ends the run, or the others go on without it."
+        "fail",
+        "What follows a worker's exception: the run ends (fail), or the others go on without it "
+        "(continue).",
     )
     stall_after: float | None = _setting(
-        None, "Give up a worker that has slept, or been stopped, for so many seconds.", above=0
+        None, "Give up a worker that has been asleep or stopped for this many seconds.", above=0
     )
     init: str | None = _setting(
         None, "Weights of a task at the start: default is torch's; otherwise the task's own."
     )
     nonfinite: Literal["error", "skip"] = _setting(
-        "error", "A loss or gradient that is not finite ends the run, or the update is skipped."
+        "error",
+        "What follows a loss or gradient that is not finite: the run ends (error), or the update "
+        "is skipped (skip).",
     )
     parameters: bool = _setting(
         False, "Show each layer in the plan: type, shapes, parameters, trainable ones, MB."
     )
     log: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = _setting(
-        None, "Write the metrics also as this; the last three by their own clients."
+        None,
+        "Write the metrics in this form, too; tensorboard, wandb and mlflow by their own clients.",
     )
     keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
-    run_dir: str | None = _setting(None, "Folder of the run.")
+    run_dir: str | None = _setting(None, "Write the run into this folder.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
     resume: str | None = _setting(
         None, "Go on with this run: its folder, its name, latest, or auto (if there is one)."
@@ -196,30 +207,41 @@ class RunSettings:
     checkpoint_every: str = _setting(
         "2min", "Save the run this often: 30s, 5min, 500 updates, 1 epoch or never."
     )
-    keep: int = _setting(2, "Checkpoints that stay.", least=1)
+    keep: int = _setting(2, "Number of checkpoints to keep.", least=1)
     dry_run: bool = _setting(False, "Show the plan and stop.")
-    json: bool = _setting(False, "One JSON object on standard output and nothing else there.")
+    json: bool = _setting(
+        False, "Print one JSON object on standard output, and nothing else there."
+    )
     threads: int | None = _setting(
-        None, "Threads a worker computes with.", least=1, most=MOST_PROCESSES
+        None, "Number of threads that each worker computes with.", least=1, most=MOST_PROCESSES
     )
     fast: Literal["none", "auto"] = _setting(
         "none", "Measure what makes a step faster on this model and machine, and keep what helps."
     )
     precision: Literal["fp32", "bf16", "fp16", "auto"] | None = _setting(
-        None, "Of forward passes under pace.autocast(); auto: --fast auto may try 16 bits."
+        None,
+        "Number format of forward passes under pace.autocast(); with auto, --fast auto may try 16 "
+        "bits.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = _setting(
         "none", "Compile the model's training passes, in this mode of torch.compile."
     )
-    channels_last: bool = _setting(False, "Weights of convolutions with their channels last.")
+    channels_last: bool = _setting(
+        False, "Lay out the weights of convolutions with their channels last."
+    )
     keep_memory: Literal["auto", "always", "never"] = _setting(
         "auto",
-        "Freed memory stays with a worker for its next step; auto: on a CPU, with glibc, where the "
+        "Keep freed memory with a worker for its next step; auto: on a CPU, with glibc, where the "
         "model is not split.",
     )
-    fused_optimizer: bool = _setting(False, "The optimizer's step as one kernel, where it can be.")
+    fused_optimizer: bool = _setting(
+        False, "Run the optimizer's step as one kernel, where it can be."
+    )
     loader_workers: int | None = _setting(
-        None, "Processes a worker loads its batches with.", least=0, most=MOST_PROCESSES
+        None,
+        "Number of processes that each worker loads its batches with.",
+        least=0,
+        most=MOST_PROCESSES,
     )
     copies_ahead: bool = _setting(
         False, "Copy the next batch to the accelerator while this one is computed."
@@ -365,7 +387,7 @@ def flag_of(name: str) -> str:
 
 
 def refuse_too_many(num: int, flag: str) -> None:
-    """Raise ConfigError where so many processes would be begun on a machine, or planned for one."""
+    """Raise ConfigError where one machine would have more processes than it carries."""
     if num > MOST_PROCESSES:
         raise ConfigError(f"{flag} must be <= {MOST_PROCESSES}, got {num}")
 

@@ -28,7 +28,7 @@ class Context:
         is_spmd: whether all members do the same number of steps, in step with each other.
         steps_together: whether all members make each step together, each with the user's optimizer,
             on averaged gradients; a push is a difference then, and `prepare` finds it out.
-        is_adaptive: whether the two numbers above change while the run goes.
+        is_adaptive: whether ``parts`` and ``num_steps`` change while the run goes.
         program: what is run, as it was named: a task, or a script; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
         checkpoints_inside: whether that is done inside epochs, too, while the run goes.

@@ -15,8 +15,7 @@ A script may go on from a file of its own as well, and give ``pace.epochs`` only
 
 So the value itself is remembered, and which loop gave it, not only its position. A script that
 counts by itself, ``for epoch in range(10)``, is at no position at all: passes are numbered on, its
-count begins anew, and it is refused there. This module must not know sessions, loaders or
-processes.
+count begins anew, and it is refused there. This module must not know loaders or processes.
 """
 
 from collections.abc import Sequence
@@ -101,7 +100,7 @@ class ScriptPlace(NamedTuple):
         )
 
     def with_look(self, number: int) -> "ScriptPlace":
-        """The same, and pass ``number`` did nothing with its batches."""
+        """This place, and pass ``number`` did nothing with its batches."""
         if number in self.looks:
             return self
         return self._replace(looks=(*self.looks, number))

@@ -50,7 +50,7 @@ class Speed:
         return asdict(self)
 
     def having(self, name: str, value: Value) -> "Speed":
-        """The same but for one field."""
+        """These choices with another value of one field."""
         return Speed.read({**self.write(), name: value})
 
     def is_chosen(self, name: str) -> bool:

@@ -14,7 +14,7 @@ from .context import Context
 from .data.arrays import ArrayDataset, collate_batch
 from .errors import ConfigError
 from .replica.seeding import seed_all
-from .script.worker import Pace, connect
+from .script.worker import Pace, current_pace
 from .tuning.candidate import LossForward
 from .workloads import load_task
 from .workloads.base import Task
@@ -24,7 +24,7 @@ _EVALUATION_BATCH = 1000
 
 def train_here(spec: str | Task, context: Context) -> None:
     """One worker's part in the training of a task."""
-    pace = connect()
+    pace = current_pace()
     task = load_task(spec, pace.num_workers, context.init) if isinstance(spec, str) else spec
     splits = task.splits()
     seed_all(context.seed)

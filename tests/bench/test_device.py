@@ -1,4 +1,4 @@
-"""What a bench runs on: threads, memory that is free, and words of allocators that found none."""
+"""What a bench runs on: threads, and memory that is free."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from paceline.bench.device import (
     chosen_device,
     chosen_threads,
     free_bytes,
-    is_out_of_memory,
     peak_bytes,
     reset_peak,
 )
@@ -36,16 +35,3 @@ def test_what_was_held_is_in_the_peak() -> None:
     reset_peak(CPU)
     held = torch.ones(64 << 20, dtype=torch.uint8)
     assert peak_bytes(CPU) > held.nbytes
-
-
-@pytest.mark.parametrize(
-    ("error", "is_end"),
-    [
-        (MemoryError(), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (RuntimeError("could not create a primitive"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-    ],
-)
-def test_the_end_of_memory_is_told_from_other_errors(error: Exception, is_end: bool) -> None:
-    assert is_out_of_memory(error) == is_end

@@ -173,6 +173,13 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_how_many_workers_is_asked_for(say: Say) -> None:
+    """With one, which was the default, most protocols are the same."""
+    code, out, err = say("compare quadratic --protocols full-sync,async")
+    assert (code, out) == (2, "")
+    assert "--workers" in err
+
+
 def test_an_unknown_task_and_a_used_folder_are_refused(say: Say, tmp_path: Path) -> None:
     code, _, err = say("compare lent --protocols async --workers 2")
     assert code == 2

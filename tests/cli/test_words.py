@@ -1,9 +1,38 @@
 """What peers' users type is understood or answered, and the script's words are left alone."""
 
+import ast
+import inspect
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import paceline.cli
 from paceline.cli.flags import translate
+from paceline.config import NAMES, flag_of, help_of
 from paceline.errors import ConfigError
+
+FRAGMENTS = {"Of", "That", "They", "From", "For", "Instead:", "There,", "On", "n,", "n:", "cpu,"}
+"""What a text begins with that only makes sense behind the name of its flag."""
+
+
+def helps() -> Iterator[tuple[str, str]]:
+    """Each flag and what its help says."""
+    yield from ((flag_of(name), help_of(name)) for name in NAMES)
+    for path in sorted(Path(str(paceline.cli.__file__)).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Parameter":
+                texts = [one.value for one in node.keywords if one.arg == "help"]
+                yield from ((path.name, str(ast.literal_eval(one))) for one in texts
+                            if isinstance(one, ast.Constant))  # fmt: skip
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            _, _, listed = (ast.get_docstring(node) or "").partition("Parameters\n----------\n")
+            lines = listed.splitlines()
+            for name, text in itertools.pairwise(lines):
+                if not name.startswith(" ") and text.startswith(" "):
+                    yield f"{path.name}, {node.name}, {name}", inspect.cleandoc(text)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +44,13 @@ from paceline.errors import ConfigError
 )
 def test_a_peers_flag_becomes_ours(given: list[str], ours: list[str]) -> None:
     assert translate(given) == (ours, [])
+
+
+def test_the_help_of_each_flag_stands_alone() -> None:
+    found = list(helps())
+    assert len(found) > 150  # fails where this test no longer finds them
+    fragments = [one for one in found if one[1].split()[0] in FRAGMENTS]
+    assert fragments == []
 
 
 def test_everything_from_the_scripts_name_on_is_the_scripts() -> None:

@@ -132,7 +132,6 @@ def test_a_rank_of_a_ring_sends_two_p_minus_one_pths(num_ranks: int) -> None:
     took = cost_between_equals(parse("ring", num_ranks), Operation.ALL_REDUCE, size, LINK)
     exact = 2 * (num_ranks - 1) / num_ranks * size
     assert all(abs(sent - exact) <= 2 * num_ranks for sent in took.sent_bytes)
-    assert took.most_sent_bytes == max(took.sent_bytes)
 
 
 def test_a_shared_link_is_shared() -> None:

@@ -108,7 +108,7 @@ one.join()
 HANDS_ON_LATE = """
 import multiprocessing, os, shutil
 from multiprocessing.util import get_temp_dir
-from paceline.engines.local.forkserver import lay_down_in
+from paceline.engines.local.forkserver import use_temp_dir
 
 class Batch:
     def __reduce__(self):
@@ -123,7 +123,7 @@ def end():
     queue.close()
     queue.join_thread()
 
-lay_down_in({folder!r})
+use_temp_dir({folder!r})
 one = multiprocessing.get_context("fork").Process(target=end)
 one.start()
 one.join()

@@ -103,8 +103,8 @@ def test_a_machine_that_is_gone_is_told_of_and_an_end_is_left_to_others(
 
 def test_the_kernel_asks_for_those_that_are_silent_and_waits_for_them() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as door,
-        socket.create_connection(door.getsockname(), timeout=1.0) as link,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=1.0) as link,
     ):
         group.keep_alive(link)
         assert link.gettimeout() is None
@@ -138,8 +138,8 @@ def test_ranks_of_several_machines_hold_a_line_to_the_next_one_and_to_where_they
             )
         )
     assert all(all_of_them.acquire(timeout=10.0) for _ in range(6))
-    doors = [one._door.getsockname() for one in lines]
-    assert sorted(held) == sorted([*doors, *[("127.0.0.1", port)] * 3])
+    servers = [one._server.getsockname() for one in lines]
+    assert sorted(held) == sorted([*servers, *[("127.0.0.1", port)] * 3])
     for one in lines:
-        one._door.close()  # its process has ended
+        one._server.close()  # its process has ended
     assert told == []

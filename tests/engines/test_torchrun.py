@@ -282,7 +282,7 @@ def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() ->
     """Where another machine's ranks have failed, its agent counts a restart and this one none."""
     address, port = "127.0.0.1", free_port()
     kept = torch.distributed.TCPStore(address, port, None, True, wait_for_workers=False)
-    kept.queue_push("paceline/door", "paceline/of-one-that-died")
+    kept.queue_push("paceline/registrations", "paceline/of-one-that-died")
     for life, restarts in ((1, (0, 0)), (2, (0, 1)), (3, (0, 1))):
         ranks = [
             RankOfWorld(
@@ -295,7 +295,7 @@ def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() ->
             places = [place.MeetingPlace(ranks[0]), came_first.result()]
         assert places[0].kept() == ("" if life == 1 else "runs/that")
         places[0].keep("runs/that")
-        places[0].close_door()
+        places[0].close_registration()
         first, second = (one.client("words") for one in places)
         assert not second.check(["once"])
         first.set("once", "1")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import forked
 from paceline.errors import ConfigError
 from paceline.program import ScriptProgram
+from paceline.script import worker
 from runs import Run, assert_each_sample_once, run_script
 
 lightning = pytest.importorskip("lightning")
@@ -128,7 +129,9 @@ def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
 
     sums = {51: 101.0, 1: 2.0}
     strategy: Any = SimpleNamespace(
-        _can_sum=True, is_each_its_own=False, pace=SimpleNamespace(sum=sums.__getitem__)
+        _can_sum=True,
+        is_each_its_own=False,
+        pace=SimpleNamespace(sum=lambda value: torch.tensor(sums[int(value)]).double()),
     )
     mean = PacelineStrategy._reduced(strategy, torch.tensor(51), "mean")
     assert mean.item() == 50.5
@@ -340,6 +343,24 @@ def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(lightning, "__version__", "3.0.1")
     with pytest.raises(ConfigError, match=r"lightning 2\.6, and this is 3\.0\.1: pip install"):
+        PacelineStrategy()
+
+
+def test_ranks_of_another_launcher_are_refused_with_how_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paceline.lightning import PacelineStrategy
+
+    for name in ("exchange", "pace"):  # whatever this process was before
+        monkeypatch.setattr(worker._here, name, None)
+    for name, value in {
+        "RANK": 1,
+        "LOCAL_RANK": 1,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "node1",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ConfigError, match=r"this is rank 1 of 2: .* paceline launch --workers 2"):
         PacelineStrategy()
 
 

@@ -26,7 +26,7 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert connecting.connect() is worker.connect()
+    assert connecting.connect() is worker.current_pace()
 
 
 @pytest.mark.parametrize(
@@ -185,19 +185,19 @@ def test_settings_that_differ_are_named_with_both_machines() -> None:
 
 
 def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only() -> None:
-    trapped = HELLO._replace(trap="its own name 'node1' leads to 127.0.1.1")
-    ranks._refuse_traps([trapped, HELLO])
+    unreached = HELLO._replace(unreachable_why="its own name 'node1' leads to 127.0.1.1")
+    ranks._refuse_unreachable([unreached, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
-        ranks._refuse_traps([trapped, HELLO._replace(host="node2")])
+        ranks._refuse_unreachable([unreached, HELLO._replace(host="node2")])
 
 
 def test_two_machines_of_one_name_are_two() -> None:
     """Else nobody looks where their name leads, and the plan is that of one machine."""
     first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
-    trapped = second._replace(trap="its own name 'localhost' leads to 127.0.0.1")
+    unreached = second._replace(unreachable_why="its own name 'localhost' leads to 127.0.0.1")
     with pytest.raises(ConfigError, match="worker 1 on localhost"):
-        ranks._refuse_traps([first, trapped])
-    assert ranks._num_machines([first, trapped, second]) == 2
+        ranks._refuse_unreachable([first, unreached])
+    assert ranks._num_machines([first, unreached, second]) == 2
     assert sys.platform != "linux" or len(boot_of_machine()) == 36
 
 

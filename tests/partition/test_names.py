@@ -18,6 +18,8 @@ from paceline.partition.names import SplitName, read_split
         ("network:2:gpipe", 2, SplitName(2, 1, schedule="gpipe")),
         ("2x2:1f1b", 4, SplitName(2, 2, schedule="1f1b")),
         ("data", 4, None),
+        ("none", 4, None),
+        (" data ", 4, None),
         ("1x4", 4, None),
         ("shard", 3, SplitName(3, 1, 3)),
         ("shard:1", 2, SplitName(2, 1, 1)),

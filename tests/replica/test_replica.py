@@ -146,7 +146,9 @@ def test_values_of_a_buffer_whose_memory_was_replaced_go_where_it_lay() -> None:
         assert mean.data_ptr() == place.view(home).data_ptr()
         assert mean.tolist() == [5.0, 5.0]
     mean.data = torch.zeros(3)
-    with pytest.raises(ConfigError, match=r"buffer 'running_mean' was of shape \(2,\) .* is of shape \(3,\)"):
+    with pytest.raises(
+        ConfigError, match=r"buffer 'running_mean' was of shape \(2,\) .* is of shape \(3,\)"
+    ):
         one.held.take_buffers()
 
 

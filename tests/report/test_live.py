@@ -133,8 +133,8 @@ def test_input_has_a_column_where_it_takes_time() -> None:
 @pytest.mark.parametrize(
     ("columns", "names"),
     [
-        (40, ["worker", "pushes", "images/s", "wait"]),
-        (80, ["worker", "state", "pushes", "images/s", "compute", "wait", "push", "staleness"]),
+        (40, ["worker", "pushes", "samples/s", "wait"]),
+        (80, ["worker", "state", "pushes", "samples/s", "compute", "wait", "push", "staleness"]),
     ],
 )
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
@@ -167,4 +167,4 @@ def test_a_line_of_progress_leaves_out_what_nobody_knows() -> None:
     unknown = dataclasses.replace(
         PROGRESS, epochs=None, updates_total=None, loss=math.nan, eta_s=None
     )
-    assert format_progress(unknown) == "epoch 3  update 512  8,912 images/s"
+    assert format_progress(unknown) == "epoch 3  update 512  8,912 samples/s"

@@ -28,7 +28,7 @@ def test_rates_count_training_and_not_evaluation(run_dir: Path) -> None:
     assert summary.updates == 3
     assert summary.samples == 60
     assert summary.time_per_update_s == pytest.approx(trained_s / 3)
-    assert summary.images_per_s == pytest.approx(60 / trained_s)
+    assert summary.samples_per_s == pytest.approx(60 / trained_s)
     assert summary.seconds_per_epoch == pytest.approx(trained_s / 2)
     assert summary.total_s == 8.0
 
@@ -141,7 +141,7 @@ def test_a_run_without_an_update_has_no_rates(run_dir: Path, cut: Callable[[int]
     summary = summarize(run_dir)
     assert summary.updates == 0
     assert summary.time_per_update_s is None
-    assert summary.images_per_s is None
+    assert summary.samples_per_s is None
     assert summary.seconds_per_epoch is None
     assert summary.chapter_line() == "test acc: -, - sec/epoch on ['cpu:0', 'cpu:1']"
 
@@ -169,6 +169,12 @@ def test_the_json_is_documented_field_by_field(run_dir: Path) -> None:
 
     missing = {n for n in names(summarize(run_dir).to_json()) if f"`{n}`" not in page}
     assert not missing
+
+
+def test_samples_a_second_have_their_earlier_name_beside_their_own(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    told = summary.to_json()
+    assert told["samples_per_s"] == told["images_per_s"] == summary.images_per_s is not None
 
 
 def test_the_files_of_a_run_can_be_made_again(run_dir: Path) -> None:

@@ -29,7 +29,7 @@ abandoned         1 step, 250 ms thrown away, 750 ms saved
 time in all       8.0 s
 ended             finished
 
-worker    pushes  images/s   compute    wait    push  abandoned
+worker    pushes samples/s   compute    wait    push  abandoned
 0              3        13      88 %     8 %     4 %        0 %
 1              2         9      67 %    13 %     9 %       11 %
 

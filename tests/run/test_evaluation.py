@@ -1,9 +1,13 @@
-"""An evaluation that members share: each position once, all by the same names."""
+"""What all members do together: an evaluation, each position once, and sums of alike numbers."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.run.calls import EvaluationBook
+from paceline.run.calls import Calls, EvaluationBook
+from paceline.wire.messages import Summed, SumValues
 
 
 def test_what_a_dead_member_held_is_counted_by_another() -> None:
@@ -41,3 +45,29 @@ def test_names_that_follow_from_the_data_are_summed_where_they_are() -> None:
     book.counted(0, 2, {"dogs": (1.0, 2.0)})
     book.counted(1, 4, {"dogs": (1.0, 2.0)})
     assert book.totals() == {"cats": (1.0, 2.0), "dogs": (2.0, 4.0)}
+
+
+def calls_of(*members: int) -> tuple[Calls, list[tuple[int, Any]]]:
+    """Calls of these members, and what they are told."""
+    told: list[tuple[int, Any]] = []
+    run: Any = SimpleNamespace(
+        crew=members,
+        roster={one: SimpleNamespace(seat=one, has_arrived=True) for one in members},
+        dispatch=SimpleNamespace(tell=lambda *what: told.append(what)),
+    )
+    return Calls(run, lambda totals: None), told
+
+
+def test_several_numbers_are_summed_in_one_round() -> None:
+    calls, told = calls_of(0, 1)
+    calls.sum(0, SumValues((1.0, 2.0, 3.0)))
+    assert told == []
+    calls.sum(1, SumValues((10.0, 20.0, 30.0)))
+    assert told == [(0, Summed((11.0, 22.0, 33.0))), (1, Summed((11.0, 22.0, 33.0)))]
+
+
+def test_sums_of_unlike_many_numbers_are_refused_with_both() -> None:
+    calls, _ = calls_of(0, 1)
+    calls.sum(0, SumValues((1.0, 2.0)))
+    with pytest.raises(ConfigError, match="3 numbers in worker 1 and 2 in worker 0: give it a t"):
+        calls.sum(1, SumValues((1.0, 2.0, 3.0)))

@@ -350,6 +350,27 @@ def test_what_was_differentiated_in_any_spelling_has_a_gradient(tmp_path: Path, 
     assert run.summary.updates == 8
 
 
+def test_a_whole_tensor_is_summed_over_workers(tmp_path: Path) -> None:
+    sums = """
+given = torch.arange(6.0).reshape(2, 3) + pace.worker
+found = [pace.sum(one) for one in (given, given > 2, given.half()[0], torch.zeros(0))]
+torch.save(found, f"{sys.argv[1]}/found-{pace.worker}.pt")
+"""
+    text = OF_VECTORS.replace("if sys.argv[1:]", "if False") + sums
+    (tmp_path / "train.py").write_text(text)
+    run_script(tmp_path / "train.py", tmp_path, str(tmp_path), workers=2, protocol="k-sync:1")
+    whole = torch.arange(6.0).reshape(2, 3) * 2 + 1
+    for worker in range(2):
+        found = torch.load(tmp_path / f"found-{worker}.pt")
+        assert [one.dtype for one in found] == [
+            torch.float32, torch.int64, torch.float16, torch.float32
+        ]  # fmt: skip
+        assert torch.equal(found[0], whole)
+        assert found[1].tolist() == [[0, 0, 1], [2, 2, 2]]
+        assert found[2].tolist() == [1.0, 3.0, 5.0]
+        assert found[3].shape == (0,)
+
+
 def test_a_sum_inside_the_loop_is_refused_where_a_batch_is_too_small_for_all(
     tmp_path: Path,
 ) -> None:

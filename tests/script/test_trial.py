@@ -417,6 +417,18 @@ for number in range(3):
     assert [one["name"] for one in rows] == ["trial-1", "trial-3"]
 
 
+def test_a_whole_model_trains_in_trials_by_either_of_its_names(tmp_path: Path) -> None:
+    text = """
+with pace.trial():
+    train(*prepared())
+    torch.save(pace.version, folder / f"version-{pace.worker}.pt")
+"""
+    for name in ("none", " data "):
+        (folder := tmp_path / name.strip()).mkdir()
+        launched(folder, text, split=name)
+        assert torch.load(folder / "version-0.pt") == 8
+
+
 def test_trials_that_all_train_nothing_are_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no trial of the script called prepare\(\)"):
         launched(tmp_path, "with pace.trial():\n    pass\n")

@@ -1,9 +1,11 @@
 """What may be taken here: found in every kind of control group, and said by name."""
 
+import errno
 import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.errors import ConfigError
 from paceline.system import limits
@@ -13,6 +15,7 @@ from paceline.system.limits import (
     count_kills,
     describe_limits,
     group_limits,
+    is_out_of_memory,
 )
 
 MIB = 1 << 20
@@ -121,6 +124,27 @@ def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
     count = 7
     toll.look(61.0)
     assert toll.explain(64.0).startswith(", out of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_end"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("no words"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), True),
+        (RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (ImportError("libtorch.so: failed to map segment from shared object"), True),
+        (ImportError("libgomp.so.1: cannot allocate memory in static TLS block"), False),
+        (OSError(errno.ENOENT, "No such file", "out of memory.txt"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_the_end_of_memory_is_told_from_other_errors(error: Exception, is_end: bool) -> None:
+    assert is_out_of_memory(error) == is_end
 
 
 def test_more_workers_than_memory_are_refused_before_they_begin(

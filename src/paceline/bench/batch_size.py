@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ConfigError, WorkerError
+from ..system.limits import is_out_of_memory
 from ..tuning.candidates import autocast
 from ..workloads import load_task
 from .apart import Answer, Apart
 from .clock import elapsed_s
-from .device import is_out_of_memory, limit_memory, peak_bytes, reset_peak
+from .device import limit_memory, peak_bytes, reset_peak
 
 _SAMPLES = 64
 """Different samples; a larger batch repeats them."""

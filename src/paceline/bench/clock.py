@@ -63,7 +63,7 @@ def _in_use() -> Iterator[tuple[Any, tuple[int, ...]]]:
 
 
 def elapsed_s(work: Callable[[], object], count: int = 1) -> float:
-    """Seconds of so many calls, from a moment when nothing is queued to the next one."""
+    """Seconds of ``count`` calls, from a moment when nothing is queued to the next one."""
     synchronize()
     start_s = time.perf_counter()
     for _ in range(count):

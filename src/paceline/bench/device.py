@@ -1,7 +1,7 @@
-"""The device that is measured on: which one, its memory, and the end of that.
+"""The device that is measured on: which one, and its memory.
 
     free_bytes            what a search may use     limit_memory    hold this process to so much
-    reset_peak, peak_bytes       the most held      is_out_of_memory     whether that was the end
+    reset_peak, peak_bytes       the most held
 
 A CPU's process is counted whole, with Python and torch in it, so what is compared is compared with
 a process that does the same without. This module must not know what is measured.
@@ -21,14 +21,6 @@ from ..system.processors import find_device
 
 SHARE = 0.8
 """Of the memory that is free: what a search may use."""
-_NO_MEMORY = (
-    "not enough memory",
-    "can't allocate memory",
-    "out of memory",
-    "could not create a primitive",
-    "could not create a memory",
-)
-"""Words of allocators and kernels that found no more."""
 
 
 def chosen_device(name: str) -> str:
@@ -71,13 +63,6 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         held = _status_bytes("VmData") or 0  # what RLIMIT_DATA counts: private writable memory
         resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, hard))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator says that there is no more."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(word in str(error).lower() for word in _NO_MEMORY)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -24,7 +24,7 @@ from paceline.porting.porting import check_script
 from paceline.program import ScriptProgram
 from paceline.script.patches import replace_step
 from paceline.script.unprepared import StraySchedulers
-from paceline.script.worker import Pace, connect
+from paceline.script.worker import Pace, current_pace
 from paceline.verification.ending import end_with_loop, end_with_run, run_for_updates
 
 
@@ -129,7 +129,7 @@ def script_program(ramp: LrRamp, args: Sequence[str]) -> ScriptProgram:
 def main() -> None:
     """Run the script that is named behind the ramp."""
     ramp, script, *args = sys.argv[1:]
-    ramped = RampedScript(connect(), LrRamp.read(ramp))
+    ramped = RampedScript(current_pace(), LrRamp.read(ramp))
     run_for_updates(script, args)
     if not ramped.has_prepared:
         raise ConfigError(

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from paceline.replica.rates import forget_first_rates
 from paceline.replica.seeding import seed_all
-from paceline.script.worker import Pace, connect
+from paceline.script.worker import Pace, current_pace
 from paceline.trainer import make_loader
 from paceline.workloads import load_task
 
@@ -62,7 +62,7 @@ class LrRamp:
         return self.lowest * self.factor(version)
 
     def factor(self, version: int) -> float:
-        """The same as a multiple of the lowest."""
+        """The rate of the update from this version, as a multiple of the lowest."""
         place = min(version, self.updates - 1) / (self.updates - 1)
         return float((self.highest / self.lowest) ** place)
 
@@ -121,7 +121,7 @@ class Diverging:
 def main() -> None:
     """Train at growing rates."""
     ramp = LrRamp.read(sys.argv[1])
-    pace = connect()
+    pace = current_pace()
     task = load_task(ramp.spec, pace.num_workers, ramp.init)
     seed_all(pace.seed)
     model = task.module().to(pace.device)

@@ -79,7 +79,8 @@ class Noise:
         return self.scale / (self.scale + batch_size)
 
     def measured_share(self, batch_size: int) -> float:
-        """The same from the gradients of that size alone and |G|^2; 0 where they are zero."""
+        """How much of a squared gradient is noise, from those of that size alone and |G|^2; 0 where
+        they are zero."""
         squared = self.squared[batch_size]
         return 1.0 - max(0.0, self.signal) / squared if squared else 0.0
 

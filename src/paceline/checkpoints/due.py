@@ -28,7 +28,7 @@ disk that is slow for the model costs a tenth of its time, not all of it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """How often: ``value`` of ``unit``; ``never``: only when the run stops or ends is none, too."""
+    """How often: each ``value`` of ``unit``; ``never``: not even at the end of the run."""
 
     value: float
     unit: Literal["s", "updates", "epochs", "never"]

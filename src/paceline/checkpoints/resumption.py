@@ -22,6 +22,7 @@ from ..core.ledger import Ledger
 from ..core.rest_state import audit, audit_members, next_member, recut
 from ..errors import ConfigError
 from ..fields import count, real
+from ..partition.names import divides
 from ..passes import ScriptPlace, stream_place
 from ..protocols.base import SyncProtocol
 from ..run_dir import RUNS, refuse_trials
@@ -172,7 +173,7 @@ def adopt(resolved: Resolved) -> RunSettings:
         changes = {name: value for name, value in changes.items() if name not in _OF_A_LAUNCHER}
         if changes.get("collective") == "shared":  # by memory, which ranks do not share
             del changes["collective"]
-    if settings.split.strip() not in ("data", "none"):
+    if divides(settings.split):
         changes = {name: value for name, value in changes.items() if name not in _OF_WHOLE_MODELS}
     given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
     if given:  # the other convention is not the saved one's to choose

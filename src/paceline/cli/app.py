@@ -21,12 +21,6 @@ EXIT_SIGNAL = 128
 """Plus the signal's number, as shells do: 130 Ctrl-C, 143 TERM, 138 USR1."""
 
 
-_NO_ROOM = "failed to map segment"
-"""What the system says where a library finds no room in memory."""
-_NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "not enough memory")
-"""What torch says in a RuntimeError."""
-
-
 class Verb(NamedTuple):
     """One line of the table; the verb stands by its name in ``cli/<home>.py``."""
 
@@ -94,10 +88,6 @@ def run(tokens: list[str]) -> int:
         lead_nowhere(sys.stdout)
         return EXIT_ERROR
     except (MemoryError, ImportError, RuntimeError) as error:
-        if isinstance(error, ImportError) and _NO_ROOM not in str(error):
-            raise
-        if isinstance(error, RuntimeError) and not any(one in str(error) for one in _NO_MEMORY):
-            raise
         return _fail(_no_memory(error), _wants_json(own))
     except CycloptsError as error:
         return _fail(ConfigError(_in_one_line(error)), _wants_json(own))
@@ -177,8 +167,11 @@ def _refused(error: OSError) -> PacelineError:
 
 
 def _no_memory(error: Exception) -> LinkError:
-    from ..system.limits import describe_limits
+    """Why memory ran out. What is no such error is raised again."""
+    from ..system.limits import describe_limits, is_out_of_memory
 
+    if not is_out_of_memory(error):
+        raise error
     first = str(error).partition("\n")[0]  # torch may add what C++ called
     what = f": {first}" if first else ""  # Python's own says nothing
     return LinkError(f"there is too little memory{what} (allowed: {describe_limits() or 'all'})")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from ..errors import Interrupted
+from ..errors import ConfigError, Interrupted
 from .flags import Json, draw, say, show, writable
 
 if TYPE_CHECKING:
@@ -32,15 +32,17 @@ class CallFlags:
     Parameters
     ----------
     ways
-        Only these: eager,script,trace,compile,export,aoti [default: all].
+        Which ways to measure, separated by commas: eager,script,trace,compile,export,aoti [default:
+        all].
     batch_size
-        Samples a call.
+        Number of samples in each call.
     calls
-        Of each way [default: 1,000, or fewer where they take more than a few seconds].
+        How many calls to make in each way [default: 1,000, or fewer where they take more than a few
+        seconds].
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     threads
-        Of torch [default: as torch chooses].
+        Number of threads that torch computes with [default: torch's choice].
     """
 
     ways: str | None = None
@@ -91,9 +93,9 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     Parameters
     ----------
     calls
-        n, of both kinds.
+        How many calls to make, both blocking and queued.
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     import torch
 
@@ -120,9 +122,9 @@ def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False
     Parameters
     ----------
     jobs
-        Of each kind, about 50 ms each.
+        How many jobs of each kind to run; one takes about 50 ms.
     at_once
-        Threads, and processes [default: as many as cores, 64 at most].
+        Number of threads, and of processes [default: as many as cores, at most 64].
     """
     from ..probe.concurrency import MOST_AT_ONCE, measure_concurrency, render_concurrency
     from ..system.processors import num_cores
@@ -151,11 +153,11 @@ def copies(
     spec
         A task, a run's folder, or package.module:function that returns a model.
     input
-        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32.
+        Shape of one input of your own model, batch first (repeat it for several inputs): 1,3,32,32.
     batch_size
-        Samples [default: the task's, else 32].
+        Number of samples in a batch [default: the task's, or 32].
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     import torch
 
@@ -185,9 +187,9 @@ def overlap(
     size
         Rows of the square matrices [default: 4000 on a GPU, as the chapter has it; 512 on a CPU].
     count
-        Products, and copies.
+        How many products to compute, and how many copies to make.
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     import torch
 
@@ -218,9 +220,9 @@ def parallel(
     size
         Rows of the square matrices [default: 4000 on a GPU, as the chapter has it; 512 on a CPU].
     count
-        Products at each place.
+        How many products to compute at each place.
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     import torch
 
@@ -259,15 +261,17 @@ def collectives(
     Parameters
     ----------
     operation
-        all-reduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all.
+        Operation to measure: all-reduce, reduce-scatter, all-gather, broadcast, reduce, scatter,
+        gather or all-to-all.
     workers
-        Processes of one thread each.
+        Number of processes, of one thread each.
     names
-        Collectives with commas between [default: all that have the operation for so many].
+        Which collectives to measure, separated by commas [default: all that can do the operation
+        with this number of processes].
     sizes
-        Of the whole buffer, with commas between.
+        Sizes of the whole buffer, separated by commas: 1KiB,1MiB.
     rounds
-        In which they take turns.
+        How many rounds to measure; within a round all of them take turns.
     """
     from ..bench.collectives import (
         NOT_KEPT,
@@ -303,9 +307,10 @@ def links(
     topology
         Measure nothing, and show a recorded machine: dgx1, pcie8, hosts2x4.
     cores
-        With commas between [default: up to eight, spread over those that may be used].
+        Which cores to measure, separated by commas [default: up to eight, spread over those that
+        may be used].
     mib
-        Of the buffer that is copied [default: 16].
+        Size of the buffer that is copied, in MiB [default: 16].
     """
     from ..bench.links import (
         measure_links,
@@ -315,7 +320,6 @@ def links(
         render_recorded,
         usual_cores,
     )
-    from ..errors import ConfigError
 
     if topology is not None:
         if cores is not None or mib is not None:
@@ -342,27 +346,28 @@ class ScalingFlags:
     Parameters
     ----------
     workers
-        How many, with commas between [default: 1,2,4 ... up to what can compute at once].
+        Numbers of workers, separated by commas [default: 1,2,4 ... up to what can compute at once].
     protocol
-        Of the runs with more than one worker.
+        When gradients are combined in runs with more than one worker.
     weak
-        Only runs in which each worker takes a whole batch [default: both].
+        Measure only runs in which each worker takes a whole batch [default: both kinds].
     strong
-        Only runs that share a batch.
+        Measure only runs in which the workers share a batch.
     batch_size
         Samples that one worker takes at once, and that n workers share [default: the task's].
     updates
-        Of one worker; runs of more make so many steps a worker, about.
+        How many updates one worker makes; runs with more workers make about as many steps in each
+        worker.
     rounds
-        In which they take turns.
+        How many rounds to measure; within a round all of them take turns.
     engine
-        local or inline.
+        Where workers run: local (processes) or inline (one process).
     threads
-        Of each worker, however many there are.
+        Number of threads of each worker, however many workers there are.
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     seed
-        Of weights and order.
+        Seed of the weights and of the data's order.
     plot
         Draw the picture into this SVG file.
     """
@@ -443,15 +448,16 @@ class SplitFlags:
     Parameters
     ----------
     workers
-        n, also -n: of each split but `none`.
+        Number of workers of each split but `none`; also -n.
     only
-        A split, as the table calls it, once for each: none, data, network, 2x2 [default: all].
+        Measure only this split, as the table calls it (repeat it for several): none, data, network,
+        2x2 [default: all].
     updates
-        Of each run.
+        How many updates each run makes.
     rounds
-        In which they take turns.
+        How many rounds to measure; within a round all of them take turns.
     batch_size
-        Samples an update [default: the task's].
+        Number of samples in an update [default: the task's].
     plot
         Draw the picture into this SVG file.
     """
@@ -508,17 +514,19 @@ class SweepFlags:
     Parameters
     ----------
     batch_sizes
-        From small to large [default: 1, 4, 16 ... until memory ends, or a step takes 10 s].
+        Batch sizes to measure, from small to large, separated by commas [default: 1, 4, 16 ...
+        until memory ends, or a step takes 10 s].
     precision
-        fp32, bf16, fp16, with commas between.
+        Number formats to measure, separated by commas: fp32,bf16,fp16.
     seconds
-        Of each cell, about.
+        About how many seconds to measure each cell of the table.
     device
-        cpu, cuda, cuda:1, or several with commas between: cpu,cuda says where they cross.
+        Where to compute: cpu, cuda, cuda:1, or several separated by commas; cpu,cuda shows where
+        one overtakes the other.
     threads
-        Of torch [default: as torch chooses].
+        Number of threads that torch computes with [default: torch's choice].
     machine
-        What this one is called in the table [default: its name].
+        What to call this machine in the table [default: its name].
     """
 
     batch_sizes: str | None = None
@@ -551,18 +559,19 @@ def throughput(
     Parameters
     ----------
     models
-        Tasks, with commas between; none with --merge alone.
+        Tasks to measure, separated by commas; leave them out with --merge alone.
     merge
-        Tables of other machines: files that --json wrote.
+        A table of another machine to show beside this one's: a file that --json wrote (repeat it
+        for several).
     images
-        Of a data set: how many days --epochs of it take [default: those of Places].
+        Number of images in a data set; the table says how many days --epochs of it take [default:
+        those of Places].
     epochs
-        Passes over it.
+        Number of passes over that data set.
     plot
         Draw the picture into this SVG file.
     """
     from ..bench.throughput import draw_throughput, render_throughput, to_json
-    from ..errors import ConfigError
 
     if images < 1 or epochs < 1:
         raise ConfigError(f"--images and --epochs must be >= 1, got {images} and {epochs}")
@@ -575,7 +584,6 @@ def throughput(
 def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[ThroughputRow]":
     """Other machines' rows, and this one's unless only files are named."""
     from ..bench.throughput import merged
-    from ..errors import ConfigError
 
     others = merged(files, [])  # a file that cannot be read is noticed before the work
     if models is None and files:
@@ -608,8 +616,6 @@ def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
 
 
 def _numbers(text: str, flag: str, example: str) -> tuple[int, ...]:
-    from ..errors import ConfigError
-
     try:
         return tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import say, show
 
 if TYPE_CHECKING:
@@ -31,36 +32,38 @@ class DoctorFlags:
     Parameters
     ----------
     static
-        Read the script; never run it.
+        Read the script, and never run it.
     input
-        Of a model, pkg.module:model, once for each input: sizes with the batch first, as
+        Shape of one input of a model, pkg.module:model, batch first (repeat it for several inputs):
         64,3,32,32 or 64,128:int64.
     seconds
-        For prices of fixes; 0: none is tried.
+        About how many seconds to spend on finding what each fix is worth; 0 tries none.
     only
-        How the name of a fix begins that is tried, as num_workers [default: all are].
+        Try only the fixes whose names begin so, as num_workers [default: all].
     wait
-        Seconds until the first training step; so many and a minute from each to the next.
+        How many seconds to wait for the first training step; from each step to the next it waits a
+        minute longer.
     fix
-        A unified diff of what can be fixed without changing numbers, proved over 20 steps.
+        Print a unified diff of what can be fixed without changing numbers, proved over 20 steps.
     apply
-        Write it into the script; with --fix.
+        Write that diff into the script; with --fix.
     undo
         Put the script back as it was before --fix --apply.
     annotate
-        The script as a listing, with what is wrong and what is right under each line; not run.
+        Print the script as a listing, with what is wrong and what is right under each line; it is
+        not run.
     notes
-        Also what tensor cores would want, in lines; other forms have it anyway.
+        Print in lines what tensor cores would want, too; other forms have it anyway.
     strict
-        Exit code 1 also for what could cost.
+        End with exit code 1 also for what could cost.
     rules
         List all rules.
     test_rules
         Try each rule on its own examples.
     json
-        One JSON object.
+        Print the result as one JSON object.
     sarif
-        SARIF 2.1.0, for code hosts; of --static.
+        Print the result as SARIF 2.1.0, for code hosts; with --static.
     """
 
     static: bool = False
@@ -100,9 +103,9 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     Parameters
     ----------
     script
-        A script of Python; or a model of your own, package.module:model.
+        A script of Python, or a model of your own, package.module:model.
     args
-        Its own arguments; behind -- where doctor has flags of the same name.
+        The script's own arguments; they stand behind -- where doctor has flags of the same name.
     """
     way = _way(script, asked)
     _refuse_idle(way, args, asked)
@@ -176,8 +179,6 @@ def _refuse_idle(way: str, args: Sequence[str], asked: DoctorFlags) -> None:
     Raises:
         ConfigError: there is such.
     """
-    from ..errors import ConfigError
-
     if asked.sarif and way == "where the script runs":
         raise ConfigError("--sarif has what is found by reading: give --static, too")
     if asked.apply and way != "with --fix":
@@ -206,7 +207,6 @@ def _show_model(spec: str, asked: DoctorFlags) -> None:
     from ..doctor.built.tables import render_model
     from ..doctor.built.walk import walk
     from ..doctor.findings import Severity
-    from ..errors import ConfigError
     from ..exports.subject import own_subject, parse_input
 
     if not asked.input:
@@ -237,8 +237,6 @@ def _path(script: str | None, asked: DoctorFlags) -> Path:
     Raises:
         ConfigError: there is none, or what is asked does not go together.
     """
-    from ..errors import ConfigError
-
     if script is None:
         raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
     if asked.json and asked.sarif:
@@ -283,8 +281,6 @@ def _check_runs(found: "Diagnosis", path: Path) -> None:
     Raises:
         ConfigError: it does not parse, or uses no torch.
     """
-    from ..errors import ConfigError
-
     for one in found.findings:
         if one.rule == "syntax":
             raise ConfigError(f"{path}:{one.line} does not parse: {one.what}")

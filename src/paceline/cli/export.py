@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
@@ -20,11 +21,12 @@ class SourceFlags:
     Parameters
     ----------
     checkpoint
-        Weights: a run's folder or a .safetensors file.
+        Where the weights come from: a run's folder or a .safetensors file.
     model
-        Instead of a task: package.module:function, which returns an nn.Module.
+        A model to export instead of a task: package.module:function, which returns an nn.Module.
     input
-        With --model, once for each input: sizes with the batch first, as 1,1,28,28 or 1,128:int64.
+        Shape of one input of --model, batch first (repeat it for several inputs): 1,1,28,28 or
+        1,128:int64.
     """
 
     checkpoint: Path | None = None
@@ -40,11 +42,11 @@ class FileFlags:
     Parameters
     ----------
     format
-        torchscript, torchscript-trace, export, aoti or onnx.
+        Format of the file: torchscript, torchscript-trace, export, aoti or onnx.
     output
-        The file [default: named after the model].
+        Where to write the file [default: named after the model].
     precision
-        int8 holds weights only; fp16 and bf16 compute so, too.
+        Number format of the model: int8 holds only the weights so, fp16 and bf16 compute so, too.
     fixed_batch
         Write a file for this batch only [default: any batch].
     fallback
@@ -97,7 +99,6 @@ def export(
 
 def _subject(task: str | None, source: SourceFlags) -> "Subject":
     """The model that was asked for, by exactly one of the two ways."""
-    from ..errors import ConfigError
     from ..exports.subject import find_subject, own_subject, parse_input
 
     model, inputs = source.model, source.input

@@ -30,7 +30,7 @@ _DEFAULTS = {
     "lr": "the task's",
     "epochs": "the task's or the script's",
     "threads": "cores / workers, at most OMP_NUM_THREADS",
-    "stall_after": "who sleeps: never; who is stopped: after 3 usual steps",
+    "stall_after": "sleeping workers: never; stopped ones: after 3 typical steps",
     "precision": "the script's own",
     "loader_workers": "the loader's",
     "run_dir": "runs/NAME",
@@ -59,10 +59,12 @@ class NodeFlags:
 
     nodes: Annotated[
         int | None,
-        Parameter(help="Machines, each with --workers-per-node workers; without MASTER_ADDR all "
-                  "of them are begun here."),
+        Parameter(help="Number of machines, each with --workers-per-node workers; without "
+                  "MASTER_ADDR all of them are begun here."),
     ] = None  # fmt: skip
-    workers_per_node: Annotated[int | None, Parameter(help="Workers of each of --nodes.")] = None
+    workers_per_node: Annotated[
+        int | None, Parameter(help="Number of workers on each of --nodes.")
+    ] = None
 
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def given(flags: Flags) -> dict[str, object]:
 
 
 def with_workers(flags: Flags, workers: int) -> Flags:
-    """The same flags, and so many workers."""
+    """These flags with another number of workers."""
     return Flags(**{**given(flags), "workers": workers})
 
 
@@ -231,7 +233,7 @@ def _split_doctor(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, ["--", *rest] if rest else []
 
 
-Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
+Json = Annotated[bool, Parameter(negative=(), help="Print the result as one JSON object.")]
 """The flag of every verb that has a result."""
 
 
@@ -250,8 +252,6 @@ def writable(path: Path | None) -> None:
     """
     if path is None:
         return
-    from ..errors import ConfigError
-
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is no folder"
         raise ConfigError(f"{path} {what}; name a file in a folder that is there")
@@ -274,8 +274,6 @@ def parse_memory(text: str) -> int:
     Raises:
         ConfigError: it is neither.
     """
-    from ..errors import ConfigError
-
     number, unit = text[:-3], text[-3:].lower()
     try:
         value = float(number)

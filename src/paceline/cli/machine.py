@@ -2,11 +2,12 @@
 
 import json as json_text
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from ..config import NAMES, Resolved, resolve
+from ..config import MOST_PROCESSES, NAMES, Resolved, resolve
 from ..fields import Value
 from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, given, say, show
 
@@ -20,7 +21,8 @@ config = App(name="config", help="Settings, and where each came from.")
 def env(
     *,
     require: Annotated[
-        Literal["gpu"] | None, Parameter(help="gpu: exit code 1 where none can be used.")
+        Literal["gpu"] | None,
+        Parameter(help="With gpu, end with exit code 1 where no GPU can be used."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -128,7 +130,9 @@ def _lines(inspection: "Inspection") -> list[str]:
 @config.command(name="show")
 def show_settings(
     *,
-    origin: Annotated[bool, Parameter(negative=(), help="Say where each came from.")] = False,
+    origin: Annotated[
+        bool, Parameter(negative=(), help="Say where each setting came from.")
+    ] = False,
     flags: RunFlags = NO_FLAGS,
     config: ConfigFile = None,
 ) -> None:
@@ -164,26 +168,35 @@ def show_settings(
 
 
 def _check_names(resolved: Resolved) -> None:
-    """Refuse what a run would refuse, for as many workers as there may be where nobody says.
+    """Refuse what every run would refuse, whatever it trains and however it is begun.
+
+    Where nobody says how many workers there are, there may be as many as one machine carries; a
+    split says how many itself, and is checked where they are given.
 
     Raises:
-        ConfigError: there is no such protocol, delay, slowness or fault.
+        ConfigError: a setting has a name or a form that there is not.
     """
+    from ..checkpoints.due import parse_every
+    from ..compression import parse as parse_compression
     from ..conditions.delays import parse_delays
     from ..conditions.faults import FaultPlan
     from ..conditions.slowness import parse_slowness
+    from ..partition.names import read_split
     from ..protocols import protocol_of
+    from ..run.collective import AUTO, path_of
 
-    settings = resolved.settings
-    workers = _MOST_WORKERS if resolved.origins["workers"] == "default" else settings.workers
-    protocol_of(settings, workers)
+    settings, has_workers = resolved.settings, resolved.origins["workers"] != "default"
+    workers = settings.workers if has_workers else MOST_PROCESSES
+    protocol = protocol_of(settings, workers)
     parse_delays(settings.delay, workers)
     parse_slowness(settings.slow, workers)
     FaultPlan.parse(settings.fault, workers)
-
-
-_MOST_WORKERS = 1024
-"""Of one machine."""
+    parse_every(settings.checkpoint_every)
+    parse_compression(settings.compress)
+    if settings.collective != AUTO:
+        path_of(replace(settings, workers=workers), protocol)
+    if has_workers:
+        read_split(settings.split, workers)
 
 
 def _text(value: Value) -> str:

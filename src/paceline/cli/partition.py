@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import Json, draw, parse_memory, say, show, writable
 
 if TYPE_CHECKING:
@@ -20,20 +21,20 @@ class CutFlags:
     Parameters
     ----------
     workers
-        n: a part for each; also -n.
+        Number of workers, each of which gets a part; also -n.
     memory
-        Of each worker, as 512MiB or 2GiB [default: no limit].
+        Memory of each worker, as 512MiB or 2GiB [default: no limit].
     speeds
-        Of each worker beside this machine, as 1,1,0.5 [default: all alike].
+        Speed of each worker beside this machine, separated by commas: 1,1,0.5 [default: all alike].
     micro_batches
-        That a batch is divided into [default: 8].
+        Number of micro-batches that a batch is divided into [default: 8].
     batch_size
-        Samples an update [default: the task's; 32].
+        Number of samples in an update [default: the task's, or 32].
     schedule
-        In which order workers compute micro-batches.
+        In which order workers compute micro-batches: 1f1b or gpipe.
     input
-        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32 or
-        1,128:int64.
+        Shape of one input of your own model, batch first (repeat it for several inputs): 1,3,32,32
+        or 1,128:int64.
     """
 
     workers: int
@@ -79,7 +80,6 @@ def planned_splits(task: str, asked: CutFlags, json: bool, idle: str = "") -> bo
     Raises:
         ConfigError: it is to be printed, and ``idle`` are flags that were given and it ignores.
     """
-    from ..errors import ConfigError
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
 
@@ -125,8 +125,6 @@ def parse_speeds(text: str) -> tuple[float, ...]:
     Raises:
         ConfigError: it is not that.
     """
-    from ..errors import ConfigError
-
     try:
         speeds = tuple(float(one) for one in text.split(","))
     except ValueError:

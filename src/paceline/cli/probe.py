@@ -5,9 +5,14 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from ..errors import ConfigError, FileError
 from .flags import Json, draw, say, show, writable
 
 _HERE = Path()
+Plot = Annotated[
+    Path | None,
+    Parameter(name=("--plot", "--picture"), help="Draw the picture into this SVG file."),
+]
 
 probe = App(name="probe", help="What this machine takes: caches, memory, disk, arithmetic, links.")
 
@@ -16,9 +21,11 @@ probe = App(name="probe", help="What this machine takes: caches, memory, disk, a
 def probe_(
     *,
     peer: str = "",
-    serve: Annotated[int | None, Parameter(help="Answer probes at this port, instead.")] = None,
+    serve: Annotated[
+        int | None, Parameter(help="Measure nothing, and answer probes at this port.")
+    ] = None,
     folder: Path = _HERE,
-    picture: Path | None = None,
+    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Measure this machine, in less than a minute and without root, beside the textbook's numbers.
@@ -26,19 +33,17 @@ def probe_(
     What it finds is kept in ~/.cache/paceline/ceilings.json, where plans, partitions and benches
     look.
 
-    Example: paceline probe --picture probe.svg
+    Example: paceline probe --plot probe.svg
     Example: paceline probe --peer 10.0.0.7
 
     Parameters
     ----------
     peer
-        Another machine, HOST or HOST:PORT, where paceline probe --serve 29461 runs.
+        Another machine to measure the link to, HOST or HOST:PORT, where paceline probe --serve
+        29461 runs.
     folder
-        On the disk that is measured.
-    picture
-        An SVG file to draw it into.
+        A folder on the disk to measure.
     """
-    from ..errors import ConfigError, FileError
     from ..probe.messages import find_peer
     from ..probe.messages import serve as answer
     from ..probe.picture import draw_probe
@@ -46,19 +51,19 @@ def probe_(
     from ..probe.tables import render_probe
 
     if serve is not None:
-        if peer or picture is not None or json or folder != _HERE:
+        if peer or plot is not None or json or folder != _HERE:
             raise ConfigError("--serve answers and measures nothing: give it alone")
         from ..probe.kernels import compiled
 
         with compiled() as kernels:
             answer(kernels, serve, say)
-    writable(picture)
+    writable(plot)
     if peer:
         find_peer(peer)
     if not folder.is_dir():
         raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
     found = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
-    draw(picture, lambda: draw_probe(found))
+    draw(plot, lambda: draw_probe(found))
     try:
         kept = f"kept in {keep(found)}"
     except FileError as error:
@@ -75,26 +80,24 @@ def roofline(
     input: list[str] | None = None,
     batch_size: int | None = None,
     device: str = "auto",
-    picture: Path | None = None,
+    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Each layer of a model below what this machine can do: its operations, bytes, time and share.
 
-    Example: paceline probe roofline lenet --picture roofline.svg
+    Example: paceline probe roofline lenet --plot roofline.svg
 
     Parameters
     ----------
     spec
         A task, a run's folder, or package.module:function that returns a model.
     input
-        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32 or
-        1,128:int64.
+        Shape of one input of your own model, batch first (repeat it for several inputs): 1,3,32,32
+        or 1,128:int64.
     batch_size
-        Samples [default: the task's, else 32].
+        Number of samples in a batch [default: the task's, or 32].
     device
-        cpu, cuda, cuda:1 ...
-    picture
-        An SVG file to draw it into.
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     import torch
 
@@ -103,11 +106,11 @@ def roofline(
     from ..predict.split_models import SplitQuestion, find_model
     from ..probe.roofline import draw_roofline, measure_roofline, render_roofline
 
-    writable(picture)
+    writable(plot)
     shapes = tuple(parse_input(one) for one in input or ())
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
     found = measure_roofline(subject, batch, torch.device(chosen_device(device)))
-    draw(picture, lambda: draw_roofline(found))
+    draw(plot, lambda: draw_roofline(found))
     show(json, found.to_json, lambda: render_roofline(found))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from ..errors import ConfigError
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
     Parameters
     ----------
     look_s
-        Seconds to look at them for; who uses nothing in them is idle.
+        How many seconds to look at the processes; one that uses nothing meanwhile is idle.
     """
     from ..machine.source import MachineSource
     from ..processes.devices import busy_devices, device_memory
@@ -45,15 +46,18 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
 
 def clean(
     *pids: int,
-    yes: Annotated[bool, Parameter(negative=(), help="Do it.")] = False,
+    yes: Annotated[
+        bool, Parameter(negative=(), help="End them; without this flag they are only shown.")
+    ] = False,
     wait_s: float = 10.0,
     look_s: float = LOOK_TO_END_S,
     json: Json = False,
 ) -> None:
     """End training processes that were left behind, and free what they held; shown first.
 
-    Without --yes nothing is touched. Never ended: who is no part of a training, another user's,
-    another container's, this command's own parents; a script or a notebook only if it is named.
+    Without --yes nothing is touched. Never ended: processes that are no part of a training, of
+    another user or container, and this command's own parents; a script or a notebook only if it is
+    named.
     Exit code 1 if something that was to be ended is still there.
 
     Example: paceline clean
@@ -62,11 +66,11 @@ def clean(
     Parameters
     ----------
     pids
-        Processes to end, with their parts, and no others [default: all ghosts].
+        Processes to end, with all that belongs to them, and no others [default: all ghosts].
     wait_s
-        Seconds between TERM and KILL.
+        How many seconds to wait between TERM and KILL.
     look_s
-        Seconds to look at them for before.
+        How many seconds to look at the processes before that.
     """
     from ..processes.ending import left_before
     from ..processes.reading import look
@@ -122,8 +126,6 @@ def _seconds(value: float, flag: str) -> float:
     Raises:
         ConfigError: it cannot.
     """
-    from ..errors import ConfigError
-
     if not 0 <= value <= _MOST_S:
         raise ConfigError(f"{flag} must be between 0 and {_MOST_S:.0f} seconds, got {value}")
     return value

@@ -39,43 +39,46 @@ class PlanFlags:
     Parameters
     ----------
     workers
-        How many there will be.
+        How many workers there will be.
     cores
-        That they share on one machine [default: each has a core or a machine of its own].
+        Number of cores that they share on one machine [default: each has a core or a machine of its
+        own].
     profile
         A recorded run to take the times from [default: a run of 20 s now, under the same delay].
     protocols
-        Only these: full-sync,k-sync:6,async [default: the family, K on a grid].
+        Consider only these protocols: full-sync,k-sync:6,async [default: the family, K on a grid].
     staleness
         What a stale gradient is worth, as for train; or of one protocol alone: async+inverse.
     delay
-        A straggler beside what was measured: exp:20ms, 1=exp:20ms.
+        Add a straggler to what was measured: exp:20ms, 1=exp:20ms.
     slow
-        A slow worker: 1=5x.
+        Make one worker slow: 1=5x.
     mini_batch_size
-        Samples a worker takes at once [default: the task's batch shared by all workers].
+        Number of samples a worker takes at once [default: the task's batch shared by all workers].
     lr
         Learning rate [default: the task's].
     init
-        Weights at the start.
+        Weights at the start: default is torch's; otherwise the task's own.
     seed
-        Of the data's order, the weights and the stragglers.
+        Seed of the data's order, the weights and the stragglers.
     seconds
         About how long the race may take here.
     target_accuracy
-        Advise who is first at this test accuracy (0 to 1), and say when.
+        Advise which protocol is first at this test accuracy (0 to 1), and say when.
     target_loss
-        The same for a training loss.
+        Advise which protocol is first at this training loss, and say when.
     memory
-        Of each worker, as 512MiB or 2GiB: not which protocol but how to split the model, all ways
-        in one table; a model of 500 million parameters or more, or one that does not fit this
-        machine, gets that table without being asked.
+        Memory of each worker, as 512MiB or 2GiB: advises how to split the model instead of a
+        protocol, with all ways in one table; a model of 500 million parameters or more, or one that
+        does not fit this machine, gets that table without being asked.
     batch_size
-        Samples an update, of that table [default: the task's; 32].
+        Number of samples in an update, for that table [default: the task's, or 32].
     micro_batches
-        That a batch is divided into, of that table [default: what a run takes].
+        Number of micro-batches that a batch is divided into, for that table [default: what a run
+        takes].
     input
-        There, of package.module:function: sizes with the batch first, as 1,3,32,32 or 1,128:int64.
+        Shape of one input of package.module:function, batch first, for that table: 1,3,32,32 or
+        1,128:int64.
     """
 
     workers: int
@@ -172,24 +175,25 @@ class ContestFlags:
     Parameters
     ----------
     workers
-        Of each run.
+        Number of workers in each run; also -n.
     staleness
         What a stale gradient is worth, as for train; NAME+RULE gives it to one protocol alone.
     simulated
-        In virtual time, in one process, instead of with real workers one run after the other.
+        Run in virtual time, in one process, instead of with real workers one run after the other.
     repeats
-        Seeds: the first is --seed, the others follow it.
+        How many seeds to run each protocol with: the first is --seed, the others follow it.
     evaluations
-        An epoch, with --simulated, and one at the start: a finer curve and time to the target.
+        How often to evaluate in each epoch, with --simulated: a finer curve and time to the target;
+        the start is evaluated, too.
     updates
-        Stop each run after so many updates.
+        Stop each run after this many updates.
     device
         Where live workers compute: auto, cpu, cuda, cuda:1, mps, xpu [default: auto].
     run_dir
-        Where the runs lie, a folder each [default: runs/compare-TASK-...].
+        Where to put the folders of the runs [default: runs/compare-TASK-...].
     """
 
-    workers: int = 1
+    workers: int
     staleness: str = "none"
     simulated: Annotated[bool, Parameter(negative=())] = False
     repeats: int = 1
@@ -199,15 +203,12 @@ class ContestFlags:
     run_dir: Path | None = None
 
 
-NO_CONTEST = ContestFlags()
-
-
 def compare(
     task: str,
     /,
     *,
     protocols: str,
-    contest: ContestFlags = NO_CONTEST,
+    contest: ContestFlags,
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
     json: Json = False,
@@ -220,7 +221,8 @@ def compare(
         softmax, mlp, mlp488k, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your
         own: package.module:task.
     protocols
-        With commas: full-sync,k-sync:6,async,async+inverse,local-sgd:8+nesterov:0.7,0.9.
+        Which protocols to compare, separated by commas:
+        full-sync,k-sync:6,async,async+inverse,local-sgd:8+nesterov:0.7,0.9.
     """
     from ..predict.comparison import compare as run_all
 

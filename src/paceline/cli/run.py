@@ -70,10 +70,12 @@ def launch(
     /,
     *args: str,
     module: Annotated[
-        bool, Parameter(name=("-m", "--module"), negative=(), help="SCRIPT is a module's name.")
+        bool,
+        Parameter(name=("-m", "--module"), negative=(), help="Take SCRIPT as a module's name."),
     ] = False,
     check: Annotated[
-        bool, Parameter(negative=(), help="Only say which lines SCRIPT needs, as a diff.")
+        bool,
+        Parameter(negative=(), help="Say which lines SCRIPT needs, as a diff, and run nothing."),
     ] = False,
     nodes: OfNodes = ONE_NODE,
     flags: RunFlags = NO_FLAGS,
@@ -231,9 +233,9 @@ def report(
     run
         The run's folder.
     sample
-        Which update used this sample of the data set, by which worker and how stale.
+        Say which update used this sample of the data set, by which worker and how stale.
     position
-        The same for a position in the order of the epochs, where a script has its own sampler.
+        Say the same of a position in the order of the epochs, where a script has its own sampler.
     """
     if sample is not None or position is not None:
         _report_sample(run, sample, position, is_json=json)
@@ -289,9 +291,9 @@ def replay(
     run
         The run's folder.
     until
-        Stop when so many updates are made, and show the metrics there.
+        Stop when this many updates are made, and show the metrics there.
     save
-        Put the model as it is then into this file (safetensors).
+        Write the model as it is then into this file (safetensors).
     """
     from ..replay import replay as make_again
 

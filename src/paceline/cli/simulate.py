@@ -29,25 +29,25 @@ class WorldFlags:
     Parameters
     ----------
     delay
-        Time of a step: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, lognormal:0.5,10ms,
+        How long a step takes: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, lognormal:0.5,10ms,
         weibull:1.5,10ms, list:8ms,9ms,30ms; 1=exp:20ms for worker 1 alone.
     slow
-        A slow worker: 1=5x always; 1=5x@60s/10s for 10 s about every 60 s; *=5x@60s/10s all.
+        Make a worker slow: 1=5x always; 1=5x@60s/10s for 10 s about every 60 s; *=5x@60s/10s all.
     away
-        A worker that is not there: 3=10s..60s, 3=..10s (starts late), 3=60s.. (for good).
+        Take a worker away: 3=10s..60s, 3=..10s (starts late), 3=60s.. (for good).
     link
         Latency and rate of each worker's link: 1ms,100MB/s.
     server
         Rate of the server's link, shared by all workers: 1GB/s.
     bytes
-        Bytes of a push, and of a pull: 500kB.
+        Number of bytes in a push, and in a pull: 500kB.
     like
-        A run whose measured times are drawn from, runs/latest: computing and exchange, and the
-        stragglers that it was given, or those of --delay and --slow.
+        Draw times from those that this run measured, runs/latest: of computing and of exchanges,
+        and the stragglers that it was given, or those of --delay and --slow.
     cores
-        That the workers share, with --like [default: as many as that run had].
+        Number of cores that the workers share, with --like [default: as many as that run had].
     seed
-        Of all draws.
+        Seed of all draws.
     """
 
     delay: list[str] | None = None
@@ -69,23 +69,24 @@ class TrainingFlags:
     Parameters
     ----------
     batch_size
-        Samples an update averages, over all workers [default: the task's].
+        Number of samples in an update, over all workers [default: the task's].
     mini_batch_size
-        Samples a worker takes at once; an update averages K times as many.
+        Number of samples a worker takes at once; an update averages K times as many.
     lr
         Learning rate [default: the task's].
     epochs
-        Stop after so many passes over the data [default: the task's].
+        Stop after this many passes over the data [default: the task's].
     seconds
-        Stop after so many seconds; of virtual ones at the end of the epoch.
+        Stop after this many seconds; virtual ones are looked at when an epoch ends.
     target_accuracy
         Stop at the end of the epoch that reaches this test accuracy (0 to 1).
     dropped
-        Abandoned mini-batches: trained later (requeue), or gone as in the papers (skip).
+        What becomes of abandoned mini-batches: they are trained later (requeue), or are gone as in
+        the papers (skip).
     nonfinite
         A gradient that is not finite ends the run (error), or the update is left out (skip).
     init
-        Weights at the start.
+        Weights at the start: default is torch's; otherwise the task's own.
     """
 
     batch_size: int | None = None
@@ -135,24 +136,27 @@ def simulate(
     Parameters
     ----------
     task
-        Train it with real gradients at exactly the right stale parameters; left out: time only.
+        A task to train with real gradients, at exactly the right stale parameters [default: none,
+        only time is simulated].
     workers
-        Simulated workers; thousands are fine.
+        Number of simulated workers; thousands are fine.
     protocol
-        As for train: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, ...
+        When gradients are combined, as for train: full-sync, k-sync:K, k-batch-sync:K, async,
+        k-async:K, ...
     staleness
         What a stale gradient is worth: inverse, distance:C, drop:S or none.
     outer
         Under local-sgd, the step on the mean difference: sgd:LR, momentum:LR,B, nesterov:LR,B.
     fragments
-        Under local-sgd:H, exchange the parameters in so many parts, one every H/F local steps.
+        Under local-sgd:H, exchange the parameters in this many parts, one every H/F local steps.
     overlap
-        Local steps that workers go on for while such an exchange is under way.
+        Number of local steps that workers go on for while such an exchange is under way.
     updates
-        Stop after so many updates [default: 10,000 where only time is simulated].
+        Stop after this many updates [default: 10,000 where only time is simulated].
     batched
-        Gradients of workers with equal parameters in one go (torch.func.vmap): faster for small
-        models, and the same within 1e-5 of a gradient's largest entry instead of bit for bit.
+        Compute the gradients of workers with equal parameters in one go (torch.func.vmap): faster
+        for small models, and the same within 1e-5 of a gradient's largest entry instead of bit for
+        bit.
     run_dir
         Write the trace of a whole run here, for paceline report [default: with a task runs/NAME].
     """
@@ -236,7 +240,8 @@ def _new_folder(settings: RunSettings, name: str) -> Path:
 
 
 class _Progress:
-    """A line on standard error every two seconds, so that results stay clean."""
+    """What a simulation says meanwhile: updates every few seconds, on standard error, and each
+    evaluation, on standard output."""
 
     def __init__(self, num_updates: int | None, is_quiet: bool = False) -> None:
         self._num_updates = num_updates

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from ..errors import ConfigError
 from .flags import Json, draw, parse_memory, say, show, writable
 
 tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
@@ -19,14 +20,15 @@ class SearchFlags:
     Parameters
     ----------
     workers
-        They share the memory of this machine (of the device, where they share one).
+        Number of workers; they share the memory of this machine, or of the device where they share
+        one.
     precision
-        fp32, or autocast to bf16 or fp16.
+        Number format of the passes: fp32, or autocast to bf16 or fp16.
     memory
-        For all workers, as 512MiB or 2GiB; on a CPU of what a batch needs, beside Python, torch,
-        the model and its optimizer [default: 80 % of what is free].
+        Memory for all workers, as 512MiB or 2GiB; on a CPU it counts what a batch needs, beside
+        Python, torch, the model and its optimizer [default: 80 % of what is free].
     most
-        Where the search stops.
+        The largest mini-batch to try.
     """
 
     workers: int = 1
@@ -43,17 +45,19 @@ class NoiseFlags:
     Parameters
     ----------
     noise
-        Instead: the gradient noise scale (McCandlish et al. 2018), one worker in fp32.
+        Measure the gradient noise scale instead (McCandlish et al. 2018), with one worker in fp32.
     target_accuracy
         With --noise: train to this test accuracy with each of --batch-sizes.
     batch_sizes
-        With --target-accuracy, as 8,32,128 [default: the task's own, a quarter to four times].
+        Batch sizes to train with under --target-accuracy, as 8,32,128 [default: the task's own, a
+        quarter to four times].
     after
-        Updates before the noise is measured.
+        How many updates to make before the noise is measured.
     seeds
-        Trainings of each batch size.
+        How many times to train with each batch size.
     plot
-        With --noise: noise, throughput and time to accuracy against batch size, as .svg.
+        With --noise, draw noise, throughput and time to accuracy against batch size into this SVG
+        file.
     """
 
     noise: Annotated[bool, Parameter(negative=())] = False
@@ -87,7 +91,7 @@ def batch_size(
     task
         A built-in task or package.module:task.
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     _refuse_idle(search, worth)
     if worth.noise:
@@ -104,25 +108,25 @@ class RangeFlags:
     Parameters
     ----------
     workers
-        That make each update.
+        Number of workers that make each update.
     protocol
-        When their gradients are combined.
+        When the workers' gradients are combined.
     batch_size
-        Samples an update averages, over all workers [default: the task's].
+        Number of samples in an update, over all workers [default: the task's].
     mini_batch_size
-        Instead: samples that a worker takes at once.
+        Number of samples a worker takes at once; give this or --batch-size.
     lowest
         The rate of the first update.
     highest
         The rate of the last one; a loss that has grown to four times its least ends the test.
     updates
-        From one to the other.
+        Number of updates from the lowest rate to the highest.
     init
-        Weights at the start; built-in tasks on images have default beside their own.
+        Weights at the start: default is torch's; otherwise the task's own.
     seed
-        Of weights and order.
+        Seed of the weights and of the data's order.
     plot
-        Loss against rate, as .svg.
+        Draw loss against rate into this SVG file.
     """
 
     workers: int = 1
@@ -158,13 +162,12 @@ def lr(
     task
         A built-in task, package.module:task, or a script: it ends where its updates are made.
     args
-        The script's own arguments, behind --.
+        The script's own arguments; they stand behind --.
     device
-        cpu, cuda, cuda:1 ...
+        Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
     from ..bench.lr_range import LrWish, draw_range, measure_range, range_json, render_range
     from ..bench.lr_worker import LrRamp
-    from ..errors import ConfigError
 
     if asked.batch_size is not None and asked.mini_batch_size is not None:
         raise ConfigError("--batch-size and --mini-batch-size exclude each other; give one")
@@ -190,8 +193,6 @@ def lr(
 
 def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
     """What is given and would do nothing is refused."""
-    from ..errors import ConfigError
-
     if worth.noise and worth.target_accuracy is None:
         trainings = (worth.batch_sizes, worth.seeds)
         if trainings != (NO_NOISE.batch_sizes, NO_NOISE.seeds):
@@ -212,7 +213,6 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
     from ..bench.batch_size import Trials, do_fit_together, largest_batch
     from ..bench.device import chosen_device, free_bytes
     from ..config import refuse_too_many
-    from ..errors import ConfigError
 
     workers, most = asked.workers, asked.most
     refuse_too_many(workers, "--workers")
@@ -272,8 +272,6 @@ def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> Non
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    from ..errors import ConfigError
-
     try:
         return tuple(int(word) for word in text.split(",") if word)
     except ValueError:

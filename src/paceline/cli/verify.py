@@ -2,6 +2,7 @@
 
 import sys
 
+from ..errors import ConfigError
 from .flags import Json, say, show
 
 
@@ -19,9 +20,9 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
     task
         A built-in task, package.module:task, or a script (train.py) with Paceline's lines.
     args
-        The script's own arguments, after --.
+        The script's own arguments; they stand behind --.
     workers
-        Numbers of workers, with commas; also -n.
+        Numbers of workers, separated by commas; also -n.
     """
     from ..verification.verdict import render_verified
     from ..verification.verify import verify as run_all
@@ -33,8 +34,6 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    from ..errors import ConfigError
-
     try:
         numbers = tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:

@@ -34,11 +34,6 @@ class CollectiveCost:
     sent_bytes: tuple[int, ...]  # by each rank
     num_rounds: int
 
-    @property
-    def most_sent_bytes(self) -> int:
-        """By the rank that sends most."""
-        return max(self.sent_bytes)
-
 
 def cost_on(
     topology: Topology,

@@ -119,6 +119,8 @@ def share_of_optimum(
 ) -> float:
     """How much of the topology's bandwidth a schedule makes use of: bound over cost, at most 1.
 
+    What schedules are held against (tests/collectives/test_topology.py); no run asks for it.
+
     Args:
         size_bytes: large, so that chunks are equal but for a byte.
     """

@@ -81,7 +81,7 @@ class Topology:
         return _ways(self)[source, destination]
 
     def without_latency(self) -> "Topology":
-        """The same, when only bandwidth counts."""
+        """This topology with links that have no latency, so that only bandwidth counts."""
         return replace(self, links=tuple(replace(link, latency_s=0.0) for link in self.links))
 
 

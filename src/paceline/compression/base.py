@@ -186,7 +186,7 @@ class ErrorFeedback:
         self.residual, self._next = self._next, self.residual
 
     def keep_part(self, at: int, size: int) -> None:
-        """The same of ``size`` numbers from number ``at`` on; the others were in none."""
+        """The update stands; ``size`` numbers from number ``at`` on were in an exchange."""
         self.residual[at : at + size].copy_(self._next[at : at + size])
 
 

@@ -58,7 +58,7 @@ class Delay:
         )
 
     def stretched(self, factor: float) -> "Delay":
-        """The same, where all times are so many times as long."""
+        """This delay with all of its times multiplied by ``factor``."""
         return replace(self, terms=tuple(_stretched(term, factor) for term in self.terms))
 
     def sample(self, rng: random.Random) -> float:

@@ -96,7 +96,7 @@ class Machine:
     batch_size: int = 0
 
     def stretched(self, factor: float) -> "Machine":
-        """The same, where everything takes so many times as long."""
+        """This machine with everything that it does ``factor`` times as long."""
         return replace(
             self, work=tuple(one.stretched(factor) for one in self.work),
             exchange=tuple(one.stretched(factor) for one in self.exchange),

@@ -194,7 +194,7 @@ class Conditions:
         return lambda start_s: stretch(start_s, draw())
 
     def step_drawer(self, worker: int) -> Callable[[], float]:
-        """The same sequence as times that steps take, where conditions are plain."""
+        """A fresh sequence of how long this worker's steps take, where conditions are plain."""
         draw, factor = self._drawer(worker), self.slow.get(worker, 1.0)
         return draw if factor == 1.0 else lambda: draw() * factor
 

@@ -95,7 +95,7 @@ class Batches:
             )
 
     def with_ends(self, ends: Ends) -> "Batches":
-        """The same, with other batches, or as many of them as there are up to an end."""
+        """These batches with other ends, or as many of them as there are up to an end."""
         if not isinstance(ends, int):
             return Batches(
                 self._end, self._batch_size, self._parts, ends=ends, has_columns=self.has_columns

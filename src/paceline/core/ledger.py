@@ -439,7 +439,10 @@ class Ledger:
         return self._cuts.begins_at(position)
 
     def cut_all(self) -> list[Lease]:
-        """All leases of the epoch in cut order, those to come included; changes nothing."""
+        """All leases of the epoch in cut order, those to come included; changes nothing.
+
+        For tests, which look where each of them is.
+        """
         return self._cuts.all()
 
     # -- saving -------------------------------------------------------------------------------

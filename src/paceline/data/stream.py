@@ -223,7 +223,7 @@ def explain(error: Exception) -> str:
 
 
 def explain_end(exit_code: int | None) -> str:
-    """The same, where who read it has ended in the middle."""
+    """Why a stream cannot be read on whose reading process has ended in the middle."""
     how = f"exit {exit_code}"
     if exit_code is not None and exit_code < 0:
         how = f"killed by {signal.Signals(-exit_code).name}"

@@ -5,7 +5,7 @@
     local     processes on this machine, shared memory between them
     torchrun  processes that torchrun, srun or mpirun began, on any number of machines
 
-They must not know protocols or plans. docs/add-an-engine.md shows a third one.
+They must not know protocols, nor what a plan says. docs/add-an-engine.md shows a third one.
 """
 
 import importlib

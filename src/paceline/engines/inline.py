@@ -23,15 +23,17 @@ from ..exchange import make_averaging
 from ..exchange.base import Perished, Stopped, Superseded
 from ..exchange.member import MemoryCarrier
 from ..exchange.through_store import StoreExchange
+from ..script import worker
 from ..store.control import JOBS, VERSION, Control, control_bytes
 from ..store.memory import PrivateMemory
 from ..system.interpreter import kept_interpreter
 from ..tuning.allocator import kept_process
 from ..wire.messages import FromMember, Push, ToMember
 from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, StoreView, Traits
+from .local import process
 
 
-class _Turn(threading.Thread):
+class _MemberThread(threading.Thread):
     """One member; runs only while it holds the baton."""
 
     def __init__(self, engine: "InlineEngine", spec: MemberSpec) -> None:
@@ -74,9 +76,6 @@ class _Turn(threading.Thread):
     # -- the member's side: its channel ------------------------------------------------------------
 
     def run(self) -> None:
-        from ..script import worker
-        from .local import process
-
         try:
             context = Context.read(self.spec.context)
             exchange = StoreExchange(
@@ -96,14 +95,14 @@ class _Turn(threading.Thread):
     def send(self, message: FromMember) -> None:
         if isinstance(message, Push):
             self.waits_for_push = message
-            self.rest()
+            self.yield_baton()
             self.waits_for_push = None
             if self._engine.is_cancelled(self, message):
                 raise Superseded
-        self._engine.heard.append((self.spec.member, message))
+        self._engine.pending_events.append((self.spec.member, message))
 
     def hold(self, message: FromMember) -> None:
-        self._engine.heard.append((self.spec.member, message))
+        self._engine.pending_events.append((self.spec.member, message))
 
     def die(self) -> None:
         raise Perished
@@ -112,16 +111,16 @@ class _Turn(threading.Thread):
         """Stand still until nobody else can go on, and then until that has been noticed."""
         self.is_halted = True
         while self.is_halted:
-            self.rest()
+            self.yield_baton()
 
     def receive(self, is_blocking: bool = True) -> list[ToMember]:
         while is_blocking and not self.inbox:
-            self.rest()
+            self.yield_baton()
         messages = list(self.inbox)
         self.inbox.clear()
         return messages
 
-    def rest(self) -> None:
+    def yield_baton(self) -> None:
         """Give the baton back until the engine hands it over again."""
         self._back.release()
         self._go.acquire()
@@ -133,10 +132,14 @@ class _InlineControl(Control):
     """Words of one process: who would wait in the kernel hands the baton on instead."""
 
     def __init__(
-        self, memory: PrivateMemory, num_seats: int, turn: _Turn, pulled: Callable[[], int]
+        self,
+        memory: PrivateMemory,
+        num_seats: int,
+        thread: _MemberThread,
+        pulled: Callable[[], int],
     ) -> None:
         super().__init__(memory, num_seats)
-        self._turn = turn
+        self._thread = thread
         self._pulled = pulled
 
     def wait_while(
@@ -148,11 +151,11 @@ class _InlineControl(Control):
         is_soon: bool = True,
     ) -> bool:
         if is_early(self[index]) and timeout_s > 0.0:
-            self._turn.waits_for_word = True
+            self._thread.waits_for_word = True
             if not is_soon:
-                self._turn.sleeps_until_s = time.perf_counter() + timeout_s
-            self._turn.rest()
-            self._turn.waits_for_word, self._turn.sleeps_until_s = False, math.inf
+                self._thread.sleeps_until_s = time.perf_counter() + timeout_s
+            self._thread.yield_baton()
+            self._thread.waits_for_word, self._thread.sleeps_until_s = False, math.inf
         return not is_early(self[index])
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
@@ -176,12 +179,12 @@ class InlineEngine(Engine):
         self._num_seats = num_seats
         self.program = b""
         self._control = Control(self._page, num_seats)
-        self._turns: dict[int, _Turn] = {}
+        self._threads: dict[int, _MemberThread] = {}
         self._arrivals = None if arrivals is None else deque(arrivals)
         self._pulled = {ticket[:2]: ticket.version for ticket in arrivals or ()}
         self._ready_pushes: deque[int] = deque()
         self._num_grants = 0
-        self.heard: list[Event] = []
+        self.pending_events: list[Event] = []
         self.is_closed = False
         self._surroundings = ExitStack()
 
@@ -190,50 +193,50 @@ class InlineEngine(Engine):
         self._surroundings.enter_context(kept_process())
         self._surroundings.enter_context(kept_interpreter())
         for spec in specs:
-            self._turns[spec.member] = _Turn(self, spec)
+            self._threads[spec.member] = _MemberThread(self, spec)
         return {spec.member: (spec.seat, 0) for spec in specs}
 
-    def member_control(self, turn: _Turn) -> Control:
-        pulled = functools.partial(self.version_pulled, turn)
-        return _InlineControl(self._page, self._num_seats, turn, pulled)
+    def member_control(self, thread: _MemberThread) -> Control:
+        pulled = functools.partial(self.version_pulled, thread)
+        return _InlineControl(self._page, self._num_seats, thread, pulled)
 
-    def version_pulled(self, turn: _Turn) -> int:
+    def version_pulled(self, thread: _MemberThread) -> int:
         """The version that this member's work was made from in the recorded run; 0: any."""
-        return self._pulled.get((turn.spec.member, turn.serial), 0)
+        return self._pulled.get((thread.spec.member, thread.serial), 0)
 
-    def is_cancelled(self, turn: _Turn, push: Push) -> bool:
+    def is_cancelled(self, thread: _MemberThread, push: Push) -> bool:
         """Whether the work that this member would push was called off while it waited."""
-        return self._control[self._control.cancelled[turn.spec.seat]] > push.serial
+        return self._control[self._control.cancelled[thread.spec.seat]] > push.serial
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         """Run every member that can until it waits; then let the next push arrive."""
         seen = -1
         while seen != (seen := self._progress()):
-            for turn in self._turns.values():
-                if turn.is_ready:
-                    self._let(turn)
-                    if self.heard:
+            for thread in self._threads.values():
+                if thread.is_ready:
+                    self._run_until_it_waits(thread)
+                    if self.pending_events:
                         return self._take()
-        for member, turn in self._turns.items():
-            push = turn.waits_for_push
-            if push is not None and self.is_cancelled(turn, push):
+        for member, thread in self._threads.items():
+            push = thread.waits_for_push
+            if push is not None and self.is_cancelled(thread, push):
                 self._ready_pushes = deque(one for one in self._ready_pushes if one != member)
-                self._let(turn)
+                self._run_until_it_waits(thread)
                 return self._take()
         if not self._ready_pushes and (halted := self._halted()) is not None:
             if not halted.is_stalled:
                 halted.is_stalled = True
                 return [(halted.spec.member, MemberStalled())]
             halted.is_halted = halted.is_stalled = False
-            self._let(halted)
+            self._run_until_it_waits(halted)
             return self._take()
         if self._is_sleeper_next():
-            sleeper = min(self._turns.values(), key=lambda one: one.sleeps_until_s)
+            sleeper = min(self._threads.values(), key=lambda one: one.sleeps_until_s)
             time.sleep(max(0.0, sleeper.sleeps_until_s - time.perf_counter()))
-            self._let(sleeper)
+            self._run_until_it_waits(sleeper)
             return self._take()
-        turn = self._next_arrival()
-        self._let(turn)
+        thread = self._next_arrival()
+        self._run_until_it_waits(thread)
         return self._take()
 
     def _progress(self) -> int:
@@ -243,29 +246,29 @@ class InlineEngine(Engine):
 
     def _is_sleeper_next(self) -> bool:
         """Whether nobody can go on before a delay is over."""
-        if all(one.sleeps_until_s == math.inf for one in self._turns.values()):
+        if all(one.sleeps_until_s == math.inf for one in self._threads.values()):
             return False
         return not self._ready_pushes or bool(
             self._arrivals and self._arrivals[0].member not in self._ready_pushes
         )
 
-    def _halted(self) -> _Turn | None:
+    def _halted(self) -> _MemberThread | None:
         """The first member that stands still."""
-        turns = self._turns.values()
-        return next((one for one in turns if one.is_halted and not one.is_over), None)
+        threads = self._threads.values()
+        return next((one for one in threads if one.is_halted and not one.is_over), None)
 
-    def _let(self, turn: _Turn) -> None:
-        turn.go_on()
-        if turn.waits_for_push is not None and turn.spec.member not in self._ready_pushes:
-            self._ready_pushes.append(turn.spec.member)
-        if turn.is_over:
-            self.heard.append((turn.spec.member, ProcessLeft(turn.ending)))
+    def _run_until_it_waits(self, thread: _MemberThread) -> None:
+        thread.go_on()
+        if thread.waits_for_push is not None and thread.spec.member not in self._ready_pushes:
+            self._ready_pushes.append(thread.spec.member)
+        if thread.is_over:
+            self.pending_events.append((thread.spec.member, ProcessLeft(thread.ending)))
 
     def _take(self) -> list[Event]:
-        events, self.heard = self.heard, []
+        events, self.pending_events = self.pending_events, []
         return events
 
-    def _next_arrival(self) -> _Turn:
+    def _next_arrival(self) -> _MemberThread:
         if not self._ready_pushes:
             raise ConfigError(
                 "every worker waits for something that only another worker can do, such as "
@@ -276,21 +279,21 @@ class InlineEngine(Engine):
             if member not in self._ready_pushes:
                 raise ConfigError(f"worker {member} has no push to arrive next; the order is wrong")
             self._ready_pushes.remove(member)
-            return self._turns[member]
-        first = min(self._ready_pushes, key=lambda member: self._turns[member].granted)
+            return self._threads[member]
+        first = min(self._ready_pushes, key=lambda member: self._threads[member].granted)
         self._ready_pushes.remove(first)
-        return self._turns[first]
+        return self._threads[first]
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
         for member, message in messages:
-            turn = self._turns[member]
+            thread = self._threads[member]
             if isinstance(message, Grant):
                 self._num_grants += 1
-                turn.serial, turn.granted = message.ticket.serial, self._num_grants
-            turn.inbox.append(message)
+                thread.serial, thread.granted = message.ticket.serial, self._num_grants
+            thread.inbox.append(message)
 
     def cancel(self, member: int, serial: int) -> None:
-        self._control[self._control.cancelled[self._turns[member].spec.seat]] = serial + 1
+        self._control[self._control.cancelled[self._threads[member].spec.seat]] = serial + 1
 
     def lay_out(self, num_bytes: int) -> StoreView:
         self.arena.grow(num_bytes)
@@ -299,12 +302,12 @@ class InlineEngine(Engine):
     def clear(self) -> None:
         if self._arrivals is not None:
             super().clear()
-        gone = [one.spec.seat for one in self._turns.values() if one.is_over]
+        gone = [one.spec.seat for one in self._threads.values() if one.is_over]
         self._control.clear(gone)
 
     def close(self) -> None:
         self.is_closed = True
-        for turn in self._turns.values():
-            while turn.has_begun and not turn.is_over:
-                turn.go_on()
+        for thread in self._threads.values():
+            while thread.has_begun and not thread.is_over:
+                thread.go_on()
         self._surroundings.close()

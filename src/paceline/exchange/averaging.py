@@ -10,7 +10,8 @@ peers.py; here is only what happens to gradients, parameters and the optimizer's
     shares          each steps on its share of the parameters, which lie in the store once
     distributed     each steps on all of its own copy; the mean comes from ``torch.distributed``
 
-docs/add-a-collective.md adds one. This module must not know leases, messages or protocols.
+docs/add-a-collective.md adds one. This module must not know leases or protocols, nor how a message
+travels.
 """
 
 import abc
@@ -99,7 +100,7 @@ class Averaging(abc.ABC):
 
     @abc.abstractmethod
     def _fill(self, work: Work) -> None:
-        """The same, where there is a gradient."""
+        """Put this member's gradient where the mean is made of it; there is one."""
 
     def update(self, lines: Sequence[Line]) -> None:
         """Between the barriers: the mean of all pushes, and the optimizer's step on it.

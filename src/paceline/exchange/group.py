@@ -114,19 +114,19 @@ class TorchGroup(MemberGroup):
     ) -> Pending:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
-        return self._told(self._of(tensor).allreduce([plain(tensor)], options))
+        return self._watched(self._of(tensor).allreduce([plain(tensor)], options))
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
         mine, out = plain(mine), plain(out)
         if _is_direct(mine):
             return self._each_to_each([mine.view(-1)] * self.size, out)
-        return self._told(self._of(mine)._allgather_base(out, mine))
+        return self._watched(self._of(mine)._allgather_base(out, mine))
 
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
         mine, out = plain(mine), plain(out)
         if _is_direct(mine):
             return self._each_to_each(mine.view(self.size, -1).unbind(), out)
-        return self._told(self._of(mine).alltoall_base(out, mine, [], []))
+        return self._watched(self._of(mine).alltoall_base(out, mine, [], []))
 
     def _each_to_each(self, parts: Sequence[Tensor], out: Tensor) -> Pending:
         """Part j to member j, all at once."""
@@ -136,7 +136,7 @@ class TorchGroup(MemberGroup):
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         sent = [Parcel(peer, parts[peer]) for peer in others]
         received = [Parcel(peer, rows[peer]) for peer in others]
-        return self._told(self._post(sent, received, _DIRECT_TAG))
+        return self._watched(self._post(sent, received, _DIRECT_TAG))
 
     def swap(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
         """Messages from member to member, those of one round; returns when all have arrived.
@@ -170,7 +170,7 @@ class TorchGroup(MemberGroup):
         """How a group of several backends is told which one is meant."""
         return (device,)
 
-    def _told(self, work: Any) -> Pending:
+    def _watched(self, work: Any) -> Pending:
         """The operation as whoever waits for it sees it."""
         pending: Pending = work
         return pending

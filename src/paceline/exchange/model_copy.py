@@ -4,8 +4,8 @@
 
 ``home`` is the memory that the model's parameters and buffers live in; where members push
 differences (local-sgd), ``base`` is the global copy that they are held against (own_changes.py).
-Nobody but the run changes the weights while it trains (unedited.py). This module must not know
-messages, jobs or the loop.
+Nobody but the run changes the weights while it trains (unedited.py). This module must not know jobs
+or the loop, nor how a message travels.
 """
 
 from collections.abc import Callable
@@ -104,7 +104,7 @@ class ModelCopy:
         self.unedited.mark()
 
     def pull_whole(self, version: int) -> None:
-        """The same, and of its own steps nothing stays that was not exchanged."""
+        """Pull a version, and keep nothing of its own steps that was not exchanged."""
         self.own.forget()
         self.pull(version)
 

@@ -289,7 +289,7 @@ class PeerRounds:
             )
 
     def leave_if_alarmed(self) -> None:
-        """The same in the midst of a round, where a member is gone or the run ends."""
+        """Leave the peers in the midst of a round, where a member is gone or the run ends."""
         if self.are_on and self._member.grant is not None and self._member.control[ALARM]:
             self.leave()
 

@@ -81,7 +81,7 @@ class MadeUpGradients:
     def price_on(
         self, link: MemberLink, cost: LinkCost, between: Callable[[], object]
     ) -> CompressionPrice:
-        """The same with a link; all members call it together.
+        """What compressed and plain exchanges take on a link; all members call it together.
 
         Args:
             cost: of its messages, the same in all members.

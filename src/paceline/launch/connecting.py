@@ -39,4 +39,4 @@ def connect() -> Pace:
                 f"{_RESUME} is set, and this process is alone and belongs to no run: paceline "
                 f"launch --workers 1 --resume {os.environ[_RESUME]} SCRIPT goes on with one worker"
             )
-    return worker.connect()
+    return worker.current_pace()

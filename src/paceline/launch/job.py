@@ -17,7 +17,7 @@ from ..conditions.faults import FaultPlan, Kind
 from ..config import Resolved, RunSettings
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError
-from ..partition.names import read_split
+from ..partition.names import divides, read_split
 from ..program import Program, TaskProgram
 from ..protocols import protocol_of
 from ..run.collective import path_of
@@ -110,7 +110,7 @@ def is_split(settings: RunSettings) -> bool:
         ConfigError: it cannot be, or not so.
     """
     name = read_split(settings.split, settings.workers)
-    if settings.workers == 1 and settings.split not in ("data", "none"):
+    if settings.workers == 1 and divides(settings.split):
         raise ConfigError(
             f"split {settings.split!r} divides a model among several workers, and there is one: "
             "add --workers 2"

@@ -91,6 +91,8 @@ def train(
     Raises:
         ConfigError: a setting is unknown or cannot work.
         WorkerError: a worker failed.
+        Interrupted: the user ended it, by Ctrl-C or a notebook's stop button; its ``summary`` is
+            what came of the run until then.
     """
     from ..report.live import choose_observer  # here: the command chooses its own
 

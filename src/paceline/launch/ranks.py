@@ -187,10 +187,10 @@ class RunThread(threading.Thread):
                     f"{_GIVE_UP_S:.0f} s: was it started on all machines, with this MASTER_ADDR "
                     "and MASTER_PORT, and do all call it?"
                 )
-        self._life.place.close_door()
+        self._life.place.close_registration()
         ordered = [hellos[seat] for seat in range(size)]
         _compare(ordered)
-        _refuse_traps(ordered)
+        _refuse_unreachable(ordered)
         self._where |= {
             seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
         }
@@ -237,7 +237,7 @@ class RunThread(threading.Thread):
             while others and time.monotonic() < end_s:
                 for seat, one in self._post.hear(0.1):
                     others -= {seat, one.seat if isinstance(one, Lost) else seat}
-        self._life.place.close_door()  # who came late has heard of the end
+        self._life.place.close_registration()  # who came late has heard of the end
         self._post.close()
         with contextlib.suppress(LinkError):
             self._post.tell(0, [RunOver(code)])
@@ -262,14 +262,14 @@ def _num_machines(hellos: Sequence[Hello]) -> int:
     return len({(one.host, one.boot) for one in hellos})
 
 
-def _refuse_traps(hellos: Sequence[Hello]) -> None:
+def _refuse_unreachable(hellos: Sequence[Hello]) -> None:
     """Raise ConfigError where gloo would bind to what other machines do not reach."""
     if _num_machines(hellos) < 2:
         return
     for rank, hello in enumerate(hellos):
-        if hello.trap:
+        if hello.unreachable_why:
             raise ConfigError(
-                f"worker {rank} on {hello.host}: {hello.trap}, where gloo would wait for the other "
-                "machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief address lists "
-                "the names), or give it its address in /etc/hosts"
+                f"worker {rank} on {hello.host}: {hello.unreachable_why}, where gloo would wait "
+                "for the other machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief "
+                "address lists the names), or give it its address in /etc/hosts"
             )

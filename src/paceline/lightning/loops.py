@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
@@ -282,7 +283,7 @@ class FitLoop(_FitLoop):
             return True
         results = self.trainer._results  # what was logged in epochs before is in it, too
         mine = sum(bool(one.meta.sync.should) for _, one in results.valid_items()) if results else 0
-        num, total, squares = (self._pace.sum(one) for one in (1, mine, mine * mine))
+        num, total, squares = self._pace.sum(torch.tensor([1, mine, mine * mine])).tolist()
         if num * squares == total * total:
             return True
         self._pace.print(

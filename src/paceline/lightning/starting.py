@@ -217,7 +217,7 @@ def _not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> str:
 
 
 def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> str:
-    """The same, of the Trainer's own options."""
+    """Which of the Trainer's own options no run carries, and what to do; empty: none."""
     if trainer.precision not in _PRECISIONS:
         return f"precision={trainer.precision!r}: one of {', '.join(_PRECISIONS)}"
     # A float is a part of the epoch, an int is batches; a time is not kept under that name at all.
@@ -255,7 +255,7 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
 
 
 def _checkpoint_not_carried(trainer: Trainer, is_in_step: bool) -> str:
-    """The same, of the times at which several workers write checkpoints."""
+    """Which checkpoints several workers would decide on by themselves; empty: none."""
     pace = trainer.strategy.pace
     for one in trainer.callbacks:
         if isinstance(one, ModelCheckpoint):

@@ -11,6 +11,7 @@ since one object answers all that a Trainer asks. This module must not know how 
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ..engines.torchrun.world import find_rank
 from ..errors import ConfigError
-from ..script.worker import Pace, connect
+from ..script.worker import Pace, current_pace, is_started
 from .batches import TrainData, sole_loader
 from .loops import FitLoop
 from .starting import Starter, refuse_another_run, refuse_what_is_not_carried
@@ -49,8 +51,9 @@ class PacelineStrategy(Strategy):
         settings: any other setting of a run, as of ``paceline.train`` (``staleness="inverse"``).
 
     Raises:
-        ConfigError: Lightning's version, a protocol or a setting is none that can be carried; it
-            is named. What a module or a Trainer cannot have is refused before the first step.
+        ConfigError: Lightning's version, a protocol or a setting is none that can be carried, or
+            the process is a rank of torchrun, srun or mpirun; it is named. What a module or a
+            Trainer cannot have is refused before the first step.
 
     Example::
 
@@ -66,7 +69,7 @@ class PacelineStrategy(Strategy):
         super().__init__()
         if batch not in ("global", "per-worker"):
             raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
-        self.pace: Pace = connect()
+        self.pace: Pace = _own_pace()
         self._starter = Starter(protocol, settings)
         self._batch = batch
         self._is_training = False
@@ -241,8 +244,7 @@ class PacelineStrategy(Strategy):
                 f"a value cannot be reduced over workers by {name!r}; by 'mean' or 'sum', or "
                 "without sync_dist=True: validation gives every worker the same"
             )
-        sums = [self.pace.sum(one) for one in tensor.detach().flatten().tolist()]
-        total = torch.tensor(sums, dtype=torch.float64).reshape(tensor.shape)
+        total = self.pace.sum(tensor.detach().cpu().double())
         if name in _MEANS:
             total = total / self.pace.sum(1)
             if not tensor.is_floating_point():  # samples, of which workers have had unlike many
@@ -321,6 +323,18 @@ class PacelineStrategy(Strategy):
         self.optimizers = []  # their state is the run's by now
         super().teardown()
         self.optimizers = own
+
+
+def _own_pace() -> Pace:
+    """This process's part in its run. ConfigError: it is a rank of another launcher."""
+    rank = None if is_started() else find_rank(os.environ)
+    if rank is not None:
+        raise ConfigError(
+            f"PacelineStrategy takes no part in what torchrun, srun or mpirun begins, and this is "
+            f"rank {rank.rank} of {rank.size}: start the script by python, with "
+            f"Trainer(devices={rank.size}), or by paceline launch --workers {rank.size} SCRIPT"
+        )
+    return current_pace()
 
 
 def _as_json(obj: object) -> str:

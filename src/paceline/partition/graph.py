@@ -238,7 +238,7 @@ class WorkGraph:
         return replace(self, nodes=nodes, edges=edges)
 
     def scaled(self, factor: float) -> "WorkGraph":
-        """The same with all seconds so many times as long."""
+        """This graph with all of its seconds multiplied by ``factor``."""
         nodes = tuple(
             replace(
                 one, forward_s=factor * one.forward_s, backward_s=factor * one.backward_s,

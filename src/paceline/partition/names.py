@@ -1,6 +1,6 @@
 """What ``--split`` is told: a name for how a model is divided, as the table of prices has it.
 
-data         each worker a whole copy             network[:N]  N parts, one behind the other
+data, none   each worker a whole copy             network[:N]  N parts, one behind the other
 AxB          A parts, in B copies                 shard[:S]    pieces of all: ZeRO 1, 2, 3 (3)
 layer[:N]    layers divided over their channels
 
@@ -74,6 +74,16 @@ class SplitName:
         return tuple(range(worker % self.parts, self.size, self.parts))
 
 
+def divides(text: str) -> bool:
+    """Whether this split gives each worker a part of the model, as it is written.
+
+    Example:
+        >>> divides("network:2"), divides("data"), divides("none")
+        (True, False, False)
+    """
+    return text.strip() not in ("data", "none")
+
+
 def read_split(text: str, num_workers: int) -> SplitName | None:
     """What a text says; None: each worker holds a whole copy.
 
@@ -85,7 +95,7 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
         SplitName(parts=2, copies=2, stage=0, is_layer=False, schedule='')
     """
     given = text.strip()
-    if given in ("data", "none"):
+    if not divides(given):
         return None
     before, _, last = given.rpartition(":")
     schedule, kind = (last, before) if last in SCHEDULES else ("", given)
@@ -98,7 +108,9 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
         parts = int(number) if number else num_workers
         found = SplitName(parts, 1, is_layer=name == "layer", schedule=schedule)
     else:
-        raise unknown("split", given, ("data", "network", "network:2", "layer", "2x2", "shard:3"))
+        raise unknown(
+            "split", given, ("data", "none", "network", "network:2", "layer", "2x2", "shard:3")
+        )
     if found.parts < 1 or found.copies < 1:
         raise ConfigError(f"split {given!r} needs at least one part and one copy")
     if schedule and found.is_layer:

@@ -115,7 +115,7 @@ class Pipeline:
         return self.num_parts // self.parts_each
 
     def of(self, workers: tuple[PipelineWorker, ...]) -> "Pipeline":
-        """The same for other workers."""
+        """This pipeline over other workers."""
         return replace(self, workers=workers)
 
     def live(self, part: int) -> int:

@@ -167,7 +167,7 @@ class Measuring:
             return time.perf_counter() - start_s
 
     def as_one(self, graph_at: GraphAt, sizes: Collection[int]) -> GraphAt:
-        """The same, so that at each of these batches the pieces sum to what the model takes."""
+        """Graphs by batch; at each of these batches the pieces sum to what the model takes."""
         taken = dict[int, float]()
         for size in sorted({max(min(_LEAST, max(sizes)), one) for one in sizes}):
             if size <= self._longest:

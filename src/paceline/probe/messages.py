@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import torch
 
@@ -116,7 +117,7 @@ def find_peer(peer: str) -> tuple[object, ...]:
         raise LinkError(f"--peer {peer}: {host} is no name of a machine: {error}") from None
 
 
-def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> None:
+def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> NoReturn:
     """Answer one that probes after the other, until this process is ended.
 
     Raises:

@@ -56,7 +56,7 @@ def spelling(name: str) -> str:
 
 
 def with_number(name: str, number: int) -> str:
-    """A protocol of the table, with this number wherever it has one."""
+    """A protocol of the table, with this number wherever it has one; for tests of all of them."""
     return written(name, [number] * len(PROTOCOLS[name].arguments))
 
 

@@ -12,5 +12,5 @@
     rates        learning rates scaled by an update's samples, and warmed up
     seeding      random state as a function of what is computed
 
-It must not know exchanges, the store or protocols.
+It must not know exchanges or protocols, nor how the store makes a version.
 """

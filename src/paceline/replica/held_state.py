@@ -143,7 +143,7 @@ class SharedState:
 
 
 class SharedStates:
-    """The same of each of a script's optimizers; ``read`` gives the state of all of them."""
+    """A `HeldState` for each of a script's optimizers; ``read`` gives the state of all of them."""
 
     def __init__(
         self,

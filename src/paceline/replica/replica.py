@@ -77,7 +77,7 @@ class Replica:
         self.held.lie_in(block)
 
     def move_to(self, block: Tensor) -> None:
-        """The same, with the buffers, which are copied there; private memory is given up."""
+        """Let parameters and buffers lie in ``block``, and give private memory up."""
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(block).copy_(buffer)
         self._let_buffers_live_in(block)

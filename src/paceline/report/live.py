@@ -220,13 +220,13 @@ def tell_on_errors(reason: str) -> None:
 
 
 def format_progress(progress: Progress) -> str:
-    """One line: ``epoch 3/10  update 512/2,350  loss 0.7312  8,912 images/s  40 s left``."""
+    """One line: ``epoch 3/10  update 512/2,350  loss 0.7312  8,912 samples/s  40 s left``."""
     of_epochs = f"/{progress.epochs}" if progress.epochs else ""
     of_updates = f"/{progress.updates_total:,}" if progress.updates_total else ""
     parts = [f"epoch {progress.epoch + 1}{of_epochs}", f"update {progress.version:,}{of_updates}"]
     if not math.isnan(progress.loss):
         parts.append(f"loss {progress.loss:.4f}")
-    parts.append(f"{progress.samples_per_s:,.0f} images/s")
+    parts.append(f"{progress.samples_per_s:,.0f} samples/s")
     if progress.eta_s is not None:
         parts.append(f"{format_duration(progress.eta_s)} left")
     return "  ".join(parts)

@@ -1,7 +1,7 @@
 """A run on a terminal: the plan, a live table of workers, a bar with the time left.
 
-    epoch 3/10  update 512/2,350  loss 0.7312  8,912 images/s  58.2 s left
-    worker  state     pushes  images/s  compute  wait  push  staleness
+    epoch 3/10  update 512/2,350  loss 0.7312  8,912 samples/s  58.2 s left
+    worker  state     pushes  samples/s  compute  wait  push  staleness
     0       training     512     4,456     91 %   6 %   3 %       0.50  ##################+.
     1       training     512     4,456     91 %   6 %   3 %       0.50  ##################+.
     ----------                                       22 % 58.2 s left
@@ -106,12 +106,12 @@ class ScreenObserver:
 
 
 _COLUMNS = {
-    "worker": 6, "pushes": 7, "wait": 5, "images/s": 9, "compute": 7, "input": 5, "push": 5,
+    "worker": 6, "pushes": 7, "wait": 5, "samples/s": 9, "compute": 7, "input": 5, "push": 5,
     "staleness": 9, "state": 14, "shares": _SHARES,
 }  # fmt: skip
 """Columns of the workers' table and how wide they get; what fits is shown, the first ones first."""
 _ORDER = (
-    "worker", "state", "pushes", "images/s", "input", "compute", "wait", "push", "staleness",
+    "worker", "state", "pushes", "samples/s", "input", "compute", "wait", "push", "staleness",
     "shares",
 )  # fmt: skip
 _GAP = 2

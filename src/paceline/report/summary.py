@@ -83,7 +83,7 @@ class SlowSummary:
     input_s: float
     """Of its median step: until its batches were there."""
     others_input_s: float
-    """The same of the others."""
+    """Of the others' median step: until their batches were there."""
     others_wait_share: float
     """Of the others' time: how much they waited."""
 
@@ -131,7 +131,7 @@ class Summary:
     updates: int
     samples: int
     time_per_update_s: float | None
-    images_per_s: float | None
+    samples_per_s: float | None
     scaling_efficiency: ScalingEfficiency | None
     """None: no run of one worker that is like this one is known."""
     seconds_per_epoch: float | None
@@ -164,9 +164,14 @@ class Summary:
     test_losses: tuple[Point, ...] = ()
     """Test loss over time; not in the JSON."""
 
+    @property
+    def images_per_s(self) -> float | None:
+        """The earlier name of ``samples_per_s``."""
+        return self.samples_per_s
+
     def to_json(self) -> dict[str, object]:
         """The documented fields, in their order; what was not measured is null."""
-        fields: dict[str, object] = asdict(self)
+        fields: dict[str, object] = {**asdict(self), "images_per_s": self.images_per_s}
         del fields["losses"], fields["accuracies"], fields["test_losses"]
         return {name: _finite(value) for name, value in fields.items()}
 
@@ -181,7 +186,7 @@ class Summary:
 
 
 def _finite(value: object) -> object:
-    """The same with null for what is not finite, as the loss of a run that diverged."""
+    """The value with null for what is not finite, as the loss of a run that diverged."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -222,7 +227,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         updates=tally.version,
         samples=samples,
         time_per_update_s=_ratio(trained_s, tally.version),
-        images_per_s=_ratio(samples, trained_s),
+        samples_per_s=_ratio(samples, trained_s),
         scaling_efficiency=_efficiency(tally, workers),
         seconds_per_epoch=_seconds_per_epoch(tally),
         staleness_versions=staleness_of(tally.staleness),

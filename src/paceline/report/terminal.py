@@ -53,7 +53,7 @@ def _figures(summary: Summary, columns: int) -> list[str]:
         ),
         (
             "samples",
-            f"{summary.samples:,}, {or_dash(summary.images_per_s, '{:,.0f}'.format)} a second",
+            f"{summary.samples:,}, {or_dash(summary.samples_per_s, '{:,.0f}'.format)} a second",
         ),
         ("efficiency", _efficiency(summary)),
         ("seconds an epoch", _an_epoch(summary)),
@@ -176,7 +176,7 @@ def _workers(summary: Summary, columns: int) -> list[str]:
         return _few_columns(summary)
     has_lost = any(one.superseded_s for one in summary.per_worker)
     has_input = _tells_input(summary)
-    head = f"{'worker':<8}{'pushes':>8}{'images/s':>10}" + (f"{'input':>8}" if has_input else "")
+    head = f"{'worker':<8}{'pushes':>8}{'samples/s':>10}" + (f"{'input':>8}" if has_input else "")
     head += f"{'compute':>10}{'wait':>8}{'push':>8}"
     lines = [head + (f"{'abandoned':>11}" if has_lost else "")]
     trained_s = _trained_s(summary)

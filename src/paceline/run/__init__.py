@@ -14,5 +14,5 @@
     dispatch        orders become messages             faults   those that were ordered
     trials          several runs of the same members, one after another
 
-It must not know processes, sockets, tensors or terminals.
+It must not know sockets or tensors, how a process is begun, nor how a report is shown.
 """

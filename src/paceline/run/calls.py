@@ -176,7 +176,19 @@ class Calls:
             return
         self.are_inside |= self._run.is_open
         self._sums[member] = message.values
+        self._refuse_other_shape(member)
         self._close_sums()
+
+    def _refuse_other_shape(self, member: int) -> None:
+        """Raise ConfigError where another member sums more or fewer numbers than this one."""
+        own = len(self._sums[member])
+        for other, values in self._sums.items():
+            if len(values) != own:
+                seat, others = (self._run.roster[one].seat for one in (member, other))
+                raise ConfigError(
+                    f"pace.sum() was given {own} numbers in worker {seat} and {len(values)} in "
+                    f"worker {others}: give it a tensor of the same shape in every worker"
+                )
 
     def left(self, member: int) -> None:
         """A member is gone: others do its range, nobody waits for its sum."""

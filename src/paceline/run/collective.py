@@ -131,7 +131,7 @@ def keep_measured(cost: HostCost) -> Path:
 
 
 def tell_kept(cost: HostCost) -> str:
-    """The same, in a sentence, whether it could be or not."""
+    """Keep what was measured, and say in a sentence where it lies or why it does not."""
     try:
         return f"kept in {keep_measured(cost)}"
     except FileError as error:

@@ -3,8 +3,8 @@
     orders of one fact -> [ jobs (core/jobs.py) ] -> messages, sent at once -> who is called off
 
 All that one fact leads to leaves in one sending, and who is called off hears of that last, so that
-it finds its next grant already there and sleeps no second time. This module must not know
-protocols, processes or tensors.
+it finds its next grant already there and sleeps no second time. This module must not know what a
+protocol decides, processes or tensors.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,9 @@
 
     plan, time, version -> a signal to a process, a file that is damaged, a disk that is full
 
-A worker's own faults come from within its step (conditions/faults.py); here they are only heard
-of, and whoever stopped itself is let go on. This module must not know protocols or messages.
+A worker's own faults come from within its step (conditions/faults.py); here they are only heard of,
+and whoever stopped itself is let go on. This module must not know protocols, nor what a message
+leads to.
 """
 
 import contextlib

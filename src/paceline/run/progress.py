@@ -4,7 +4,8 @@
     pushes, updates, epochs -> rates, shares, time left -> observer, a few times a second
 
 Nothing of this decides how a run goes: what cannot be written is said once, and the run goes on.
-This module must not know messages, the reasons of decisions, checkpoints or terminals.
+This module must not know messages, the reasons of decisions or checkpoints, nor how a report is
+shown.
 """
 
 import math

@@ -159,7 +159,7 @@ class Pushes:
             raise self._look_of_one(looked)
 
     def _refuse_an_earlier_look(self, member: int) -> None:
-        """The same of a later epoch, once it trains on: who was done with training may leave so."""
+        """Raise ConfigError where one only looked at a batch of a later epoch, and trains on."""
         run, epoch = self._run, self._looks.get(member)
         if epoch is None or epoch == run.coordinator.epoch:
             return

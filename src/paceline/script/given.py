@@ -70,7 +70,7 @@ class GivenStates:
             self._new = []
 
     def check_all(self) -> None:
-        """The same, of every copy that the script keeps, too."""
+        """Look for what was written into the last state dict or any copy that the script keeps."""
         self.check()
         self._judge([one for one in self._kept if one.counter._version])
 

@@ -98,7 +98,7 @@ class LocalGradients:
         self._watch(Edits(replica, is_refused=is_refused), replica)
 
     def watch_here(self, replica: Replica, average: Callable[[], None]) -> None:
-        """The same where the optimizer steps here, on the mean of all members' gradients.
+        """Watch gradients where the optimizer steps here, on the mean of all members'.
 
         Args:
             average: makes ``.grad`` the mean, for what is clipped.

@@ -53,13 +53,14 @@ class MemberState:
 
     Args:
         folder: of the run; None: there is none, and nothing is written.
-        identity: of that folder.
         found: the checkpoint that the run goes on from; None: it begins.
         seat: the worker's number.
+        identity: of the run's folder.
         epoch: the one that the run goes on in, whose order is drawn once more.
 
     Attributes:
-        drawn: of a kept sampler the epoch that it drew last, and its state before; else None.
+        drawn: gives, of a kept sampler, the epoch that it drew last and its state before that; of
+            any other thing None.
     """
 
     def __init__(

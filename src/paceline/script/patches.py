@@ -6,7 +6,11 @@
     loss.backward              the loss is noted for the report
     next() of other loaders    a second one inside the loop is noted
 
-At the end of a trial all of it is put back (`Originals`, `unlisten`). The objects stay the user's.
+The objects stay the user's: at the end of a trial what was put on them is taken off (`Originals`),
+and nobody hears of losses and batches any more (`unlisten`). What is wrapped in torch itself
+(``Module.state_dict``, ``Tensor.backward``, ``torch.autograd.backward``, the loader's iterator; the
+scaler's methods in grad_scaler.py, hooks in unprepared.py) stays wrapped as long as the process
+lives, since others may have wrapped it once more: it then does what torch does, and nothing else.
 This module must not know how an exchange carries anything.
 """
 

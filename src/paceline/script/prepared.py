@@ -34,7 +34,7 @@ from ..exchange.base import Exchange
 from ..exchange.compressed import CompressedGradient
 from ..exchange.priced import price_alone
 from ..exchange.through_store import StoreExchange
-from ..partition.names import SplitName
+from ..partition.names import SplitName, divides
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held import RESIZE_BEFORE
@@ -196,7 +196,7 @@ class Prepared:
         asked = self._asked
         context = context_with(
             context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
-            is_split=(asked.split or context.split) not in ("data", "none"),
+            is_split=divides(asked.split or context.split),
         )  # fmt: skip
         if asked.is_sticky:
             refuse_sticky(loader, context)

@@ -325,9 +325,8 @@ class OptimizerStep:
     ) -> Any:
         holding = self._loop.holding
         if member.grant() is None and self._exchange.is_stopped:
-            return (
-                None  # the run has ended between two steps of this block, before the first counted
-            )
+            # The run has ended between two steps of this block, before the first counted.
+            return None
         is_more = holding.is_finished
         num_steps = holding.stepped()
         if self._context.is_difference:

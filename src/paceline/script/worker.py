@@ -10,7 +10,7 @@
                 optimizer.step()
 
 The script is the same for one worker and for many; what differs is the exchange underneath. This
-module must not know processes, sockets or how a run is started.
+module must not know sockets, how processes come to be, or how a run is started.
 
 Above 300 lines because it is the script's one door, and half of it is what its users read.
 """
@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer, whole
+from ..partition.names import divides
 from ..passes import FAR, Passes, not_among
 from ..replica.seeding import (
     GENERATORS,
@@ -102,16 +103,33 @@ def start_context(
     _here.exchange, _here.context, _here.pace = exchange, context, None
 
 
+def _numbers_of(value: Tensor) -> list[float]:
+    """What is to be summed over workers. ConfigError: it is complex."""
+    if value.is_complex():
+        raise ConfigError(
+            "pace.sum() was given a complex tensor, and sums real numbers: give it "
+            "torch.view_as_real(value), and take the sum by torch.view_as_complex"
+        )
+    numbers: list[float] = value.detach().flatten().tolist()
+    return numbers
+
+
+def _as_tensor_like(value: Tensor, sums: Sequence[float]) -> Tensor:
+    kind = value.dtype if value.is_floating_point() else torch.int64
+    total = torch.tensor(sums, dtype=torch.float64).reshape(value.shape)
+    return total.to(kind).to(value.device)  # in this order: not all devices have float64
+
+
 def is_started() -> bool:
     """Whether this process is a member, or has called ``connect``."""
     return _here.exchange is not None or _here.pace is not None
 
 
-def connect() -> "Pace":
-    """Find out how this script was started and take part in its run.
+def current_pace() -> "Pace":
+    """This process's part in the run that it is a member of already; else it is the only worker.
 
-    Started by ``paceline launch`` or ``train`` it is one of several workers; started plainly by
-    ``python`` it is the only one, at no cost. Calling it again gives the same object.
+    Ranks of another launcher take part in a run by ``launch.connecting.connect``, which scripts
+    call. Calling it again gives the same object.
 
     Raises:
         ConfigError: the script was started by another launcher with several processes.
@@ -485,13 +503,13 @@ class Pace:
         return num_batches
 
     def _of_this_trial(self, objects: tuple[Any, ...], split: str | None) -> tuple[Any, ...]:
-        """The same; a loader that an earlier trial gave back counts as the plain one that it was,
-        and a range as a loader of its numbers.
+        """What prepare was given, where a loader that an earlier trial gave back is the plain one
+        that it was, and a range a loader of its numbers.
 
         Raises:
             ConfigError: there are trials, and this stands in none; it splits a model in one.
         """
-        if self._in_trial and (split or self._context.split) != "data":
+        if self._in_trial and divides(split or self._context.split):
             raise ConfigError(
                 "a split model in pace.trial(), which gives it back whole, is not carried: train "
                 "it in a run of its own, or use --split data"
@@ -1015,7 +1033,7 @@ class Pace:
         Args:
             name: of the metric.
             above, below: end where it is at least, at most so much.
-            patience: end after so many evaluations in a row without an improvement, >= 1.
+            patience: end after this many evaluations in a row without an improvement, >= 1.
             min_delta: what is better by no more than this is no improvement, >= 0.
             mode: as for ``keep_best``; bounds alone need none.
 
@@ -1082,16 +1100,31 @@ class Pace:
         if is_new:  # else a checkpoint has it, and the script comes by once more
             member.publish(self._context.protocol)
 
-    def sum(self, value: Value) -> float:
+    @overload
+    def sum(self, value: float) -> float: ...
+
+    @overload
+    def sum(self, value: Tensor) -> Tensor: ...
+
+    def sum(self, value: Value) -> Tensor | float:
         """The sum of ``value`` over all workers; all must call it between epochs.
 
         Inside the loop (full-sync, local-sgd) all must come by equally often. Where one does the
         mini-batches of another that has died, and so does not, the run ends rather than wait.
 
+        Args:
+            value: a number, or a tensor of the same shape in every worker, whose sum is taken
+                number by number, in one round of all workers. It takes no part in a gradient.
+
+        Returns:
+            a number for a number; for a tensor one of its shape and on its device. Numbers with a
+            point keep their type, whole ones and truths come as ``int64``, as ``torch.sum`` gives
+            them.
+
         Raises:
-            ConfigError: it stands inside the loader's loop where workers go at their own pace, or
-                at a batch of fewer samples than there are workers, or before it, or before
-                ``prepare``.
+            ConfigError: a tensor is complex, or of another shape in another worker; it stands
+                inside the loader's loop where workers go at their own pace, or at a batch of fewer
+                samples than there are workers, or before it, or before ``prepare``.
         """
         self._finish_leaving()
         is_inside = hasattr(self, "_prepared") and self._prepared.loop.is_iterating
@@ -1111,6 +1144,8 @@ class Pace:
             raise ConfigError(
                 "pace.sum() was called before pace.prepare(): several workers meet there first"
             )
+        if isinstance(value, Tensor):
+            return _as_tensor_like(value, self._exchange.sum(_numbers_of(value)))
         return self._exchange.sum([float(value)])[0]
 
     @contextlib.contextmanager

@@ -5,5 +5,5 @@
     timing      only the timing                bulk        by arrays
     replay      a recorded run made again      peers       as peers average
 
-It must not know processes or messages.
+It must not know processes, nor how a message travels.
 """

@@ -58,7 +58,7 @@ class Versions:
 
     @property
     def num_held(self) -> int:
-        """Versions that somebody needs."""
+        """Versions that somebody needs; none is at the end, as tests see."""
         return len(self._holders)
 
     def hold(self, version: int) -> None:

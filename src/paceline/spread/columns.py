@@ -58,7 +58,7 @@ class ColumnPiece:
     start: int
 
     def of(self, whole: Tensor) -> Tensor:
-        """The same of a tensor of the parameter's shape."""
+        """This worker's part of a tensor of the parameter's shape."""
         return whole.narrow(self.dim, self.start, self.held.shape[self.dim])
 
 

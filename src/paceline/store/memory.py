@@ -142,7 +142,7 @@ class SharedMemory:
 
 
 class PrivateMemory:
-    """The same within one process."""
+    """Memory with the verbs of shared memory, of one process alone."""
 
     def __init__(self, num_bytes: int = 0) -> None:
         self.buffer = bytearray(num_bytes)
@@ -185,7 +185,7 @@ class Region:
         self.data = memory.tensor()
         """``(num_bytes,)`` uint8."""
         self.words = memoryview(memory.buffer).cast("q")
-        """The same memory as int64: each is read and written whole."""
+        """``data`` as int64: each of them is read and written whole."""
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
         self._finalizer = weakref.finalize(self, os.close, memory.fd)
 

@@ -306,7 +306,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-    """The same class with the same attributes, over other parameters, with no state."""
+    """An optimizer of this class with its attributes, over other parameters, without state."""
     if isinstance(optimizer, JointOptimizer):
         return _joint_twin(optimizer, groups)
     twin: Optimizer = object.__new__(type(optimizer))

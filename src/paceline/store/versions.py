@@ -117,7 +117,7 @@ class LossScales:
         return self._read(SCALE[version & 1]) if self._control[HAS_SCALE] else None
 
     def standing(self, version: int) -> LossScale | None:
-        """The same, before anybody has brought it on: the first that was offered."""
+        """The scale of a version; before anybody has brought one on, the first that was offered."""
         if not self._control[HAS_SCALE]:
             return None
         places = (SCALE[version & 1], *self._control.offers)
@@ -206,7 +206,7 @@ class RhythmWords:
     count = _Word(COUNTS)
     """Steps taken in the loop by now."""
     end = _Word(COUNTS + MOST_SCHEDULES)
-    """The same, when the last epoch ended."""
+    """Steps taken in the loop when the last epoch ended."""
 
     def __init__(self, control: Control, number: int) -> None:
         self.control, self.number = control, number

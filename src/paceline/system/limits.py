@@ -1,13 +1,16 @@
-"""What this process and all that it begins may take, and who was killed for having taken more.
+"""What this process and all that it begins may take, and who has come to the end of it.
 
     /proc/self/cgroup -> our control group, and all that it lies in -> the one with the least room
         version 2    memory.max               memory.current           memory.events
         version 1    memory.limit_in_bytes    memory.usage_in_bytes    memory.oom_control
     ulimit -v, -d    of each process alone
 
+An error that came of too little memory is told from others by `is_out_of_memory`, everywhere.
+
 This module must not know what somebody wants memory or files for.
 """
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +33,18 @@ _BYTES_OF_WORKER = 12 << 20
 _LOOK_S = 1.0
 _RECENT_S = 10.0
 """Within which the end of who was killed is heard of: first all that it had is given back."""
+_OUT_OF_MEMORY = (
+    "not enough memory",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "out of memory",
+    "could not create a primitive",
+    "could not create a memory",
+)
+"""What the system, the allocators of torch and its kernels say where they find no more."""
+_NOT_MAPPED = "failed to map segment"
+"""What the system says where a library finds no room; that there is none "in static TLS block" is
+another matter."""
 
 
 class Limit(NamedTuple):
@@ -115,6 +130,23 @@ def _allow_files(num_workers: int) -> None:
             "are allowed (ulimit -n); raise that, or use fewer workers"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's, the system's or torch's.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+        True
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True  # by its name: torch, whose class it is, is not loaded for it
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    text = str(error).lower()
+    if isinstance(error, ImportError | OSError):  # of a library
+        return _NOT_MAPPED in text
+    return any(words in text for words in _OUT_OF_MEMORY)
 
 
 class Toll:

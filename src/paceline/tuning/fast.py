@@ -19,6 +19,7 @@ from ..context import Context
 from ..data.feed import apply, move
 from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
+from ..system.limits import is_out_of_memory
 from ..system.processors import num_cores, processor_name
 from . import allocator
 from .candidate import Candidate, Feed, TrialSubject, host_batch, num_samples_of
@@ -128,7 +129,7 @@ def _tried(subject: TrialSubject, given: Speed, every: Sequence[Candidate]) -> O
 def _no_step(error: BaseException) -> ConfigError:
     """Why a trial has no step to measure."""
     text = str(error).strip().partition("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in text:
+    if is_out_of_memory(error):
         return ConfigError(
             "--fast auto trains a second copy of model and optimizer, and there is no memory for "
             "it; leave --fast out, or choose by hand (--compile default, --channels-last)"
@@ -141,7 +142,7 @@ def _no_step(error: BaseException) -> ConfigError:
 
 
 def _measured_on(subject: TrialSubject, loader: DataLoader[Any]) -> TrialSubject:
-    """The same with a batch and a feed, which only a trial needs."""
+    """The subject with a batch and a feed, which only a trial needs."""
     size, device = subject.num_samples, subject.device
     host = host_batch(loader, size)
     return replace(

@@ -23,7 +23,7 @@ from paceline.data.feed import apply
 from paceline.errors import ConfigError
 from paceline.replica.layers import set_modes
 from paceline.replica.seeding import kept_random_state, seed_all
-from paceline.script.worker import Pace, connect
+from paceline.script.worker import Pace, current_pace
 from paceline.verification.cases import cast, freeze, nudge
 from paceline.verification.ending import EndingLoader, end_with_loop, end_with_run, run_for_updates
 from paceline.verification.layers import breaking_layers
@@ -184,7 +184,7 @@ class WatchedScript:
 def main() -> None:
     """Run the script that is named behind what is asked."""
     asked, script, *args = sys.argv[1:]
-    watched = WatchedScript(connect(), Asked.read(asked))
+    watched = WatchedScript(current_pace(), Asked.read(asked))
     run_for_updates(script, args)
     watched.write()
 

@@ -102,7 +102,7 @@ class ForkServerClient:
             self._end.send(json.dumps({"kill": member}).encode())
 
     def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
-        """The next word of this kind; others are kept for `words`.
+        """The next word of this kind; others are kept for `early_words`.
 
         Raises:
             AllGone: the fork server was killed.
@@ -278,11 +278,6 @@ def begun_early() -> Iterator[None]:
             _spare.pop().close()
 
 
-def kept() -> ForkServerClient | None:
-    """The fork server that waits for the next run."""
-    return _spare[0] if _spare else None
-
-
 def take() -> ForkServerClient:
     """The fork server that was kept, or a new one; it says ``ready`` when it is."""
     while _spare:
@@ -297,7 +292,7 @@ def take() -> ForkServerClient:
 
 
 def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerClient:
-    """The same, or a new one where this one has imported what the run has not asked for."""
+    """This fork server, or a new one where it has imported what the run has not asked for."""
     if not server.preloaded <= set(preload):
         server.close()
         server = ForkServerClient()

@@ -52,7 +52,7 @@ _IN_EVERY_MEMBER = ("torch", "torch._dynamo", "numpy.ctypeslib", "cloudpickle", 
 """Each would import them: the first optimizer, the first array that is shared, the model's end."""
 
 
-class Config(dict[str, Any]):
+class _ProcessConfig(dict[str, Any]):
     """What multiprocessing keeps for a process, where its folder is made when it is first used.
 
     Nobody is left to take it away where launcher and fork server are both killed in one moment, and
@@ -87,9 +87,9 @@ class Config(dict[str, Any]):
         """For one that is begun anew, which may not know this class: the folder is there then."""
         return dict, ({**self, "tempdir": self.get("tempdir")},)
 
-    def copy(self) -> "Config":
+    def copy(self) -> "_ProcessConfig":
         """For a process that is begun by this one."""
-        return Config(self)
+        return _ProcessConfig(self)
 
 
 _user = 0
@@ -135,11 +135,11 @@ def _is_there(folder: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def lay_down_in(folder: str) -> None:
+def use_temp_dir(folder: str) -> None:
     """Let multiprocessing use this folder, here and in all that is forked from here."""
     this: Any = multiprocessing.process.current_process()
-    Config.server = os.getpid()
-    this._config = Config(this._config, tempdir=folder)
+    _ProcessConfig.server = os.getpid()
+    this._config = _ProcessConfig(this._config, tempdir=folder)
     queue: Any = multiprocessing.queues.Queue
     queue._on_queue_feeder_error = _but_for_folder_gone(queue._on_queue_feeder_error, folder)
 
@@ -155,8 +155,7 @@ class ForkServer:
     def __init__(self, launcher: socket.socket, scratch: str) -> None:
         self._launcher = launcher
         self._scratch = scratch
-        self._seats: dict[int, int] = {}
-        """pid -> member."""
+        self._members_by_pid: dict[int, int] = {}
         self._wake_in, wake_out = os.pipe()
         os.set_blocking(wake_out, False)
         os.set_blocking(self._wake_in, False)
@@ -166,7 +165,7 @@ class ForkServer:
     def run(self) -> None:
         """Serve until the launcher is gone."""
         try:
-            lay_down_in(self._scratch)
+            use_temp_dir(self._scratch)
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
                 launcher = self._launcher.fileno()
@@ -218,7 +217,7 @@ class ForkServer:
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
-            self._seats[pid] = spec.member
+            self._members_by_pid[pid] = spec.member
             self._tell({"started": spec.member, "pid": pid})
         return True
 
@@ -235,7 +234,7 @@ class ForkServer:
     def _become(self, spec: MemberSpec, descriptors: list[int]) -> None:
         """In the child: never returns. It ends with its parent, which may be gone already."""
         die_with_parent()
-        if os.getppid() != Config.server:
+        if os.getppid() != _ProcessConfig.server:
             os._exit(1)
         code = 70
         try:
@@ -264,12 +263,12 @@ class ForkServer:
                 return
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 word = "stopped" if os.WIFSTOPPED(status) else "continued"
-                self._tell({word: self._seats.get(pid, -1)})
+                self._tell({word: self._members_by_pid.get(pid, -1)})
                 continue
             if os.WIFSIGNALED(status):  # it was killed: what it had begun goes with it
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-            member = self._seats.pop(pid, None)
+            member = self._members_by_pid.pop(pid, None)
             if member is not None:
                 code = os.waitstatus_to_exitcode(status)
                 self._tell({"ended": member, "code": code})
@@ -280,19 +279,19 @@ class ForkServer:
 
     def _kill(self, member: int) -> None:
         """End a member that was given up, and all that it had begun."""
-        for pid, number in self._seats.items():
+        for pid, number in self._members_by_pid.items():
             if number == member:
                 _kill_group(pid)
 
     def _kill_all(self) -> None:
-        for pid in self._seats:
+        for pid in self._members_by_pid:
             _kill_group(pid)
-        for pid in self._seats:
+        for pid in self._members_by_pid:
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 continue
-        self._seats.clear()
+        self._members_by_pid.clear()
 
 
 def _kill_group(pid: int) -> None:

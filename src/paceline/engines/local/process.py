@@ -31,11 +31,12 @@ from ...exchange.member import MemoryCarrier
 from ...exchange.through_store import StoreExchange
 from ...program import Program, ScriptProgram, TaskProgram
 from ...replica.seeding import without_form
+from ...script import worker
 from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...system.files import OpenFolder
 from ...system.interpreter import leave_as_python_does
-from ...system.limits import describe_limits
+from ...system.limits import describe_limits, is_out_of_memory
 from ...system.signals import die_with_parent
 from ...system.streams import Lasting
 from ...wire.channel import Channel, HungUp, member_channel
@@ -53,8 +54,6 @@ _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
 _NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
 """What torch says where its own process group is asked for and there is none."""
-_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
-"""What torch and the system say."""
 _HINT_OF_GROUP = (
     "paceline launch makes no process group of torch's own: leave that line out where the script "
     "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
@@ -73,8 +72,6 @@ MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange
 def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     """Run the program on this seat; the exit code."""
     import torch
-
-    from ...script import worker
 
     os.setpgid(0, 0)
     _be_a_member()
@@ -100,8 +97,6 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
 
 
 def _copy_now() -> None:
-    from ...script import worker
-
     worker.current().copy_now()
 
 
@@ -136,8 +131,6 @@ def perform(
     Args:
         leave: what is still to be done where a script is over: it is done after that.
     """
-    from ...script import worker
-
     try:
         _run_to_its_end(run)
     except BaseException as error:  # the user's code may raise anything, and its end is told
@@ -192,8 +185,6 @@ def tell_end(
 
 def _run_to_its_end(run: Callable[[], None]) -> None:
     """An exit without a complaint is an end like any other."""
-    from ...script import worker
-
     try:
         run()
     except SystemExit as end:
@@ -260,7 +251,7 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         lines.append(_HINT_OF_END)
     if any(word in str(error) for word in _NO_GROUP):
         lines.append(_HINT_OF_GROUP)
-    if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
+    if is_out_of_memory(error):
         lines.append(f"memory that is allowed here: {describe_limits() or 'all that there is'}")
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])

@@ -294,7 +294,7 @@ class RankAveraging(DistributedAveraging):
             self._own_grads.arrived = None
 
     def _give_back(self) -> None:
-        """The same for good: they are gathered, for the store."""
+        """What is under way ends for good, and gradients are gathered for the store."""
         if self._overlaps:
             self._end_round()
             self._replica.gather_anew()

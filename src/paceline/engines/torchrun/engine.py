@@ -22,7 +22,7 @@ class RankZero:
     """What the controller's thread has of the rank that it runs in.
 
     Attributes:
-        control: its words, from when its groups are made; called once the store is laid out.
+        memory: its arena and its control words, called once the store is laid out.
         where: process and machine of each rank, in words; and the process's number.
         lost: ranks that have died; filled in here.
         asked: a rank has got a signal that asks for the end.

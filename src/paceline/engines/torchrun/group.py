@@ -112,7 +112,7 @@ class RankGroup(TorchGroup):
         """Rank 0's bytes for all, on a CPU; the others' become those."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        return self._told(self._gloo.broadcast([tensor], options))
+        return self._watched(self._gloo.broadcast([tensor], options))
 
     def _of(self, tensor: Tensor) -> Any:
         if tensor.device.type == "cpu":
@@ -128,7 +128,7 @@ class RankGroup(TorchGroup):
     def _devices(self, device: torch.device) -> tuple[torch.device, ...]:
         return ()  # each group is of one backend
 
-    def _told(self, work: Any) -> Pending:
+    def _watched(self, work: Any) -> Pending:
         return _Watched(self, work)
 
     def swap(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
@@ -191,7 +191,7 @@ class MachineKeepalives:
     ) -> None:
         following = (rank.rank + 1) % rank.size
         words = place.client("keepalives")
-        words.set(str(rank.rank), self._open_door())
+        words.set(str(rank.rank), self._listen())
         address, _, port = words.get(str(following)).decode().rpartition(" ")
         ends = [((rank.address, rank.port), unreachable)]
         if address:  # telling the others of it may take long, where they met there
@@ -199,15 +199,15 @@ class MachineKeepalives:
             ends.append(((address, int(port)), tell.start))
         threading.Thread(target=_watch_machines, args=(ends,), daemon=True).start()
 
-    def _open_door(self) -> str:
+    def _listen(self) -> str:
         """Where the rank before this one connects to; "": it cannot."""
         try:
             address = _own_address()
             kind = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._door = socket.create_server((address, 0), family=kind)
+            self._server = socket.create_server((address, 0), family=kind)
         except OSError:
             return ""
-        return f"{address} {self._door.getsockname()[1]}"
+        return f"{address} {self._server.getsockname()[1]}"
 
 
 def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) -> None:
@@ -278,15 +278,15 @@ class RankPart(TorchGroup, PeerGroup):
         self._gloo._set_default_timeout(_LONGEST)
 
     def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return self._told(Messages([self._gloo.send([plain(tensor)], peer, tag)], self.patience))
+        return self._watched(Messages([self._gloo.send([plain(tensor)], peer, tag)], self.patience))
 
     def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return self._told(Messages([self._gloo.recv([plain(tensor)], peer, tag)], self.patience))
+        return self._watched(Messages([self._gloo.recv([plain(tensor)], peer, tag)], self.patience))
 
     def _of(self, tensor: Tensor) -> Any:
         return self._gloo
 
-    def _told(self, work: Any) -> Pending:
+    def _watched(self, work: Any) -> Pending:
         return _Watched(self._whole, work)
 
 
@@ -308,7 +308,7 @@ def _first_line(error: Exception) -> str:
     return text[0].rpartition("] ")[2][:120] or text[0][:120]
 
 
-def trap() -> str:
+def why_unreachable() -> str:
     """Why another machine would not reach this one by gloo, which takes what its name leads to.
 
     "": it would, as far as can be seen here.

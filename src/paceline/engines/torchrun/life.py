@@ -51,7 +51,7 @@ from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
 from .buckets import make_buckets
-from .group import MachineKeepalives, RankGroup, RankPart, trap
+from .group import MachineKeepalives, RankGroup, RankPart, why_unreachable
 from .member import LINE_BYTES, RankCarrier
 from .place import MeetingPlace
 from .post import (
@@ -90,7 +90,7 @@ class RankLife:
 
     def __init__(self, rank: RankOfWorld) -> None:
         self._pid = os.getpid()
-        self._say_shortly()
+        self._report_by_excepthook()
         self.place = MeetingPlace(rank)
         self.rank = rank = self.place.rank
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
@@ -124,7 +124,7 @@ class RankLife:
         is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         hear_alone((one for one in REASONS if one != signal.SIGHUP or not is_under_nohup), ask)
 
-    def _say_shortly(self) -> None:
+    def _report_by_excepthook(self) -> None:
         """What the script raises is told to the controller, which says why once."""
         before = sys.excepthook
 
@@ -143,7 +143,8 @@ class RankLife:
             settings: that this rank was started with.
         """
         self.channel.say(Hello(
-            socket.gethostname(), self._pid, settings, random_digests(), trap(), boot_of_machine()
+            socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
+            boot_of_machine(),
         ))  # fmt: skip
         heard = self._news.get()
         assert isinstance(heard, Meet)
@@ -155,7 +156,7 @@ class RankLife:
             )
 
     def begin(self) -> Context:
-        """Become a member of the run: what ``worker.connect`` finds from now on."""
+        """Become a member of the run: what ``worker.current_pace`` finds from now on."""
         heard = self._news.get()
         assert isinstance(heard, Begin)
         assert self._group is not None

@@ -2,8 +2,8 @@
 
     torchrun    keeps it, and names it to its ranks        srun, mpirun    rank 0 opens it
 
-    rank K   a token -> "door" -> rank 0   who answers it with the life that all are in
-             <------- the life ---------   until all of them are
+    rank K   a token -> "registrations" -> rank 0   who answers it with the life that all are in
+             <----------- the life ------------   until all of them are
 
 What torchrun keeps outlives its ranks: those that it has begun again must not read what was said
 before. How often that was, each of its agents counts by itself and otherwise, so rank 0 counts it,
@@ -32,7 +32,8 @@ from .world import RankOfWorld
 _REACH_S = 25.0
 """Within which it must answer; half a minute with what comes before."""
 _FOR_EVER = datetime.timedelta(days=365)
-_LIVES, _DOOR, _KEPT = "paceline/lives", "paceline/door", "paceline/kept"
+_LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
+_KEPT = "paceline/kept"
 _LOOK_S = (0.001, 0.02)
 """Between two looks for an answer, at first and at most; a wait of the store's own hears no
 signal."""
@@ -57,7 +58,7 @@ class MeetingPlace:
             _log_errors_only()
         self._root = self._connect(hosts=hosts)
         """It may be the one that all others connect to: it lives as long as this process."""
-        self._door: threading.Thread | None = None
+        self._registrar: threading.Thread | None = None
         if rank.is_hosted:
             self.rank = replace(rank, life=self._life())
 
@@ -81,13 +82,13 @@ class MeetingPlace:
         except RuntimeError as error:
             raise _gone(error) from None
 
-    def close_door(self) -> None:
+    def close_registration(self) -> None:
         """All are in, or nobody is to come: who is begun after this is of another life."""
-        if self._door is not None:
+        if self._registrar is not None:
             with contextlib.suppress(RuntimeError):
-                self._root.queue_push(_DOOR, f"close {self.rank.life}")
-            self._door.join(1.0)
-            self._door = None
+                self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
+            self._registrar.join(1.0)
+            self._registrar = None
 
     def _life(self) -> int:
         """Which life of the job all ranks are in that were begun with this one; from 1."""
@@ -99,14 +100,14 @@ class MeetingPlace:
             raise _gone(error) from None
         asked = self._connect(hosts=False)
         asked.set_timeout(_FOR_EVER)
-        self._door = threading.Thread(target=_answer, args=(asked, life), daemon=True)
-        self._door.start()
+        self._registrar = threading.Thread(target=_answer, args=(asked, life), daemon=True)
+        self._registrar.start()
         return life
 
     def _ask_life(self) -> int:
         """Rank 0 answers as soon as it is there; who asked before and is gone is answered, too."""
         token, wait_s = f"paceline/{uuid.uuid4().hex}", _LOOK_S[0]
-        self._root.queue_push(_DOOR, token)
+        self._root.queue_push(_REGISTRATIONS, token)
         while not self._root.check([token]):
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LOOK_S[1])
@@ -131,9 +132,9 @@ def _gone(error: RuntimeError) -> LinkError:
 
 
 def _answer(store: Store, life: int) -> None:
-    """Rank 0's word to whoever comes, until its door is closed."""
+    """Rank 0's word to whoever comes, until registration is closed."""
     with contextlib.suppress(RuntimeError):  # the place is gone, which others tell of
-        while (token := store.queue_pop(_DOOR).decode()) != f"close {life}":
+        while (token := store.queue_pop(_REGISTRATIONS).decode()) != f"close {life}":
             store.set(token, str(life))
 
 

@@ -37,7 +37,7 @@ class Hello(NamedTuple):
     Attributes:
         settings: that it was started with, as JSON.
         random: digests of its random states, see ``life.unseeded``.
-        trap: why no other machine reaches it, "" where one does.
+        unreachable_why: why no other machine reaches it, "" where one does.
         boot: what the machine's kernel has drawn as it began; two may have one name.
     """
 
@@ -45,7 +45,7 @@ class Hello(NamedTuple):
     pid: int
     settings: str
     random: tuple[str, ...]
-    trap: str
+    unreachable_why: str
     boot: str = ""
 
 
