@@ -484,7 +484,7 @@ for number in range(2):
         pace.save()
         with pace.once() as is_first:
             assert is_first == pace.is_main
-    assert not hasattr(pace, "_prepared")
+    assert pace._prepared is None
     with pace.once():
         pass
     pace.print("trial", number)

@@ -58,6 +58,7 @@ from ..wire.messages import Totals, TrialOver
 from .evaluation import Evaluation
 from .grad_scaler import leave_scalers
 from .loader import PreparedLoader, UpdateLoop
+from .loop import TrainingLoop
 from .member_state import MemberState
 from .patches import Originals, unlisten
 from .place import values_of
@@ -272,7 +273,7 @@ class Pace:
         self._originals: list[Originals] = []
         self._exchange = exchange
         self._context = context
-        self._prepared: Prepared
+        self._prepared: Prepared | None = None
         self._passes = Passes(context.first_epoch, context.place)
         exchange.place = lambda: self._passes.place
         self._keeper = MemberState(
@@ -312,7 +313,7 @@ class Pace:
         Raises:
             ConfigError: there is a loader, or no loop yet.
         """
-        if not hasattr(self, "_prepared") or self._prepared.source.numbers is None:
+        if self._prepared is None or self._prepared.source.numbers is None:
             raise ConfigError(
                 "pace.turn is of a loop over pace.updates(n) without a loader; how far training is "
                 "says pace.version"
@@ -357,7 +358,7 @@ class Pace:
     @property
     def _draws_alone(self) -> bool:
         """Whether the script is at a number of its loop, which no other worker comes by."""
-        prepared: Prepared | None = getattr(self, "_prepared", None)
+        prepared = self._prepared
         return (
             prepared is not None
             and prepared.source.numbers is not None
@@ -463,8 +464,8 @@ class Pace:
         _refuse_inside_a_worker(self._exchange)
         num_batches = self._batches_of_update(accumulate, is_sticky=sticky)
         objects = self._of_this_trial(objects, split)
-        if hasattr(self, "_prepared"):
-            return self._prepare_beside(objects, batch)
+        if self._prepared is not None:
+            return self._prepare_beside(self._prepared, objects, batch)
         if self._in_trial:
             self._originals.append(Originals([x for x in objects if not isinstance(x, DataLoader)]))
         exchange, self._batch = self._exchange, _batch_of(objects, batch)
@@ -544,9 +545,11 @@ class Pace:
     def _set_published_at(self, place: list[int]) -> None:
         self._published_at = [integer(one) for one in place]
 
-    def _prepare_beside(self, objects: tuple[Any, ...], batch: str | None) -> Any:
+    def _prepare_beside(
+        self, prepared: Prepared, objects: tuple[Any, ...], batch: str | None
+    ) -> Any:
         """Further loaders, each with a batch for each of the first one's."""
-        if (accumulation := self._prepared.loop.accumulation) is not None:
+        if (accumulation := prepared.loop.accumulation) is not None:
             raise _beside_accumulation(accumulation.num_batches, "a second prepared loader")
         for one in objects:
             if not isinstance(one, DataLoader):
@@ -555,10 +558,11 @@ class Pace:
                     "in one call, and in another one further DataLoaders alone: "
                     "loader_b = pace.prepare(loader_b)"
                 )
-        return _as_given([self._beside(one, batch or self._batch) for one in objects])
+        loop, batch = prepared.loop, batch or self._batch
+        return _as_given([self._beside(loop, loader, batch) for loader in objects])
 
-    def _beside(self, loader: DataLoader[Any], batch: str) -> SecondLoader:
-        context, loop, keeper = self._context, self._prepared.loop, self._keeper
+    def _beside(self, loop: TrainingLoop, loader: DataLoader[Any], batch: str) -> SecondLoader:
+        context, keeper = self._context, self._keeper
         number = sum(isinstance(one, SecondLoader) for one in loop.beside) + 1
         found = SecondLoader(
             self._loader,
@@ -651,7 +655,7 @@ class Pace:
             raise ConfigError(
                 f"pace.trial() stands inside trial {self._in_trial!r}; end the one before the next"
             )
-        if hasattr(self, "_prepared"):
+        if self._prepared is not None:
             raise ConfigError(
                 "pace.trial() comes after a prepare() that stands in no trial: a script trains in "
                 "trials, or without any; put that prepare() and its loop into a trial of its own"
@@ -685,7 +689,7 @@ class Pace:
     def _leave_trial(self) -> None:
         """The block is over: what it has begun comes to its end."""
         self.finish()
-        if hasattr(self, "_prepared"):
+        if self._prepared is not None:
             self._prepared.loop.end_iteration()
 
     def _close_trial(self, error: BaseException | None) -> TrialOver:
@@ -706,7 +710,7 @@ class Pace:
         text, kind = _failure(error, member.seat), type(error)
         member.fail_trial(text, f"{kind.__module__}:{kind.__qualname__}")
         try:
-            if hasattr(self, "_prepared"):
+            if self._prepared is not None:
                 self._prepared.loop.abandon()
         except Stopped:
             return  # it was on its way
@@ -716,7 +720,7 @@ class Pace:
 
     def _take_back(self) -> None:
         """What was prepared is the script's own again."""
-        if hasattr(self, "_prepared"):
+        if self._prepared is not None:
             self._prepared.release()
         for one in self._originals:
             one.put_back()
@@ -740,7 +744,7 @@ class Pace:
                 run goes on with a value that it has not.
         """
         values = values_of(epochs, self._context.epochs)
-        if hasattr(self, "_prepared") and self._prepared.source.numbers is not None:
+        if self._prepared is not None and self._prepared.source.numbers is not None:
             raise ConfigError(
                 "pace.epochs() goes over a loader, and prepare() was given none: "
                 "for number in pace.updates(2000), or give prepare() the loader"
@@ -785,24 +789,24 @@ class Pace:
         count = FAR if updates is None else whole(updates)
         if count is None or count < 0:
             raise ConfigError(f"pace.updates() takes a number of updates, got {updates!r:.60}")
-        if not hasattr(self, "_prepared"):
+        if (prepared := self._prepared) is None:
             raise ConfigError("pace.updates() comes after pace.prepare(model, optimizer)")
         if self._context.epochs is not None:
             raise ConfigError(
                 f"--epochs {self._context.epochs}: this script counts updates, not epochs "
                 "(pace.updates); to end it sooner: --updates"
             )
-        if self._prepared.source.numbers is None and not isinstance(loader, PreparedLoader):
+        if prepared.source.numbers is None and not isinstance(loader, PreparedLoader):
             raise ConfigError(
                 "prepare() was given a loader, and pace.updates() was not given what came back for "
                 f"it: for batch in pace.updates({updates}, loader)"
             )
-        if self._prepared.source.numbers is not None and loader is not None:
+        if prepared.source.numbers is not None and loader is not None:
             raise ConfigError(
                 "pace.updates() was given a loader that prepare() was not: "
                 "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
             )
-        if self._prepared.source.is_stream and self._prepared.steps_apart:
+        if prepared.source.is_stream and prepared.steps_apart:
             raise ConfigError(
                 "pace.updates() cannot tell how many mini-batches of a stream several optimizers "
                 "step on, where each step is an update of all workers (full-sync): go by epochs, "
@@ -817,11 +821,11 @@ class Pace:
 
     def finish(self) -> None:
         """The script is over: what it counted by updates comes to its end with all others'."""
-        if hasattr(self, "_prepared"):
+        if self._prepared is not None:
             self._prepared.loop.check_leaving()
         if self._passes.has_missed and not self._exchange.is_stopped:
             raise not_among(self._passes.place.value, None)
-        if hasattr(self, "_prepared") and self._updates.has_begun:
+        if self._prepared is not None and self._updates.has_begun:
             self._prepared.loop.end_iteration()
             self._say_what_did_nothing()
             self._exchange.rest(self._passes.next)
@@ -858,7 +862,7 @@ class Pace:
                 raise
             self._exchange.is_cut_short = False
             self._finish_leaving()
-        if hasattr(self, "_prepared"):
+        if self._prepared is not None:
             self._prepared.loop.end_iteration()
         passes.arrive(passes.begin + len(values))
         self._say_what_did_nothing()
@@ -866,12 +870,12 @@ class Pace:
 
     def _finish_leaving(self) -> None:
         """Where an exception left the loop and was caught, others still count on this worker."""
-        if hasattr(self, "_prepared"):
+        if self._prepared is not None:
             self._prepared.loop.finish_leaving()
 
     def _after_prepare(self, name: str) -> Prepared:
         """Raise ConfigError where nothing is prepared yet."""
-        if not hasattr(self, "_prepared"):
+        if self._prepared is None:
             raise ConfigError(f"pace.{name}() comes after pace.prepare(model, optimizer, loader)")
         return self._prepared
 
@@ -975,7 +979,7 @@ class Pace:
                 in each worker; several workers were not prepared yet.
         """
         self._finish_leaving()
-        prepared: Prepared | None = getattr(self, "_prepared", None)
+        prepared = self._prepared
         is_inside = prepared is not None and prepared.loop.is_iterating
         evaluation = Evaluation(self._exchange, prepared, self.seed, self.device)
         found = evaluation.totals(fn, loader)
@@ -1079,7 +1083,7 @@ class Pace:
                 for inputs, targets in loader:
                     ...
         """
-        prepared: Prepared | None = getattr(self, "_prepared", None)
+        prepared = self._prepared
         every = (
             () if prepared is None else (one for each in prepared.models for one in each.modules())
         )
@@ -1127,20 +1131,21 @@ class Pace:
                 samples than there are workers, or before it, or before ``prepare``.
         """
         self._finish_leaving()
-        is_inside = hasattr(self, "_prepared") and self._prepared.loop.is_iterating
+        prepared = self._prepared
+        is_inside = prepared is not None and prepared.loop.is_iterating
         if is_inside and self.num_workers > 1 and not self._context.is_spmd:
             raise ConfigError(
                 f"pace.sum() stands inside the loader's loop, where under {self._context.protocol} "
                 "each worker has mini-batches of its own and not all come by; put it between epochs"
             )
-        few = self._prepared.few_samples if is_inside else None
+        few = prepared.few_samples if prepared is not None and is_inside else None
         if few is not None:
             raise ConfigError(
                 f"pace.sum() stands inside the loader's loop, where this batch or the next has "
                 f"{few} samples for {self.num_workers} workers, so that not all come by; put it "
                 "between epochs, or give the loader drop_last=True"
             )
-        if self.num_workers > 1 and not hasattr(self, "_prepared"):
+        if self.num_workers > 1 and prepared is None:
             raise ConfigError(
                 "pace.sum() was called before pace.prepare(): several workers meet there first"
             )
@@ -1168,7 +1173,7 @@ class Pace:
             with pace.once():
                 data = MNIST("data", download=True)
         """
-        if hasattr(self, "_prepared") and self._prepared.loop.is_iterating:
+        if self._prepared is not None and self._prepared.loop.is_iterating:
             raise ConfigError(
                 "pace.once() stands inside the loader's loop, where each worker has batches of its "
                 "own and not all come by; put it before the loop or between epochs, or write "
