@@ -1,8 +1,8 @@
-"""Every cut of a small model, tried one by one: the reference for `search`.
+"""Try every cut of a small model, one by one: the reference for `search`.
 
-It shares with it only what a part between two borders costs.
+The two share only the price of a part between two borders.
 
-    tries = cuts x orders        orders of n workers: n! over the factorials of how many are alike
+    tries = cuts x orders        orders of n workers: n! / product of (identical workers)!
 """
 
 import functools
@@ -17,14 +17,14 @@ from .pipeline import Pipeline, PipelineWorker
 from .placement import PartPrice, Placement, check_parts, is_allowed, part_between
 
 MOST_NODES = 12
-"""Up to which every cut is tried."""
+"""The largest model whose cuts are all tried."""
 MOST_TRIES = 100_000
-"""Cuts, each with every order of the workers, that are priced in a few seconds."""
+"""Pairs of a cut and an order of workers: as many as are priced in a few seconds."""
 _ROUNDING = 1e-12
 
 
 def is_too_many(graph: WorkGraph, pipeline: Pipeline) -> bool:
-    """Whether there are more than `MOST_TRIES`, by counting no further."""
+    """Whether there are more than `MOST_TRIES` cuts and orders; counting stops there."""
     alike = Counter(pipeline.workers).values()
     orders = math.factorial(pipeline.num_parts) // math.prod(map(math.factorial, alike))
     cuts = _cuts(graph.needs(), pipeline.num_parts)
@@ -32,10 +32,10 @@ def is_too_many(graph: WorkGraph, pipeline: Pipeline) -> bool:
 
 
 def try_all_cuts(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
-    """The best of all cuts and all orders of workers, by trying each; None: none is possible.
+    """Price every cut with every order of workers; return the best, or None if none is possible.
 
     Raises:
-        ConfigError: it has more than `MOST_NODES` nodes, or there are more parts than nodes.
+        ConfigError: the model has more than `MOST_NODES` nodes, or fewer nodes than parts.
     """
     check_parts(len(graph), pipeline.num_parts)
     if len(graph) > MOST_NODES:
@@ -51,36 +51,36 @@ def try_all_cuts(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
         for order in orders:
             ends = zip(itertools.pairwise(borders), order, strict=True)
             parts = tuple(part(i, *pair, worker) for i, (pair, worker) in enumerate(ends))
-            found = Placement(parts=parts, micro_batches=pipeline.micro_batches)
-            if not is_allowed(found, pipeline):
+            cut = Placement(parts=parts, micro_batches=pipeline.micro_batches)
+            if not is_allowed(cut, pipeline):
                 continue
-            if best is None or found.step_s < best.step_s * (1.0 - _ROUNDING):
-                best = found
+            if best is None or cut.step_s < best.step_s * (1.0 - _ROUNDING):
+                best = cut
     return best
 
 
 def _orders(pipeline: Pipeline) -> list[tuple[int, ...]]:
-    """Each part's worker; of alike workers one order."""
+    """Return each part's worker in every order of workers; identical workers are not swapped."""
     kinds: dict[PipelineWorker, list[int]] = {}
     for number, worker in enumerate(pipeline.workers):
         kinds.setdefault(worker, []).append(number)
 
-    def longer(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def extend(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(order) == pipeline.num_parts:
             yield order
             return
         for alike in kinds.values():
-            free = next((one for one in alike if one not in order), None)
+            free = next((worker for worker in alike if worker not in order), None)
             if free is not None:
-                yield from longer((*order, free))
+                yield from extend((*order, free))
 
-    return list(longer(()))
+    return list(extend(()))
 
 
 def _cuts(needs: Sequence[int], num_parts: int) -> Iterator[tuple[int, ...]]:
-    """The borders of all ways to give nodes to parts so that no node needs one of a later part."""
+    """Yield the borders of every assignment in which no node needs one of a later part."""
 
-    def longer(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def extend(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(parts) == len(needs):
             if len(set(parts)) == num_parts:
                 yield tuple(
@@ -93,6 +93,6 @@ def _cuts(needs: Sequence[int], num_parts: int) -> Iterator[tuple[int, ...]]:
         needed = needs[len(parts)]
         least = max((part for i, part in enumerate(parts) if needed >> i & 1), default=0)
         for part in range(least, num_parts):
-            yield from longer((*parts, part))
+            yield from extend((*parts, part))
 
-    return longer(())
+    return extend(())

@@ -1,6 +1,6 @@
-"""What the prices of splits are made from.
+"""Hold the measured costs that the prices of splits are computed from.
 
-This module must not know how any of it was measured.
+This module must not know how any of them was measured.
 """
 
 import math
@@ -11,7 +11,7 @@ from .graph import ChannelPair, WorkGraph
 from .pipeline import Pipeline
 
 LARGE_MODEL = 500_000_000
-"""Parameters from which on one copy for each worker is questioned."""
+"""Number of parameters from which on a full copy per worker is questioned."""
 
 
 def _nothing_s(num_bytes: float) -> float:
@@ -20,15 +20,15 @@ def _nothing_s(num_bytes: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """What all workers take for what they do together, at the same time.
+    """Seconds of the collective operations, in which all workers take part at the same time.
 
     Args:
-        sum_s: to sum so many bytes, which each has, over so many of them.
-        gather_s: to put together so many bytes of parameters, of which each has its piece.
-        reduce_s: to sum so many bytes of gradients, of which each gets its piece.
-        meeting_s: to show a line each to all.
-        turn_s: how much longer any of these takes behind computing: nobody is ready at the same
-            time, and where workers share cores, who is may have to wait for one.
+        sum_s: to all-reduce a number of bytes over a number of workers.
+        gather_s: to all-gather a number of bytes of parameters, of which each worker has a piece.
+        reduce_s: to reduce-scatter a number of bytes of gradients, of which each gets its piece.
+        meeting_s: to show all workers one line of each.
+        turn_s: how much longer any of these takes right after computing: workers do not arrive at
+            the same time, and where they share cores, one that is ready may wait for a core.
     """
 
     sum_s: Callable[[float, int], float]
@@ -40,28 +40,30 @@ class Exchanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitCosts:
-    """What prices are made from.
+    """Everything that prices are computed from.
 
     Args:
-        graph_at: the model's costs at a batch size, with ``threads``.
-        alone_s: forward and backward of the whole batch, by one process on all cores.
-        pipeline: the workers, what is between them, the micro-batches.
-        exchanges: what they do together.
-        moved_s_per_byte: of memory that is read or written, by one process on all cores.
-        lone_factor: how many times as long as that it takes by one worker alone, with its threads.
-        fresh_s_per_byte: of memory that a worker is given anew, in each update, where it keeps
-            nothing that is freed (system/pages.py); 0: it does.
-        buffer_kinds: types of numbers that the model's buffers have.
-        micro_batches_each: that a worker's mini-batch can be, of which a run takes the fastest;
-            empty: an update has those of ``pipeline``.
-        has_fixed_rows: all micro-batches are of one size.
-        cores, threads: that all share; of each worker.
-        turns: how many times as long as that it takes where workers take turns on the cores.
+        graph_at: returns the model's costs at a batch size, computed with ``threads``.
+        alone_s: forward and backward of the whole batch, in one process on all cores.
+        batch_size: samples per update, of all workers together.
+        pipeline: the workers, the link between them, the micro-batches.
+        exchanges: seconds of the workers' collective operations.
+        moved_s_per_byte: to read or write memory, in one process on all cores.
+        lone_factor: how many times longer such memory-bound work takes in a single worker with its
+            own threads.
+        fresh_s_per_byte: of memory newly mapped for a worker in each update, where the allocator
+            does not keep what is freed (system/pages.py); 0: it does.
+        buffer_kinds: number of dtypes among the model's buffers.
+        micro_batches_each: possible numbers of micro-batches per worker's mini-batch, of which a
+            run takes the fastest; empty: an update has those of ``pipeline``.
+        has_fixed_rows: whether all micro-batches must be of one size.
+        cores, threads: cores that all workers share; threads per worker.
+        turns: how many times longer computing takes where workers take turns on the cores.
         pairs: layers that can be split over channels.
-        unit_bytes: of the parameters that shards gather at a time, of each such unit.
-        largest_bytes: of a layer's parameters, the most.
-        process_bytes: what a worker holds besides the model.
-        num_parameters: of the whole; from `LARGE_MODEL` on none holds all of them.
+        unit_bytes: parameter bytes of each unit, that is what shards gather at a time.
+        largest_bytes: parameter bytes of the largest layer.
+        process_bytes: memory that a worker holds besides the model.
+        num_parameters: of the whole model; from `LARGE_MODEL` on no worker should hold all of them.
     """
 
     graph_at: Callable[[float], WorkGraph]
@@ -90,40 +92,44 @@ class SplitCosts:
 
     @property
     def sharing(self) -> float:
-        """How many times longer what all do at once takes than where each has its own cores."""
+        """How many times longer computing takes than with own cores, if all compute at once."""
         return max(1.0, self.num_workers / self.places)
 
     @property
     def places(self) -> float:
-        """How many workers' computing is done at a time, where all of them compute."""
-        own = self.cores / self.threads
-        return own / self.turns if self.num_workers > own else own
+        """How many workers' computing the cores complete at a time, if all workers compute."""
+        places = self.cores / self.threads
+        return places / self.turns if self.num_workers > places else places
 
     @property
     def at_once(self) -> float:
-        """How many times longer than one process on all cores each of them takes, all at once."""
+        """How many times longer a task takes in all workers at once than in one process alone."""
         return self.num_workers if math.isfinite(self.cores) else 1.0
 
     def by_memory(self, each_s: Sequence[float]) -> float:
-        """What memory limits, of workers that begin at once, until the last is done.
+        """Seconds until the last worker is done, if all begin memory-bound work at once.
 
         Args:
-            each_s: of each, by one process on all cores.
+            each_s: seconds of each worker's work in one process on all cores.
         """
         most = max(each_s)
         return max(sum(each_s), self.lone_factor * most) if math.isfinite(self.cores) else most
 
     def by_cores(self, each_s: Sequence[float]) -> float:
-        """What computing limits, of workers that begin at once, until the last is done."""
+        """Seconds until the last worker is done, if all begin compute-bound work at once."""
         return max(sum(each_s) / self.places, *each_s)
 
     @property
     def slowest(self) -> float:
-        """The least speed."""
-        return min(one.speed for one in self.pipeline.workers)
+        """The speed of the slowest worker."""
+        return min(worker.speed for worker in self.pipeline.workers)
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the smallest worker may hold for the model; None: no limit."""
-        limits = [one.memory_bytes for one in self.pipeline.workers if one.memory_bytes is not None]
+        """The smallest limit on the memory of a worker; None: no limit."""
+        limits = [
+            worker.memory_bytes
+            for worker in self.pipeline.workers
+            if worker.memory_bytes is not None
+        ]
         return min(limits) if limits else None

@@ -1,10 +1,9 @@
-"""The cut that is chosen: what was searched beside the even one, for one number of micro-batches or
-the best of several.
+"""Choose the cut that a run uses, searched or even, and its number of micro-batches.
 
     for each number M     find_placement, even_cut -> the shorter schedule -> seconds
-                          all of one size, or the first and last smaller: the pipeline fills with
-                          these, and empties, while other parts wait
-    the least of these    what a run of parts takes (spread/cut.py), and what its price is of
+                          all of one size, or the first and last smaller: the pipeline fills and
+                          empties with these, while other parts wait
+    the fastest of these  what a run of parts uses (spread/cut.py), and what is priced
 
 This module must not know what else a split costs.
 """
@@ -19,14 +18,14 @@ from .pipeline import ALIKE, EndSizes, Pipeline, micro_batch_shares
 from .placement import Placement, even_cut, is_allowed, pipeline_step, place
 from .search import FoundPlacement, find_placement
 
-_ENDS = [EndSizes(first, last) for first in (1.0, 0.5, 0.33) for last in (1.0, 0.67, 0.5)]
-"""What the first and last micro-batches may be beside others."""
-_WORTH = 0.98
-"""Of the step of equal ones, theirs at most: costs are not known better."""
+_END_SIZES = [EndSizes(first, last) for first in (1.0, 0.5, 0.33) for last in (1.0, 0.67, 0.5)]
+"""The sizes of the first and last micro-batch that are tried, relative to the others."""
+_WORTHWHILE = 0.98
+"""Uneven sizes must take at most this share of the even sizes' step: costs are no more precise."""
 
 
 def uneven(batch_size: int, micro_batches: int) -> str:
-    """Why a batch cannot be so many micro-batches of one size; empty: it can.
+    """Explain why a batch cannot be cut into equal micro-batches; empty: it can.
 
     Example:
         >>> uneven(100, 8)
@@ -41,26 +40,26 @@ def uneven(batch_size: int, micro_batches: int) -> str:
 
 
 def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlacement:
-    """The cut that was searched; or the even one, where its schedule happens to be shorter.
+    """Return the searched cut, or the even one where its schedule happens to be shorter.
 
     Raises:
         ConfigError: there are more parts than nodes, or no cut fits the memory.
     """
-    found = find_placement(graph, pipeline)
+    searched = find_placement(graph, pipeline)
     even = even_cut(graph, pipeline)
     if is_allowed(even, pipeline):
-        cuts = (found.placement, even)
-        best = min(cuts, key=lambda one: pipeline_step(one, pipeline, cores).seconds)
-        return replace(found, placement=best)
-    return found
+        cuts = (searched.placement, even)
+        best = min(cuts, key=lambda cut: pipeline_step(cut, pipeline, cores).seconds)
+        return replace(searched, placement=best)
+    return searched
 
 
 class MicroBatches(NamedTuple):
-    """So many, and what one costs.
+    """A number of micro-batches, and the costs of one.
 
     Attributes:
-        graph: where all are of one size.
-        graph_at: where it is so many times as large as the mean; None: they cannot differ.
+        graph: costs of one, where all are of one size.
+        graph_at: costs of one whose size is a multiple of the mean; None: sizes cannot differ.
     """
 
     num: int
@@ -69,10 +68,10 @@ class MicroBatches(NamedTuple):
 
 
 class FastestCut(NamedTuple):
-    """Of several numbers of micro-batches the one with the shortest step.
+    """The cut and number of micro-batches with the shortest step.
 
     Attributes:
-        ends: where not all are of one size.
+        ends: relative sizes of the first and last micro-batch.
     """
 
     seconds: float
@@ -83,71 +82,77 @@ class FastestCut(NamedTuple):
 
 
 def fastest_cut(choices: Iterable[MicroBatches], pipeline: Pipeline, cores: float) -> FastestCut:
-    """What a run of parts chooses: a number of micro-batches, the cut for it, and their sizes.
+    """Choose a number of micro-batches, the cut for it, and their sizes, as a run of parts does.
 
     Raises:
         ConfigError: there are more parts than nodes, or no cut fits the memory.
     """
-    found = []
-    for one in choices:
-        setting = replace(pipeline, micro_batches=one.num)
-        cut = _trained_cut(one.graph, setting, cores)
-        others = one.num * (pipeline.num_workers - 1) / pipeline.num_workers
-        sent_s = others * _ends_s(one.graph, setting)
+    candidates = []
+    for choice in choices:
+        setting = replace(pipeline, micro_batches=choice.num)
+        cut = _trained_cut(choice.graph, setting, cores)
+        num_remote = choice.num * (pipeline.num_workers - 1) / pipeline.num_workers
+        sent_s = num_remote * _ends_s(choice.graph, setting)
         even_s = pipeline_step(cut, setting, cores).seconds
-        found.append(FastestCut(even_s + sent_s, one.num, cut, one.graph))
-        for ends in _ENDS[1:]:
-            seconds, placement = _with_ends(ends, one, cut, setting, cores)
-            if seconds < _WORTH * even_s and is_allowed(placement, setting):
-                found.append(FastestCut(seconds + sent_s, one.num, placement, one.graph, ends))
-    return min(found, key=lambda one: one.seconds)
+        candidates.append(FastestCut(even_s + sent_s, choice.num, cut, choice.graph))
+        for ends in _END_SIZES[1:]:
+            seconds, placement = _with_ends(ends, choice, cut, setting, cores)
+            if seconds < _WORTHWHILE * even_s and is_allowed(placement, setting):
+                candidates.append(
+                    FastestCut(seconds + sent_s, choice.num, placement, choice.graph, ends)
+                )
+    return min(candidates, key=lambda candidate: candidate.seconds)
 
 
 def _with_ends(
     ends: EndSizes, choice: MicroBatches, cut: Placement, setting: Pipeline, cores: float
 ) -> tuple[float, Placement]:
-    """A cut whose first and last micro-batches are of another size: its seconds and its price."""
+    """Return the seconds and the price of a cut whose first and last micro-batch differ in size."""
     each, rest = divmod(choice.num, setting.num_workers)
     if choice.graph_at is None or rest or setting.schedule == "gpipe":
         return float("inf"), cut
-    shares = micro_batch_shares(setting.num_workers, each, ends)
-    sizes = [each * one for own in shares for one in own]
-    part_of, order = cut.part_of(), [one.worker for one in cut.parts]
-    nodes = [part_of[node] for node in range(len(choice.graph))]
-    priced = {one: place(choice.graph_at(one), setting, nodes, order) for one in set(sizes)}
-    run = pipeline_step(cut, setting, cores, each=[priced[one] for one in sizes])
+    rank_shares = micro_batch_shares(setting.num_workers, each, ends)
+    sizes = [each * share for shares in rank_shares for share in shares]
+    part_of, order = cut.part_of(), [part.worker for part in cut.parts]
+    node_parts = [part_of[node] for node in range(len(choice.graph))]
+    prices = {size: place(choice.graph_at(size), setting, node_parts, order) for size in set(sizes)}
+    run = pipeline_step(cut, setting, cores, each=[prices[size] for size in sizes])
     largest = sorted(sizes, reverse=True)
     parts = tuple(
         replace(
-            one,
-            memory_bytes=one.memory_bytes
-            + round(one.activation_bytes * (sum(largest[: one.live]) - one.live)),
+            part,
+            memory_bytes=part.memory_bytes
+            + round(part.activation_bytes * (sum(largest[: part.live]) - part.live)),
         )
-        for one in cut.parts
+        for part in cut.parts
     )
     return run.seconds, replace(cut, parts=parts)
 
 
 def _trained_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placement:
-    """The best cut in which every worker has something to train; where there is none the even."""
-    found = best_cut(graph, pipeline, cores).placement
-    if all(one.parameter_bytes for one in found.parts) or not graph.parameter_bytes:
-        return found
+    """Return the best cut in which every worker has parameters; if there is none, the even cut."""
+    best = best_cut(graph, pipeline, cores).placement
+    if all(part.parameter_bytes for part in best.parts) or not graph.parameter_bytes:
+        return best
     try:
         return best_cut(graph, replace(pipeline, trains_each=True), cores).placement
     except ConfigError:
         even = even_cut(graph, pipeline)
-        return even if is_allowed(even, pipeline) else found
+        return even if is_allowed(even, pipeline) else best
 
 
 def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
-    """Of a micro-batch of another worker than the first or last: inputs, outputs and back.
+    """Seconds to send the ends of a micro-batch whose rank is neither the first nor the last.
 
-    Where the last part computes losses, outputs stay there (gpipe: a script's loss).
+    These are its inputs and, with gpipe, its outputs and their gradients: the script computes the
+    loss. With other schedules the last part does, and outputs stay there.
     """
-    inputs = [one for one in graph.edges if one.source == INPUT]
-    outputs = [one for one in graph.edges if len(graph) in one.targets]
+    inputs = [edge for edge in graph.edges if edge.source == INPUT]
+    outputs = [edge for edge in graph.edges if len(graph) in edge.targets]
     if setting.schedule != "gpipe":
         outputs = []
-    sizes = [*(one.num_bytes for one in (*inputs, *outputs)), *(o.gradient_bytes for o in outputs)]
-    return sum(setting.message_s(one) for one in sizes)
+    sizes = [
+        *(edge.num_bytes for edge in (*inputs, *outputs)),
+        *(edge.gradient_bytes for edge in outputs),
+    ]
+    return sum(setting.message_s(size) for size in sizes)

@@ -1,11 +1,11 @@
-"""What is split: nodes of work in their order, edges of bytes between them, tied parameters.
+"""Represent a model to be split: nodes of work in order, edges of bytes, tied parameters.
 
         inputs --x--> [0 conv] --a--> [1 relu] --b--> [2 linear] --c--> outputs
                                          \\______________________________/
-                                          one edge: its maker, and all who read it
+                                          one edge: its source, and all its targets
 
-Nodes are numbered in an order in which they can be computed, so that an edge leads from a smaller
-number to larger ones; a set of nodes is a whole number with a bit for each. This module must not
+Nodes are numbered in an order in which they can be computed, so an edge leads from a smaller
+number to larger ones. A set of nodes is an integer with a bit for each node. This module must not
 know how anything was measured.
 """
 
@@ -16,24 +16,25 @@ from dataclasses import dataclass, replace
 from ..errors import ConfigError
 
 INPUT = -1
-"""The maker of an edge that the model is given."""
+"""The source of an edge that is an input of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkNode:
-    """What is never cut: one layer, or several that must stay together.
+    """A unit of work that is never cut: one layer, or several that must stay together.
 
     Args:
         forward_s, backward_s: of one micro-batch, on a worker of speed 1, whose gradients are added
-            to those of others.
-        late_s: and of that micro-batch's part of what is computed at the end of an update, since
-            nobody waits for it (splits/late_weights.py).
-        first_s: an update's, whatever its micro-batches: room is made for its gradients.
-        parameter_bytes: its own; tied ones are said once, in `TiedParameter`.
-        activation_bytes: what it keeps of a micro-batch until its backward pass; late_bytes: and
-            from then on, until the end of the update.
-        buffer_bytes: what it holds besides.
-        num_layers: in it that have parameters; the even cut counts them.
+            to those of earlier micro-batches.
+        late_s: of one micro-batch's share of the work put off to the end of an update because
+            no other part waits for it (splits/late_weights.py).
+        first_s: once per update, however many micro-batches it has: memory for the gradients is
+            allocated.
+        parameter_bytes: without tied parameters, which are listed in `TiedParameter`.
+        activation_bytes: kept for one micro-batch until its backward pass.
+        late_bytes: kept for one micro-batch from its backward pass to the end of the update.
+        buffer_bytes: of the node's buffers.
+        num_layers: layers in the node that have parameters; the even cut counts them.
     """
 
     name: str
@@ -55,19 +56,19 @@ class WorkNode:
 
     @property
     def work_s(self) -> float:
-        """Forward and backward, late or not."""
+        """Seconds of one micro-batch, forward and backward, late work included."""
         return self.forward_s + self.backward_s + self.late_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkEdge:
-    """A tensor: who makes it, and all who read it.
+    """A tensor: the node that computes it, and the nodes that read it.
 
     Args:
-        source: its maker's number, or `INPUT`.
-        targets: its readers' numbers; the number of nodes stands for the model's output.
+        source: number of the node that computes it, or `INPUT`.
+        targets: numbers of the nodes that read it; ``len(graph)`` stands for the model's output.
         num_bytes: of a micro-batch, forward.
-        gradient_bytes: that come back; 0 for whole numbers, and for inputs.
+        gradient_bytes: of its gradient; 0 for integer tensors and for inputs.
     """
 
     name: str
@@ -78,13 +79,13 @@ class WorkEdge:
 
     @property
     def last(self) -> int:
-        """Its last reader in the order."""
+        """The last target in the order of nodes."""
         return max(self.targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedParameter:
-    """A parameter that several nodes use: who is cut off from the others holds a copy."""
+    """A parameter that several nodes use; each part with some of these nodes holds a copy."""
 
     name: str
     num_bytes: int
@@ -93,11 +94,11 @@ class TiedParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPair:
-    """Two layers and what lies between, split over channels: one sum forward, one back.
+    """Two layers and what lies between, split over channels: one all-reduce forward, one back.
 
     Args:
-        nodes: their numbers, and of those between.
-        in_bytes, out_bytes: of what goes in and comes out, for the whole batch.
+        nodes: numbers of both layers and of the nodes between.
+        in_bytes, out_bytes: of the pair's input and output, for the whole batch.
     """
 
     nodes: tuple[int, ...]
@@ -107,13 +108,13 @@ class ChannelPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkGraph:
-    """A model as it is cut.
+    """A model as a graph that can be cut.
 
     Args:
         nodes: in an order in which they can be computed.
 
     Raises:
-        ConfigError: an edge leads backwards, or to a node that is none.
+        ConfigError: an edge leads backwards, or to a node that does not exist.
     """
 
     nodes: tuple[WorkNode, ...]
@@ -146,33 +147,33 @@ class WorkGraph:
 
     @property
     def work_s(self) -> float:
-        """Of one micro-batch, forward and backward, without any transfer."""
+        """Seconds to compute one micro-batch, forward and backward, without any transfer."""
         return sum(node.work_s for node in self.nodes)
 
     @property
     def alone_s(self) -> float:
-        """Of an update that is one micro-batch."""
+        """Seconds to compute an update of a single micro-batch."""
         return self.work_s + sum(node.first_s for node in self.nodes)
 
     @property
     def parameter_bytes(self) -> int:
-        """Tied ones once."""
-        own = sum(node.parameter_bytes for node in self.nodes)
-        return own + sum(tie.num_bytes for tie in self.ties)
+        """Bytes of all parameters; tied ones count once."""
+        untied = sum(node.parameter_bytes for node in self.nodes)
+        return untied + sum(tie.num_bytes for tie in self.ties)
 
     @property
     def activation_bytes(self) -> int:
-        """Of one micro-batch."""
+        """Bytes kept for the backward pass of one micro-batch."""
         return sum(node.activation_bytes for node in self.nodes)
 
     def needs(self) -> list[int]:
-        """For each node the set of nodes whose outputs it reads."""
-        found = [0] * len(self.nodes)
+        """Return, for each node, the set of nodes whose outputs it reads."""
+        needs = [0] * len(self.nodes)
         for edge in self.edges:
             for target in edge.targets:
-                if edge.source != INPUT and target < len(found):
-                    found[target] |= 1 << edge.source
-        return found
+                if edge.source != INPUT and target < len(needs):
+                    needs[target] |= 1 << edge.source
+        return needs
 
     def is_chain(self) -> bool:
         """Whether each node reads the one before it, and nothing else of the model.
@@ -184,9 +185,9 @@ class WorkGraph:
         return self.needs() == [0, *(1 << i for i in range(len(self.nodes) - 1))]
 
     def crossing(self, border: int) -> Iterator[WorkEdge]:
-        """What is live at a border: made in the set, or given, and read outside of it.
+        """Yield the edges that are live at a border: from inside it or an input, read outside.
 
-        Nothing crosses the borders of the whole: inputs and outputs stay where they are.
+        Nothing crosses the two ends of the model: inputs and outputs stay where they are.
         """
         if border in (0, self.whole):
             return
@@ -196,55 +197,55 @@ class WorkGraph:
                 yield edge
 
     def at(
-        self, batch: float, own_batch: float, other: "WorkGraph", other_batch: float
+        self, batch: float, this_batch: float, other: "WorkGraph", other_batch: float
     ) -> "WorkGraph":
-        """The costs of another batch, on the straight line through two that were measured.
+        """Estimate the costs at a batch size, on the line through two measured ones.
 
         Args:
-            own_batch, other_batch: what the costs of this graph and of the other are of.
+            this_batch, other_batch: batch sizes that this graph and the other were measured at.
 
-        A time is never less than nothing, and bytes are never fewer. What comes late is computed
-        once for all micro-batches: what it takes for no sample at all is an update's.
+        Results are never negative. Late work is computed once for all micro-batches: the line's
+        value at a batch of 0 is a cost per update.
         """
-        share, none = ((size - own_batch) / (other_batch - own_batch) for size in (batch, 0.0))
+        batch_x, zero_x = ((x - this_batch) / (other_batch - this_batch) for x in (batch, 0.0))
 
-        def between(one: float, two: float, share: float = share) -> float:
-            return max(0.0, one + share * (two - one))
+        def line(value: float, other_value: float, x: float = batch_x) -> float:
+            return max(0.0, value + x * (other_value - value))
 
-        def late(one: WorkNode, two: WorkNode, share: float) -> float:
-            return between(one.late_s, two.late_s, share)
+        def late(node: WorkNode, twin: WorkNode, x: float) -> float:
+            return line(node.late_s, twin.late_s, x)
 
         nodes = tuple(
             replace(
-                one,
-                forward_s=between(one.forward_s, two.forward_s),
-                backward_s=between(one.backward_s, two.backward_s),
-                late_s=max(0.0, late(one, two, share) - late(one, two, none)),
-                first_s=between(one.first_s, two.first_s)
-                + min(late(one, two, share), late(one, two, none)),
-                activation_bytes=round(between(one.activation_bytes, two.activation_bytes)),
-                late_bytes=round(between(one.late_bytes, two.late_bytes)),
+                node,
+                forward_s=line(node.forward_s, twin.forward_s),
+                backward_s=line(node.backward_s, twin.backward_s),
+                late_s=max(0.0, late(node, twin, batch_x) - late(node, twin, zero_x)),
+                first_s=line(node.first_s, twin.first_s)
+                + min(late(node, twin, batch_x), late(node, twin, zero_x)),
+                activation_bytes=round(line(node.activation_bytes, twin.activation_bytes)),
+                late_bytes=round(line(node.late_bytes, twin.late_bytes)),
             )
-            for one, two in zip(self.nodes, other.nodes, strict=True)
+            for node, twin in zip(self.nodes, other.nodes, strict=True)
         )
         edges = tuple(
             replace(
-                one,
-                num_bytes=round(between(one.num_bytes, two.num_bytes)),
-                gradient_bytes=round(between(one.gradient_bytes, two.gradient_bytes)),
+                edge,
+                num_bytes=round(line(edge.num_bytes, twin.num_bytes)),
+                gradient_bytes=round(line(edge.gradient_bytes, twin.gradient_bytes)),
             )
-            for one, two in zip(self.edges, other.edges, strict=True)
+            for edge, twin in zip(self.edges, other.edges, strict=True)
         )
         return replace(self, nodes=nodes, edges=edges)
 
     def scaled(self, factor: float) -> "WorkGraph":
-        """This graph with all of its seconds multiplied by ``factor``."""
+        """Return this graph with all seconds multiplied by a factor."""
         nodes = tuple(
             replace(
-                one, forward_s=factor * one.forward_s, backward_s=factor * one.backward_s,
-                late_s=factor * one.late_s, first_s=factor * one.first_s,
+                node, forward_s=factor * node.forward_s, backward_s=factor * node.backward_s,
+                late_s=factor * node.late_s, first_s=factor * node.first_s,
             )
-            for one in self.nodes
+            for node in self.nodes
         )  # fmt: skip
         return replace(self, nodes=nodes)
 
@@ -256,7 +257,12 @@ def chain(
     num_bytes: int,
     parameter_bytes: int = 0,
 ) -> WorkGraph:
-    """Layers in a row: a third of the seconds forward, two thirds backward; each output as large.
+    """Build a graph of layers in a row.
+
+    Args:
+        seconds: of each layer, a third of them forward, two thirds backward.
+        num_bytes: of each layer's output, and of the input.
+        parameter_bytes: of each layer.
 
     Example:
         >>> chain(["a", "b"], seconds=[3.0, 3.0], num_bytes=8).work_s
@@ -264,9 +270,12 @@ def chain(
     """
     nodes = tuple(
         WorkNode(
-            name=name, forward_s=took / 3, backward_s=2 * took / 3, parameter_bytes=parameter_bytes
+            name=name,
+            forward_s=layer_s / 3,
+            backward_s=2 * layer_s / 3,
+            parameter_bytes=parameter_bytes,
         )
-        for name, took in zip(names, seconds, strict=True)
+        for name, layer_s in zip(names, seconds, strict=True)
     )
     edges = tuple(
         WorkEdge(

@@ -1,10 +1,11 @@
-"""What ``--split`` is told: a name for how a model is divided, as the table of prices has it.
+"""Parse the names that ``--split`` accepts for ways to divide a model, as in the table of prices.
 
-data, none   each worker a whole copy             network[:N]  N parts, one behind the other
-AxB          A parts, in B copies                 shard[:S]    pieces of all: ZeRO 1, 2, 3 (3)
+data, none   a whole copy on each worker          network[:N]  N parts, one after the other
+AxB          A parts, in B copies                 shard[:S]    shards of all: ZeRO 1, 2, 3 (3)
 layer[:N]    layers divided over their channels
 
-A schedule may follow what has parts: ``network:interleaved``, ``network:3:gpipe``, ``2x2:1f1b``.
+A schedule may follow a name that has parts: ``network:interleaved``, ``network:3:gpipe``,
+``2x2:1f1b``.
 """
 
 import re
@@ -14,19 +15,19 @@ from ..errors import ConfigError, unknown
 from .schedules import SCHEDULES
 
 PARTS_EACH = 2
-"""Parts of a worker where the schedule is interleaved."""
+"""Parts per worker with the interleaved schedule."""
 CARRIED = ("data", "network", "layer", "AxB (2x2)", "shard:1, 2, 3")
 
 
 @dataclass(frozen=True, slots=True)
 class SplitName:
-    """How a model is divided.
+    """A way to divide a model over workers.
 
     Args:
-        parts: that a copy is cut into, one worker each.
-        copies: of the whole model.
-        stage: of ZeRO, where parts are pieces of all parameters; 0: they are layers.
-        is_layer: parts are channels of all layers.
+        parts: number of parts that a copy is cut into, one worker each.
+        copies: number of copies of the whole model.
+        stage: stage of ZeRO, where parts are shards of all parameters; 0: parts are layers.
+        is_layer: whether parts are channels of all layers.
         schedule: of a pipeline; empty: 1f1b where the loss is known, else gpipe.
     """
 
@@ -38,12 +39,12 @@ class SplitName:
 
     @property
     def size(self) -> int:
-        """Workers of all."""
+        """The number of workers in all copies."""
         return self.parts * self.copies
 
     @property
     def parts_each(self) -> int:
-        """Of the network, of a worker: its places in a copy are one behind the other."""
+        """The number of network parts per worker of a copy: rank r holds parts r, r + P, ..."""
         return PARTS_EACH if self.schedule == "interleaved" else 1
 
     def __str__(self) -> str:
@@ -51,11 +52,11 @@ class SplitName:
             return f"shard:{self.stage}"
         if self.is_layer:
             return f"layer:{self.parts}"
-        found = f"{self.parts}x{self.copies}" if self.copies > 1 else f"network:{self.parts}"
-        return f"{found}:{self.schedule}" if self.schedule else found
+        name = f"{self.parts}x{self.copies}" if self.copies > 1 else f"network:{self.parts}"
+        return f"{name}:{self.schedule}" if self.schedule else name
 
     def copy_of(self, worker: int) -> tuple[int, ...]:
-        """Those who hold one copy with this worker, in the order of their parts.
+        """Return the workers that hold one copy together with this one, in the order of parts.
 
         Example:
             >>> SplitName(2, 2).copy_of(3)
@@ -65,7 +66,7 @@ class SplitName:
         return tuple(range(first, first + self.parts))
 
     def twins_of(self, worker: int) -> tuple[int, ...]:
-        """Those who hold the same part as this worker, in the order of their copies.
+        """Return the workers that hold the same part as this one, in the order of copies.
 
         Example:
             >>> SplitName(2, 2).twins_of(3)
@@ -85,55 +86,55 @@ def divides(text: str) -> bool:
 
 
 def read_split(text: str, num_workers: int) -> SplitName | None:
-    """What a text says; None: each worker holds a whole copy.
+    """Parse the name of a split; None: each worker holds a whole copy.
 
     Raises:
-        ConfigError: it says nothing that is known or carried, or is for another number of workers.
+        ConfigError: the name is unknown or not supported, or is for another number of workers.
 
     Example:
         >>> read_split("2x2", 4)
         SplitName(parts=2, copies=2, stage=0, is_layer=False, schedule='')
     """
-    given = text.strip()
-    if not divides(given):
+    text = text.strip()
+    if not divides(text):
         return None
-    before, _, last = given.rpartition(":")
-    schedule, kind = (last, before) if last in SCHEDULES else ("", given)
+    before, _, last = text.rpartition(":")
+    schedule, kind = (last, before) if last in SCHEDULES else ("", text)
     name, _, number = kind.partition(":")
     if match := re.fullmatch(r"(\d+)x(\d+)", kind):
-        found = SplitName(int(match[1]), int(match[2]), schedule=schedule)
+        split = SplitName(int(match[1]), int(match[2]), schedule=schedule)
     elif name.partition("-")[0] == "shard":
-        found = SplitName(num_workers, 1, _stage(given))
+        split = SplitName(num_workers, 1, _stage(text))
     elif name in ("network", "layer") and (not number or number.isdecimal()):
         parts = int(number) if number else num_workers
-        found = SplitName(parts, 1, is_layer=name == "layer", schedule=schedule)
+        split = SplitName(parts, 1, is_layer=name == "layer", schedule=schedule)
     else:
         raise unknown(
-            "split", given, ("data", "none", "network", "network:2", "layer", "2x2", "shard:3")
+            "split", text, ("data", "none", "network", "network:2", "layer", "2x2", "shard:3")
         )
-    if found.parts < 1 or found.copies < 1:
-        raise ConfigError(f"split {given!r} needs at least one part and one copy")
-    if schedule and found.is_layer:
+    if split.parts < 1 or split.copies < 1:
+        raise ConfigError(f"split {text!r} needs at least one part and one copy")
+    if schedule and split.is_layer:
         raise ConfigError(
-            f"split {given!r}: {schedule} is a schedule of parts behind one another, as "
+            f"split {text!r}: {schedule} is a schedule of parts behind one another, as "
             f"network:{schedule}; leave it out"
         )
-    if found.size != num_workers:
+    if split.size != num_workers:
         raise ConfigError(
-            f"split {given!r} is for {found.size} workers, and there are {num_workers}: write "
-            f"{'layer' if found.is_layer else 'network'}:{num_workers}, or begin {found.size}"
+            f"split {text!r} is for {split.size} workers, and there are {num_workers}: write "
+            f"{'layer' if split.is_layer else 'network'}:{num_workers}, or begin {split.size}"
         )
-    return None if found.parts == 1 else found
+    return None if split.parts == 1 else split
 
 
-def _stage(given: str) -> int:
-    """Of ZeRO. ConfigError: there is no such stage."""
-    text = given.replace("-", ":").removeprefix("shard").removeprefix(":")
-    if given == "shard":
+def _stage(name: str) -> int:
+    """Return the stage of ZeRO; raise ConfigError where there is no such stage."""
+    stage = name.replace("-", ":").removeprefix("shard").removeprefix(":")
+    if name == "shard":
         return 3
-    if text not in ("1", "2", "3"):
+    if stage not in ("1", "2", "3"):
         raise ConfigError(
-            f"split {given!r}: write shard:1 (optimizer state in pieces), shard:2 (and gradients) "
+            f"split {name!r}: write shard:1 (optimizer state in pieces), shard:2 (and gradients) "
             "or shard:3 (and parameters)"
         )
-    return int(text)
+    return int(stage)

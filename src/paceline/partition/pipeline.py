@@ -1,4 +1,4 @@
-"""What a cut is for: the workers, the link between two, the micro-batches and their schedule.
+"""Describe what a cut is for: the workers, the link between two, micro-batches, their schedule.
 
 This module must not know models.
 """
@@ -12,12 +12,15 @@ from ..errors import ConfigError, unknown
 from .schedules import SCHEDULES, live_micro_batches
 
 MICRO_BATCHES_EACH = (1, 2, 4)
-"""Of a worker's mini-batch: what a run chooses from."""
+"""Numbers of micro-batches per worker's mini-batch that a run chooses from."""
 
 
 class EndSizes(NamedTuple):
-    """How many times as large as the others of their rank the first micro-batch of all is, and the
-    last, where one rank's follow another's."""
+    """The sizes of an update's very first and very last micro-batch.
+
+    Each is relative to the other micro-batches of its rank, where the micro-batches of one rank
+    follow those of another.
+    """
 
     first: float = 1.0
     last: float = 1.0
@@ -29,21 +32,29 @@ ALIKE = EndSizes()
 def micro_batch_shares(
     ranks: int, each: int, ends: EndSizes = ALIKE
 ) -> tuple[tuple[float, ...], ...]:
-    """Of each rank's mini-batch, what share each of its micro-batches is.
+    """Return, for each rank, the share of its mini-batch that each of its micro-batches is.
+
+    Args:
+        each: micro-batches per rank.
 
     Example:
         >>> micro_batch_shares(2, 2, EndSizes(0.25, 1.0))
         ((0.2, 0.8), (0.5, 0.5))
     """
-    sizes = [[1.0] * each for _ in range(ranks)]
-    sizes[0][0] *= ends.first
-    sizes[-1][-1] *= ends.last
-    return tuple(tuple(one / sum(own) for one in own) for own in sizes)
+    rank_sizes = [[1.0] * each for _ in range(ranks)]
+    rank_sizes[0][0] *= ends.first
+    rank_sizes[-1][-1] *= ends.last
+    return tuple(tuple(size / sum(sizes) for size in sizes) for sizes in rank_sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineWorker:
-    """One worker: its speed beside those the costs were measured on, and what it may hold."""
+    """One worker: its speed and its memory.
+
+    Args:
+        speed: relative to the worker that the costs were measured on.
+        memory_bytes: limit on what it may hold; None: no limit.
+    """
 
     speed: float = 1.0
     memory_bytes: int | None = None
@@ -58,10 +69,10 @@ class PipelineWorker:
 def workers(
     num: int, memory_bytes: int | None = None, speeds: Sequence[float] = ()
 ) -> tuple[PipelineWorker, ...]:
-    """So many, alike but for their speeds.
+    """Return ``num`` workers that differ at most in speed.
 
     Raises:
-        ConfigError: fewer than 1, or speeds for another number.
+        ConfigError: ``num`` is less than 1, or is not the number of speeds.
     """
     if num < 1:
         raise ConfigError(f"-n must be >= 1, got {num}")
@@ -74,18 +85,18 @@ def workers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What a cut is for.
+    """The setting that a model is cut for.
 
     Args:
-        workers: one for each part.
-        link: what a message between two of them takes; its seconds are charged to both.
-        micro_batches: M, of an update.
-        schedule: of the table of schedules; it says how many micro-batches are alive in a part.
-        state_copies: k, of the optimizer: 1 with momentum, 2 for Adam.
-        update_s_per_byte: what the optimizer takes for a byte of parameters, once an update.
-        keeps_ties: never cut nodes apart that share a parameter.
-        trains_each: every part has parameters.
-        parts_each: of a worker, which is listed once for each: P workers, P more of the same, ...
+        workers: the worker of each part.
+        link: cost of a message between two workers; both are busy for its seconds.
+        micro_batches: M, per update.
+        schedule: a name in `SCHEDULES`; it determines how many micro-batches are alive in a part.
+        state_copies: k, the optimizer's copies of the parameters: 1 with momentum, 2 for Adam.
+        update_s_per_byte: the optimizer's seconds per byte of parameters, once per update.
+        keeps_ties: never separate nodes that share a parameter.
+        trains_each: require parameters in every part.
+        parts_each: parts per worker; ``workers`` lists all P of them, then all P again, ...
     """
 
     workers: tuple[PipelineWorker, ...]
@@ -115,13 +126,13 @@ class Pipeline:
         return self.num_parts // self.parts_each
 
     def of(self, workers: tuple[PipelineWorker, ...]) -> "Pipeline":
-        """This pipeline over other workers."""
+        """Return a copy of this pipeline for other workers."""
         return replace(self, workers=workers)
 
     def live(self, part: int) -> int:
-        """Micro-batches that are alive in a part at most."""
+        """The largest number of micro-batches alive in a part at once."""
         return live_micro_batches(self.schedule, part, self.num_parts, self.micro_batches)
 
     def message_s(self, num_bytes: int) -> float:
-        """Of one tensor; nothing is sent where there is nothing."""
+        """Seconds to send one tensor; an empty tensor is not sent."""
         return self.link.round_s(1, num_bytes) if num_bytes else 0.0

@@ -1,18 +1,18 @@
-"""A cut: which nodes each part has, what that takes and holds, and what flows over its borders.
+"""Price a cut: each part's nodes, its time and memory, and the traffic over its borders.
 
     part     0            1        2             in the order of the pipeline, one worker each
     nodes    0 1 2        3 4      5
     worker   1            0        2             a slow worker gets fewer layers, at any place
 
-A part's memory, with k copies of optimizer state and m micro-batches alive in it:
+A part's memory, with k copies of optimizer state and m of M micro-batches alive in it:
 
     parameters (1 + gradient 1 + k)  +  buffers  +  m x activations kept
-                                     +  M x what crossed its border: room is made for all at once
-                                     +  (M - m) x what is kept for gradients that come late
+                                     +  M x inputs from its border: allocated for all at once
+                                     +  (M - m) x what is kept for late gradients
 
-What a micro-batch leaves behind for the backward pass is counted by tensors, so what computing
-needs for a moment and what Python and torch take themselves comes on top. Above 300 lines, since a
-price and who is allowed to have it are read together.
+What is kept for the backward pass is counted tensor by tensor; temporary buffers of operations, and
+the memory of Python and torch themselves, come on top. Above 300 lines, since a price and the rules
+for which prices are allowed are read together.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,24 @@ from .schedules import SCHEDULES, ScheduleRun, StageTimes, run_schedule, with_we
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPrice:
-    """What one part of a cut takes and holds, on its worker.
+    """The time and memory that one part of a cut takes on its worker.
 
     Args:
-        nodes: their numbers.
-        worker: its number.
-        forward_s, backward_s: of a micro-batch, computing alone; late_s: what of it is computed at
-            the end of an update.
-        border_forward_s, border_backward_s: to receive and to send, over both of its borders.
-        cut_ties: tied parameters of which it holds a copy, and another part one, too.
-        update_s: an update's: the optimizer's, and to add up the gradients of these copies.
-        first_s: an update's: that its first micro-batch takes longer.
-        parameter_bytes: tied ones that it uses included.
-        activation_bytes: that one micro-batch leaves until its backward pass.
-        out_bytes: forward over the border behind it, of a micro-batch; gradient_bytes: back.
-        memory_bytes: at most.
-        live: micro-batches that are alive in it at most.
+        nodes: numbers of the part's nodes.
+        worker: number of its worker.
+        forward_s, backward_s: computing per micro-batch.
+        late_s: computing per micro-batch that is put off to the end of the update.
+        border_forward_s, border_backward_s: receiving and sending per micro-batch, over both
+            borders.
+        cut_ties: names of tied parameters of which another part holds a copy, too.
+        update_s: per update: the optimizer, and adding up the gradients of these copies.
+        first_s: per update: how much longer its first micro-batch takes.
+        parameter_bytes: with the tied parameters that it uses.
+        activation_bytes: kept for one micro-batch until its backward pass.
+        out_bytes: sent forward over the border behind it, per micro-batch.
+        gradient_bytes: received back over the border behind it, per micro-batch.
+        memory_bytes: held at most.
+        live: micro-batches alive in it at most.
     """
 
     nodes: tuple[int, ...]
@@ -64,22 +66,22 @@ class PartPrice:
 
     @property
     def work_s(self) -> float:
-        """Computing, of a micro-batch."""
+        """Seconds of computing per micro-batch, late work included."""
         return self.forward_s + self.backward_s + self.late_s
 
     @property
     def border_s(self) -> float:
-        """Receiving and sending, of a micro-batch."""
+        """Seconds of receiving and sending per micro-batch."""
         return self.border_forward_s + self.border_backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A cut that has its price.
+    """A cut and its price.
 
     Args:
         parts: in the order of the pipeline.
-        micro_batches: M, that the price is of.
+        micro_batches: M, the number that the price is for.
     """
 
     parts: tuple[PartPrice, ...]
@@ -87,55 +89,56 @@ class Placement:
 
     @property
     def loads_s(self) -> tuple[float, ...]:
-        """What each part's worker is busy with one micro-batch."""
+        """Seconds per micro-batch that each part's worker is busy."""
         return tuple(
-            one.work_s + one.border_s + (one.update_s + one.first_s) / self.micro_batches
-            for one in self.parts
+            part.work_s + part.border_s + (part.update_s + part.first_s) / self.micro_batches
+            for part in self.parts
         )
 
     @property
     def step_s(self) -> float:
-        """Of an update, as the table of `partition` has it: what a cut is chosen by."""
+        """Seconds of an update by the formula of `partition`, by which cuts are compared."""
         loads = self.loads_s
         return sum(loads) + (self.micro_batches - 1) * max(loads)
 
     @property
     def cut_bytes(self) -> int:
-        """Over all borders, forward and back, of an update."""
-        a_batch = sum(one.out_bytes + one.gradient_bytes for one in self.parts)
-        return a_batch * self.micro_batches
+        """Bytes over all borders, forward and back, per update."""
+        micro_batch_bytes = sum(part.out_bytes + part.gradient_bytes for part in self.parts)
+        return micro_batch_bytes * self.micro_batches
 
     @property
     def balance(self) -> float:
-        """The mean of what workers are busy over the most: 1 is even."""
+        """The mean load over the largest, for a worker per part; 1 is even."""
         return self.balance_of(len(self.parts))
 
     def balance_of(self, num_workers: int) -> float:
-        """Where each has every such part."""
+        """Return the balance where worker r of ``num_workers`` has parts r, r + num_workers, ..."""
         loads = [sum(self.loads_s[number::num_workers]) for number in range(num_workers)]
         return sum(loads) / len(loads) / max(loads) if max(loads) else 1.0
 
     @property
     def memory_bytes(self) -> int:
-        """Of the worker that needs most."""
-        return max(one.memory_bytes for one in self.parts)
+        """The memory of the part that holds most."""
+        return max(part.memory_bytes for part in self.parts)
 
     def part_of(self) -> dict[int, int]:
-        """The part of each node."""
-        return {node: number for number, one in enumerate(self.parts) for node in one.nodes}
+        """Return the number of each node's part."""
+        return {node: number for number, part in enumerate(self.parts) for node in part.nodes}
 
 
 def place(
     graph: WorkGraph, pipeline: Pipeline, part_of: Sequence[int], order: Sequence[int] = ()
 ) -> Placement:
-    """The price of a cut that is given, node by node.
+    """Price the cut that puts each node into a given part.
 
     Args:
-        part_of: each node's part; no edge leads to an earlier one.
-        order: each part's worker; in their order where nothing is said.
+        part_of: part of each node; no edge may lead to an earlier part.
+        order: worker of each part; empty: part p is on worker p.
 
     Raises:
-        ConfigError: an edge leads to an earlier part, a part is empty, or it is of another number.
+        ConfigError: an edge leads to an earlier part, a part is empty, or the number of parts is
+            not the pipeline's.
     """
     num_parts = pipeline.num_parts
     if len(part_of) != len(graph) or set(part_of) != set(range(num_parts)):
@@ -150,11 +153,11 @@ def place(
         sum(1 << node for node, part in enumerate(part_of) if part < number)
         for number in range(num_parts + 1)
     ]
-    who = tuple(order) or tuple(range(num_parts))
+    order = tuple(order) or tuple(range(num_parts))
     return Placement(
         parts=tuple(
             part_between(
-                graph, pipeline, number, (borders[number], borders[number + 1]), who[number]
+                graph, pipeline, number, (borders[number], borders[number + 1]), order[number]
             )
             for number in range(num_parts)
         ),
@@ -165,39 +168,48 @@ def place(
 def part_between(
     graph: WorkGraph, pipeline: Pipeline, number: int, borders: tuple[int, int], worker: int
 ) -> PartPrice:
-    """The price of the part between two borders."""
+    """Price the part between two borders.
+
+    Args:
+        number: number of the part, in the order of the pipeline.
+        borders: the sets of nodes before and after the part.
+        worker: number of the part's worker.
+    """
     before, after = borders
     inside = after & ~before
-    nodes = [i for i in range(len(graph)) if inside >> i & 1]
-    own = [graph.nodes[i] for i in nodes]
+    numbers = [i for i in range(len(graph)) if inside >> i & 1]
+    nodes = [graph.nodes[i] for i in numbers]
     speed = pipeline.workers[worker].speed
     entering, leaving = list(graph.crossing(before)), list(graph.crossing(after))
-    tied = [tie for tie in graph.ties if any(inside >> i & 1 for i in tie.nodes)]
-    cut = [tie for tie in tied if not all(inside >> i & 1 for i in tie.nodes)]
-    parameter_bytes = sum(one.parameter_bytes for one in own) + sum(one.num_bytes for one in tied)
+    crossing = entering + leaving
+    ties = [tie for tie in graph.ties if any(inside >> i & 1 for i in tie.nodes)]
+    cut_ties = [tie for tie in ties if not all(inside >> i & 1 for i in tie.nodes)]
+    parameter_bytes = sum(node.parameter_bytes for node in nodes)
+    parameter_bytes += sum(tie.num_bytes for tie in ties)
     live = pipeline.live(number)
-    entered = sum(one.num_bytes for one in entering)
-    kept = sum(one.activation_bytes for one in own) + entered
+    entering_bytes = sum(edge.num_bytes for edge in entering)
+    kept_bytes = sum(node.activation_bytes for node in nodes) + entering_bytes
     return PartPrice(
-        nodes=tuple(nodes),
+        nodes=tuple(numbers),
         worker=worker,
-        forward_s=sum(one.forward_s for one in own) / speed,
-        backward_s=sum(one.backward_s for one in own) / speed,
-        late_s=sum(one.late_s for one in own) / speed,
-        border_forward_s=sum(pipeline.message_s(one.num_bytes) for one in entering + leaving),
-        border_backward_s=sum(pipeline.message_s(one.gradient_bytes) for one in entering + leaving),
-        cut_ties=tuple(tie.name for tie in cut),
+        forward_s=sum(node.forward_s for node in nodes) / speed,
+        backward_s=sum(node.backward_s for node in nodes) / speed,
+        late_s=sum(node.late_s for node in nodes) / speed,
+        border_forward_s=sum(pipeline.message_s(edge.num_bytes) for edge in crossing),
+        border_backward_s=sum(pipeline.message_s(edge.gradient_bytes) for edge in crossing),
+        cut_ties=tuple(tie.name for tie in cut_ties),
         update_s=parameter_bytes * pipeline.update_s_per_byte / speed
-        + sum(2.0 * pipeline.message_s(tie.num_bytes) for tie in cut),
-        first_s=sum(one.first_s for one in own) / speed,
+        + sum(2.0 * pipeline.message_s(tie.num_bytes) for tie in cut_ties),
+        first_s=sum(node.first_s for node in nodes) / speed,
         parameter_bytes=parameter_bytes,
-        activation_bytes=kept,
-        out_bytes=sum(one.num_bytes for one in leaving),
-        gradient_bytes=sum(one.gradient_bytes for one in leaving),
+        activation_bytes=kept_bytes,
+        out_bytes=sum(edge.num_bytes for edge in leaving),
+        gradient_bytes=sum(edge.gradient_bytes for edge in leaving),
         memory_bytes=(2 + pipeline.state_copies) * parameter_bytes
-        + sum(one.buffer_bytes for one in own)
-        + live * kept
-        + (pipeline.micro_batches - live) * (entered + sum(one.late_bytes for one in own)),
+        + sum(node.buffer_bytes for node in nodes)
+        + live * kept_bytes
+        + (pipeline.micro_batches - live)
+        * (entering_bytes + sum(node.late_bytes for node in nodes)),
         live=live,
     )
 
@@ -209,42 +221,43 @@ def pipeline_step(
     schedule: str = "",
     each: Sequence[Placement] = (),
 ) -> ScheduleRun:
-    """A cut in virtual time, by its pipeline's schedule or another one; without its update.
+    """Run a cut in virtual time, without the optimizer's update.
 
     Args:
-        each: the same cut at the size of each micro-batch; none: all are alike.
+        schedule: empty: the pipeline's.
+        each: the same cut, priced at the size of each micro-batch; empty: all are alike.
     """
     actions = SCHEDULES[schedule or pipeline.schedule](
         pipeline.num_workers, pipeline.micro_batches, pipeline.parts_each
     )
-    times = [stage_times(one) for one in each]
-    if any(one.late_s for one in placement.parts):
+    times = [stage_times(cut) for cut in each]
+    if any(part.late_s for part in placement.parts):
         actions = with_weights(actions)
     return run_schedule(actions, stage_times(placement), cores, times)
 
 
 def stage_times(placement: Placement) -> list[StageTimes]:
-    """What each part is busy with a micro-batch."""
+    """Return the seconds that each part is busy, its messages included."""
     return [
         StageTimes(
-            one.forward_s + one.border_forward_s,
-            one.backward_s + one.border_backward_s,
-            one.late_s * placement.micro_batches,
+            part.forward_s + part.border_forward_s,
+            part.backward_s + part.border_backward_s,
+            part.late_s * placement.micro_batches,
         )
-        for one in placement.parts
+        for part in placement.parts
     ]
 
 
 def is_allowed(placement: Placement, pipeline: Pipeline) -> bool:
-    """Whether all parts fit their workers and train, and what must not be cut apart is not."""
-    cuts = any(one.cut_ties for one in placement.parts)
-    if pipeline.trains_each and not all(one.parameter_bytes for one in placement.parts):
+    """Whether a cut meets the limits on memory, ties and trained parts of its pipeline."""
+    cuts_ties = any(part.cut_ties for part in placement.parts)
+    if pipeline.trains_each and not all(part.parameter_bytes for part in placement.parts):
         return False
-    return not too_large(placement, pipeline) and not (pipeline.keeps_ties and cuts)
+    return not too_large(placement, pipeline) and not (pipeline.keeps_ties and cuts_ties)
 
 
 def even_cut(graph: WorkGraph, pipeline: Pipeline) -> Placement:
-    """As many layers for each, in their order; the first parts have one more where it must be.
+    """Give each part the same number of layers, in order; the first parts take one more if needed.
 
     Raises:
         ConfigError: there are more parts than nodes.
@@ -253,7 +266,7 @@ def even_cut(graph: WorkGraph, pipeline: Pipeline) -> Placement:
 
 
 def even_parts(graph: WorkGraph, num_parts: int) -> tuple[int, ...]:
-    """Each node's part in the even cut; an operation without parameters goes with the layer before.
+    """Return the part of each node in the even cut; nodes without parameters follow the last layer.
 
     Example:
         >>> from paceline.partition.graph import chain
@@ -261,27 +274,28 @@ def even_parts(graph: WorkGraph, num_parts: int) -> tuple[int, ...]:
         (0, 0, 1, 2, 3)
     """
     check_parts(len(graph), num_parts)
-    weights = [one.num_layers for one in graph.nodes]
-    if sum(weight > 0 for weight in weights) < num_parts:
-        weights = [1] * len(graph)
-    layers = [i for i, weight in enumerate(weights) if weight]
-    share, more = divmod(len(layers), num_parts)
-    starts, at = set(), 0
+    counts = [node.num_layers for node in graph.nodes]
+    if sum(count > 0 for count in counts) < num_parts:
+        counts = [1] * len(graph)
+    layers = [i for i, count in enumerate(counts) if count]
+    share, rest = divmod(len(layers), num_parts)
+    starts, start = set(), 0
     for part in range(num_parts - 1):
-        at += share + (part < more)
-        starts.add(layers[at])
-    found, part = [], 0
+        start += share + (part < rest)
+        starts.add(layers[start])
+    parts, part = [], 0
     for i in range(len(graph)):
         part += i in starts
-        found.append(part)
-    return tuple(found)
+        parts.append(part)
+    return tuple(parts)
 
 
 def check_parts(num_pieces: int, num_parts: int, why: str = "") -> None:
-    """Raises ConfigError where there are more parts than pieces.
+    """Raise ConfigError where there are more parts than pieces.
 
     Args:
-        why: these are no more.
+        num_pieces: pieces that the model can be cut into.
+        why: the reason why there are no more pieces.
     """
     if num_parts > num_pieces:
         s = "s" * (num_pieces != 1)
@@ -292,13 +306,13 @@ def check_parts(num_pieces: int, num_parts: int, why: str = "") -> None:
 
 
 def too_large(placement: Placement, pipeline: Pipeline) -> str:
-    """Which part does not fit its worker's memory, and by how much; empty: all fit."""
-    for number, one in enumerate(placement.parts):
-        most = pipeline.workers[one.worker].memory_bytes
-        if most is not None and one.memory_bytes > most:
-            over = format_bytes(one.memory_bytes - most)
+    """Say which part does not fit its worker's memory, and by how much; empty: all fit."""
+    for number, part in enumerate(placement.parts):
+        limit = pipeline.workers[part.worker].memory_bytes
+        if limit is not None and part.memory_bytes > limit:
+            over = format_bytes(part.memory_bytes - limit)
             return (
-                f"part {number} needs {format_bytes(one.memory_bytes)}, and worker {one.worker} "
-                f"has {format_bytes(most)}: {over} too many"
+                f"part {number} needs {format_bytes(part.memory_bytes)}, and worker {part.worker} "
+                f"has {format_bytes(limit)}: {over} too many"
             )
     return ""

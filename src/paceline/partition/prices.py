@@ -1,26 +1,28 @@
-"""All ways to split a model over n workers, each with its price, and the advised one.
+"""Price all ways to split a model over n workers, and advise one.
 
-    none      one worker, the whole batch                  no bytes
-    data      each a share of the batch                    gradients, all-reduced
-    network   each some of the layers, M micro-batches     what crosses the borders, both ways
-    layer     each some of the channels of pairs of        sums of what pairs give, and of the
-              layers, the whole batch                      gradients of what they take; inputs, and
-                                                           outputs' gradients, to all
-    shard-1   data, and each a share of the optimizer's    gradients reduce-scattered, parameters
+              each worker has                              workers exchange
+    none      (one worker) the whole batch                 nothing
+    data      a share of the batch                         gradients, all-reduced
+    network   some of the layers, M micro-batches          what crosses the borders, both ways
+    layer     some of the channels of pairs of layers,     outputs of pairs and gradients of their
+              the whole batch                              inputs, all-reduced; inputs of the model
+                                                           and gradients of its outputs, to all
+    shard-1   as data, but a share of the optimizer's      gradients reduce-scattered, parameters
               state                                        all-gathered: as many bytes as data
-    shard-2   and of the gradients                         likewise
+    shard-2   and of the gradients                         as shard-1
     shard-3   and of the parameters                        and gathered again: half as much more
-    AxB       A parts of the network, B replicas           both
+    AxB       A parts of the network, B replicas           as network and as data
 
-Seconds are of an update: all computing, then what is sent, then the optimizer; what a run hides
-behind computing makes it shorter. n processes of t threads on c cores share them: where n t > c
-everything that all do at once takes n t / c times as long, and longer by what turns on a core cost,
-which is measured. What memory limits (the optimizer, copies) was measured by one process on all
-cores, and all at once take as long as one that has all their bytes: whoever has most is done last,
-and is never faster than one alone. Whole copies on one machine add up gradients in memory
-that all see, each in its share; ranks send messages, and meet before each pass (spread/meeting.py).
-Bytes are what the worker that sends most sends where nothing is shared; memory is that of the
-worker that holds most (memory.py). Above 300 lines, since one formula stands beside the others.
+Seconds are per update: all computing, then all messages, then the optimizer; whatever a run
+overlaps with computing makes it faster. n processes of t threads share c cores: where n t > c,
+whatever all do at once takes n t / c times longer, plus the measured cost of taking turns on a
+core. Memory-bound work (the optimizer, copies) was measured in one process on all cores, and all
+workers at once take as long as one that moves all their bytes: the worker with most bytes is done
+last, and is never faster than it would be alone. Whole copies on one machine add up gradients in
+shared memory, each worker in its share; ranks of the other splits send messages, and meet before
+each pass (spread/meeting.py). Sent bytes are those of the worker that sends most if no memory is
+shared; memory is that of the worker that holds most (memory.py). Above 300 lines, since the
+formulas are read beside one another.
 
 Sources: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", SC 2020 (shards 1, 2, 3 and their bytes); M. Shoeybi et al., "Megatron-LM", arXiv
@@ -42,13 +44,13 @@ from .placement import Placement
 NONE = "none"
 _WHOLE_COPIES = (NONE, "data")
 _MEETINGS = 5
-"""Of ranks, an update: forward, backward, the step's end (spread/base.py), lines
-(engines/torchrun/member.py), what the gradients of all parts are (spread/averaging.py)."""
+"""Meetings of ranks per update: forward, backward, the step's end (spread/base.py), lines
+(engines/torchrun/member.py), all parts' gradients: finite, and their norm (spread/averaging.py)."""
 _TURNS = 2
-"""Of these, behind computing: forward, behind the optimizer and the loader; backward."""
+"""Meetings right after computing: forward, after the optimizer and the loader; and backward."""
 _PASSES = 3
-"""Of a part's gradients before its optimizer: read and written to where they are averaged
-(replica/replica.py), and read to see if they are finite (spread/averaging.py)."""
+"""Passes over a part's gradients before its optimizer: they are read and written where they are
+averaged (replica/replica.py), and read to check that they are finite (spread/averaging.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +59,13 @@ class SplitPrice:
 
     Args:
         name: ``none``, ``data``, ``network``, ``layer``, ``shard-1`` to 3, ``AxB``.
-        step_s: of an update; None: it cannot be split so.
-        sent_bytes: an update, by the worker that sends most.
+        step_s: seconds per update; None: the model cannot be split this way.
+        sent_bytes: per update, by the worker that sends most.
         memory_bytes: of the worker that holds most, without ``process_bytes``.
-        balance: the mean of what workers compute over the most; 1 is even.
-        fits: into the memory of each.
-        why: why it cannot, or what is to be known.
-        placement: its cut.
+        balance: mean computing of the workers over the largest; 1 is even.
+        fits: whether it fits the memory of each worker.
+        why: why the model cannot be split this way, or a remark.
+        placement: the cut, where there is one.
     """
 
     name: str
@@ -81,8 +83,8 @@ class SplitTable:
     """All prices, and the advised one.
 
     Args:
-        advised: the fastest of those that fit; the smallest where none does.
-        reason: why, in one sentence.
+        advised: the fastest of those that fit; if none fits, the one that needs least memory.
+        reason: why it is advised, in one sentence.
     """
 
     prices: tuple[SplitPrice, ...]
@@ -91,22 +93,22 @@ class SplitTable:
 
 
 def price_splits(costs: SplitCosts) -> SplitTable:
-    """The table of all ways."""
+    """Return the table of all ways to split."""
     prices = tuple(_prices(costs))
-    possible = [one for one in prices if one.step_s is not None]
-    fitting = [one for one in possible if one.fits]
+    possible = [price for price in prices if price.step_s is not None]
+    fitting = [price for price in possible if price.fits]
     if not fitting:
-        least = min(possible, key=lambda one: one.memory_bytes)
+        least = min(possible, key=lambda price: price.memory_bytes)
         reason = (
             "nothing fits the memory; this comes nearest: give more workers, or a smaller batch"
         )
         return SplitTable(prices=prices, advised=least, reason=reason)
-    dividing = [one for one in fitting if one.name not in _WHOLE_COPIES]
+    dividing = [price for price in fitting if price.name not in _WHOLE_COPIES]
     if costs.num_parameters >= LARGE_MODEL and dividing:
-        best = min(dividing, key=lambda one: one.step_s or 0.0)
+        best = min(dividing, key=lambda price: price.step_s or 0.0)
         reason = f"from {LARGE_MODEL:,} parameters on no worker holds a whole copy with its state"
         return SplitTable(prices=prices, advised=best, reason=f"{reason}; this is the fastest so")
-    best = min(fitting, key=lambda one: one.step_s or 0.0)
+    best = min(fitting, key=lambda price: price.step_s or 0.0)
     return SplitTable(prices=prices, advised=best, reason=_reason(best, prices, costs))
 
 
@@ -115,10 +117,10 @@ def _reason(best: SplitPrice, prices: tuple[SplitPrice, ...], costs: SplitCosts)
     assert best.step_s is not None
     assert alone.step_s is not None
     if best.name == NONE:
-        others = [one for one in prices[1:] if one.step_s is not None and one.fits]
+        others = [price for price in prices[1:] if price.step_s is not None and price.fits]
         if not others:
             return "do not split: nothing else fits"
-        next_best = min(others, key=lambda one: one.step_s or 0.0)
+        next_best = min(others, key=lambda price: price.step_s or 0.0)
         slower = (next_best.step_s or 0.0) / best.step_s
         why = ""
         if costs.num_workers * costs.threads > costs.cores:
@@ -143,17 +145,19 @@ def _prices(costs: SplitCosts) -> Iterator[SplitPrice]:
             yield network_price(costs, f"{parts}x{replicas}", parts, replicas)
 
 
-def _priced(costs: SplitCosts, name: str, step_s: float, sent: float, held: float) -> SplitPrice:
-    """A split in which all workers do the same."""
-    speeds = [one.speed for one in costs.pipeline.workers]
+def _price(
+    costs: SplitCosts, name: str, step_s: float, sent_bytes: float, memory_bytes: float
+) -> SplitPrice:
+    """Return the row of a split in which all workers do the same."""
+    speeds = [worker.speed for worker in costs.pipeline.workers]
     mean_s = sum(1.0 / speed for speed in speeds) / len(speeds)
     return SplitPrice(
         name=name,
         step_s=step_s,
-        sent_bytes=round(sent),
-        memory_bytes=round(held),
+        sent_bytes=round(sent_bytes),
+        memory_bytes=round(memory_bytes),
         balance=1.0 if name == NONE else mean_s * costs.slowest,
-        fits=_fits(costs, held),
+        fits=_fits(costs, memory_bytes),
     )
 
 
@@ -162,53 +166,55 @@ def _too_few(name: str, costs: SplitCosts) -> SplitPrice:
     return SplitPrice(name=name, step_s=None, why=why)
 
 
-def _fits(costs: SplitCosts, held: float) -> bool:
-    return costs.memory_bytes is None or held <= costs.memory_bytes
+def _fits(costs: SplitCosts, memory_bytes: float) -> bool:
+    return costs.memory_bytes is None or memory_bytes <= costs.memory_bytes
 
 
 def _alone(costs: SplitCosts) -> SplitPrice:
     graph = costs.graph_at(costs.batch_size)
-    fastest = max(one.speed for one in costs.pipeline.workers)
+    fastest = max(worker.speed for worker in costs.pipeline.workers)
     step_s = (costs.alone_s + graph.parameter_bytes * costs.pipeline.update_s_per_byte) / fastest
     step_s += _shared_bytes(costs, 1) * costs.moved_s_per_byte
-    return _priced(costs, NONE, step_s, 0.0, _copy_bytes(costs, graph, 1))
+    return _price(costs, NONE, step_s, 0.0, _copy_bytes(costs, graph, 1))
 
 
-def _copy_bytes(costs: SplitCosts, graph: WorkGraph, num: int) -> float:
-    size, copies = graph.parameter_bytes, costs.pipeline.state_copies
-    held = copy_bytes(size, copies, num, costs.largest_bytes)
-    return held + graph.activation_bytes + _buffers(graph)
+def _copy_bytes(costs: SplitCosts, graph: WorkGraph, num_copies: int) -> float:
+    """Return the memory of a worker with a whole copy, buffers and activations included."""
+    size, state_copies = graph.parameter_bytes, costs.pipeline.state_copies
+    parameter_bytes = copy_bytes(size, state_copies, num_copies, costs.largest_bytes)
+    return parameter_bytes + graph.activation_bytes + _buffer_bytes(graph)
 
 
-def _shared_bytes(costs: SplitCosts, num: int) -> float:
-    """Read and written an update by each of so many copies that see each other's memory.
+def _shared_bytes(costs: SplitCosts, num_copies: int) -> float:
+    """Return the bytes that each copy reads and writes per update, where copies share memory.
 
-    Its own gradient to where all see it; of its share all gradients, whose mean stays in a cache
-    (exchange/share_chunks.py), and parameters and state to where they are kept meanwhile. One alone
-    looks at its own.
+    It copies its gradient to shared memory. Of its share it reads all gradients, whose mean stays
+    in a cache (exchange/share_chunks.py), and saves parameters and state for an undo. A single copy
+    touches only its own gradient.
     """
-    size = costs.graph_at(costs.batch_size / num).parameter_bytes
-    if num == 1:
+    size = costs.graph_at(costs.batch_size / num_copies).parameter_bytes
+    if num_copies == 1:
         return size * 3.0
-    kept = 2 * (1 + costs.pipeline.state_copies)
-    return size * (3 + kept / num)
+    undo_passes = 2 * (1 + costs.pipeline.state_copies)
+    return size * (3 + undo_passes / num_copies)
 
 
-def _buffers(graph: WorkGraph) -> int:
+def _buffer_bytes(graph: WorkGraph) -> int:
     return sum(node.buffer_bytes for node in graph.nodes)
 
 
 def _update_s(costs: SplitCosts, parameter_bytes: float) -> float:
+    """Seconds of the optimizer, in all workers at once."""
     return parameter_bytes * costs.pipeline.update_s_per_byte / costs.slowest * costs.at_once
 
 
 def _moved_s(costs: SplitCosts, num_bytes: float) -> float:
-    """Of memory that each worker reads or writes, all at once."""
+    """Seconds for each worker to read or write memory, all at once."""
     return num_bytes * costs.moved_s_per_byte * costs.at_once
 
 
 def _fresh_s(costs: SplitCosts, num_bytes: float) -> float:
-    """Of memory that each worker is given anew, all at once."""
+    """Seconds for each worker to be given new memory, all at once."""
     return num_bytes * costs.fresh_s_per_byte * costs.sharing
 
 
@@ -224,12 +230,15 @@ def _data(costs: SplitCosts) -> SplitPrice:
     size = graph.parameter_bytes
     step_s = graph.alone_s / costs.slowest * costs.sharing
     step_s += _moved_s(costs, _shared_bytes(costs, num)) + _update_s(costs, size / num)
-    held = _copy_bytes(costs, graph, num)
-    return _priced(costs, "data", step_s, 2 * (num - 1) / num * size, held)
+    memory_bytes = _copy_bytes(costs, graph, num)
+    return _price(costs, "data", step_s, 2 * (num - 1) / num * size, memory_bytes)
 
 
 def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
-    """ZeRO 1, 2, 3: an all-reduce is a reduce-scatter and an all-gather, each half of its time."""
+    """Price ZeRO 1, 2 or 3.
+
+    An all-reduce is a reduce-scatter and an all-gather, each of which takes half of its time.
+    """
     num, name = costs.num_workers, f"shard-{stage}"
     if costs.batch_size < num:
         return _too_few(name, costs)
@@ -240,22 +249,22 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
     step_s += _units_s(costs, stage, gathers) + _moved_s(costs, size / num)
     step_s += _meetings_s(costs) + costs.buffer_kinds * costs.exchanges.meeting_s
     step_s += _fresh_s(costs, size * (3 if stage == 3 else 1)) + _update_s(costs, size / num)
-    held = shard_bytes(stage, size, copies, num, costs.largest_bytes)
-    held += graph.activation_bytes + _buffers(graph)
-    return _priced(costs, name, step_s, (gathers + 1) * (num - 1) / num * size, held)
+    memory_bytes = shard_bytes(stage, size, copies, num, costs.largest_bytes)
+    memory_bytes += graph.activation_bytes + _buffer_bytes(graph)
+    return _price(costs, name, step_s, (gathers + 1) * (num - 1) / num * size, memory_bytes)
 
 
 def _units_s(costs: SplitCosts, stage: int, gathers: int) -> float:
-    """Unit by unit (spread/shards.py): parameters put together, by shard-3 for the backward pass
-    once more; gradients sent to whose they are, and added up.
+    """Seconds to gather parameters and reduce gradients, unit by unit (spread/shards.py).
 
-    By shard-1 all of the one before the forward pass, and of the other behind the backward pass; by
-    shard-2 gradients of a unit behind its backward pass; by shard-3 parameters, too, behind what
-    computes before.
+    Shard-1 gathers all parameters before the forward pass and reduces all gradients after the
+    backward pass. Shard-2 reduces the gradients of each unit after its backward pass. Shard-3 also
+    gathers the parameters of each unit after the computing before it, and again for the backward
+    pass. Each exchange right after computing costs a turn.
     """
-    taken, units = costs.exchanges, costs.unit_bytes
-    moved_s = sum(gathers * taken.gather_s(size) + taken.reduce_s(size) for size in units)
-    return moved_s + taken.turn_s * {1: 1, 2: len(units), 3: 2 * len(units)}[stage]
+    exchanges, units = costs.exchanges, costs.unit_bytes
+    moved_s = sum(gathers * exchanges.gather_s(size) + exchanges.reduce_s(size) for size in units)
+    return moved_s + exchanges.turn_s * {1: 1, 2: len(units), 3: 2 * len(units)}[stage]
 
 
 def _layer(costs: SplitCosts) -> SplitPrice:
@@ -263,89 +272,94 @@ def _layer(costs: SplitCosts) -> SplitPrice:
         return SplitPrice(name="layer", step_s=None, why="no two layers in a row to split")
     num, graph = costs.num_workers, costs.graph_at(costs.batch_size)
     split = {node for pair in costs.pairs for node in pair.nodes}
-    tied = sum(tie.num_bytes for tie in graph.ties)
+    tied_bytes = sum(tie.num_bytes for tie in graph.ties)
 
-    def held(value: Callable[[int], float]) -> float:
-        return sum(value(i) / (num if i in split else 1) for i in range(len(graph)))
+    def per_worker(cost: Callable[[int], float]) -> float:
+        return sum(cost(i) / (num if i in split else 1) for i in range(len(graph)))
 
     sums = [size for pair in costs.pairs for size in (pair.in_bytes, pair.out_bytes) if size]
-    parameter_bytes = held(lambda i: graph.nodes[i].parameter_bytes) + tied
-    work_s = held(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
+    parameter_bytes = per_worker(lambda i: graph.nodes[i].parameter_bytes) + tied_bytes
+    work_s = per_worker(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
     step_s = work_s / costs.slowest * costs.sharing
     inputs = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
     outputs = sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
     step_s += _sums_s(costs, sums, (inputs, outputs)) + _meetings_s(costs)
-    biased = sum(pair.out_bytes for pair in costs.pairs)
-    step_s += _moved_s(costs, _PASSES * parameter_bytes + 2 * biased)
+    biased_bytes = sum(pair.out_bytes for pair in costs.pairs)
+    step_s += _moved_s(costs, _PASSES * parameter_bytes + 2 * biased_bytes)
     step_s += _fresh_s(costs, parameter_bytes) + _update_s(costs, parameter_bytes)
-    memory = (2 + costs.pipeline.state_copies) * parameter_bytes
-    memory += held(lambda i: graph.nodes[i].activation_bytes) + _buffers(graph)
-    sent = (num - 1) / num * (2 * sum(sums) + inputs + outputs)
-    return _priced(costs, "layer", step_s, sent, memory)
+    memory_bytes = (2 + costs.pipeline.state_copies) * parameter_bytes
+    memory_bytes += per_worker(lambda i: graph.nodes[i].activation_bytes) + _buffer_bytes(graph)
+    sent_bytes = (num - 1) / num * (2 * sum(sums) + inputs + outputs)
+    return _price(costs, "layer", step_s, sent_bytes, memory_bytes)
 
 
 def _sums_s(costs: SplitCosts, sums: Sequence[int], ends: Sequence[int]) -> float:
-    """What all columns give, and the gradients of what they take, summed, each behind computing
-    (spread/columns.py); inputs, and the gradients of outputs, of all workers to each, where they
-    are joined: read and written (spread/layered.py)."""
-    taken, num = costs.exchanges, costs.num_workers
-    step_s = sum(taken.sum_s(size, num) + taken.turn_s for size in sums)
-    return step_s + sum(taken.gather_s(size) for size in ends) + _moved_s(costs, 2 * sum(ends))
+    """Seconds of the exchanges of layers that are split over channels.
+
+    Args:
+        sums: bytes of each all-reduce, right after computing (spread/columns.py): the outputs of
+            all columns, and the gradients of their inputs.
+        ends: bytes of the model's inputs and of its outputs' gradients, which are gathered from all
+            workers and then joined, that is read and written once more (spread/layered.py).
+    """
+    exchanges, num = costs.exchanges, costs.num_workers
+    step_s = sum(exchanges.sum_s(size, num) + exchanges.turn_s for size in sums)
+    return step_s + sum(exchanges.gather_s(size) for size in ends) + _moved_s(costs, 2 * sum(ends))
 
 
 def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -> SplitPrice:
-    """So many parts, in so many replicas; workers of a replica stand side by side."""
+    """Price a network cut into parts, in one or more replicas of adjacent workers."""
     pipeline = costs.pipeline.of(_slowest_group(costs, num_parts))
-    each = costs.batch_size / replicas
-    counts = [most * num_parts for most in costs.micro_batches_each]
+    replica_batch = costs.batch_size / replicas
+    counts = [each * num_parts for each in costs.micro_batches_each]
     if not counts:
         counts = [pipeline.micro_batches]
         if why := uneven(costs.batch_size, pipeline.micro_batches * replicas):
             return SplitPrice(name=name, step_s=None, why=why)
-    choices = [_micro_batches(costs, each, num) for num in counts if num <= each]
+    choices = [_micro_batches(costs, replica_batch, num) for num in counts if num <= replica_batch]
     if not choices:
         return _too_few(name, costs)
     try:
         cut = fastest_cut(choices, pipeline, costs.places / replicas)
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
-    num, found = cut.micro_batches, cut.placement
-    sizes = [one.parameter_bytes for one in found.parts]
-    in_memory = [
-        one.update_s + _PASSES * one.parameter_bytes * costs.moved_s_per_byte for one in found.parts
+    placement, parts = cut.placement, cut.placement.parts
+    sizes = [part.parameter_bytes for part in parts]
+    memory_s = [
+        part.update_s + _PASSES * part.parameter_bytes * costs.moved_s_per_byte for part in parts
     ]
-    step_s = cut.seconds + costs.by_memory(in_memory * replicas)
-    step_s += costs.by_cores([one.first_s for one in found.parts] * replicas)
+    step_s = cut.seconds + costs.by_memory(memory_s * replicas)
+    step_s += costs.by_cores([part.first_s for part in parts] * replicas)
     step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes))
-    sent = [_sent(found, number) * num for number in range(num_parts)]
+    sent = [_sent_bytes(placement, number) * cut.micro_batches for number in range(num_parts)]
     if replicas > 1:
         step_s += max(costs.exchanges.sum_s(size, replicas) for size in sizes)
         sent = [a + 2 * (replicas - 1) / replicas * b for a, b in zip(sent, sizes, strict=True)]
     return SplitPrice(
-        name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
-        balance=found.balance, placement=found, fits=_fits(costs, found.memory_bytes),
+        name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=placement.memory_bytes,
+        balance=placement.balance, placement=placement, fits=_fits(costs, placement.memory_bytes),
     )  # fmt: skip
 
 
 def _micro_batches(costs: SplitCosts, batch_size: float, num: int) -> MicroBatches:
-    """So many of a replica's batch; they may differ where a run chooses."""
-    mean = batch_size / num
+    """Cut a replica's batch into micro-batches; a run may choose sizes that differ."""
+    mean_size = batch_size / num
 
     def graph_at(size: float) -> WorkGraph:
-        return costs.graph_at(mean * size)
+        return costs.graph_at(mean_size * size)
 
     may_differ = costs.micro_batches_each and not costs.has_fixed_rows
     return MicroBatches(num, graph_at(1.0), graph_at if may_differ else None)
 
 
 def _slowest_group(costs: SplitCosts, num_parts: int) -> tuple[PipelineWorker, ...]:
-    """The replica that all others wait for."""
+    """Return the workers of the replica that all others wait for."""
     workers = costs.pipeline.workers
     groups = [workers[i : i + num_parts] for i in range(0, len(workers), num_parts)]
-    return min(groups, key=lambda group: sum(one.speed for one in group))
+    return min(groups, key=lambda group: sum(worker.speed for worker in group))
 
 
-def _sent(placement: Placement, number: int) -> float:
-    """By a part, of a micro-batch: over the border behind it forward, before it back."""
+def _sent_bytes(placement: Placement, number: int) -> float:
+    """Return the bytes that a part sends per micro-batch: outputs forward and gradients back."""
     back = placement.parts[number - 1].gradient_bytes if number else 0
     return placement.parts[number].out_bytes + back

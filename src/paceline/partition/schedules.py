@@ -1,14 +1,15 @@
-"""Who computes which micro-batch when: pipeline schedules, and what they take in virtual time.
+"""Generate pipeline schedules, and run them in virtual time.
 
-P ranks, M micro-batches; F forward, B backward; the number is the micro-batch. Two stages, four
-micro-batches, a backward pass as long as a forward one:
+A schedule says which rank computes which micro-batch when. There are P ranks and M micro-batches; F
+is forward, B backward; the number is the micro-batch. Two stages, four micro-batches, a backward
+pass as long as a forward one:
 
     gpipe        all forward, then all backward: M micro-batches are alive in each stage
 
         rank 0   F0 F1 F2 F3 .. .. B3 B2 B1 B0          backward in the other order: what was
         rank 1   .. F0 F1 F2 F3 B3 B2 B1 B0 ..          computed last is freed first
 
-    1f1b         as soon as one can go back it does: at most P - stage are alive
+    1f1b         a backward pass runs as soon as it can: at most P - stage are alive
 
         rank 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3
         rank 1   .. F0 B0 F1 B1 F2 B2 F3 B3 ..
@@ -19,14 +20,14 @@ micro-batches, a backward pass as long as a forward one:
         rank 0   F0 F1 F0'F1'F2 ...                     F0 in stage 0, F0' in stage 2
         rank 1   .. F0 F1 F0'B0'...
 
-Micro-batches need not be of one size: while the first goes through the stages, and the last comes
-back, others wait, so by 1f1b these may be smaller (`pipeline.micro_batch_shares`); not so small
-that a rank still waits for the larger one beside them.
+Micro-batches need not be of one size: other ranks wait while the first one passes through the
+stages and while the last one comes back, so with 1f1b these two may be smaller
+(`pipeline.micro_batch_shares`), but not so small that a rank then waits for their larger neighbour.
 
-A schedule is a pure generator: rank after rank, what each does in its order. What that takes is
-found by running it: an action begins when its rank is free and what it needs is there (F of the
-stage before, B of the stage behind); where ranks are processes that share fewer cores, those that
-compute at a time share them evenly.
+A schedule is a pure generator: it yields the actions of one rank after the other, in the order in
+which that rank computes them. Its duration is found by running it: an action begins when its rank
+is free and its inputs are ready (F of the stage before, B of the stage after). Where the ranks are
+processes that share fewer cores, those that compute at the same time share the cores evenly.
 
 Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
 Parallelism", NeurIPS 2019; D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for
@@ -45,8 +46,12 @@ _ROUNDING = 1e-12
 
 
 class PipelineAction(NamedTuple):
-    """A rank computes a stage on a micro-batch; ``kind`` is `FORWARD`, `BACKWARD`, or `WEIGHTS`: of
-    all micro-batches what nobody waits for (`with_weights`)."""
+    """A rank computes a stage on a micro-batch.
+
+    Attributes:
+        kind: `FORWARD`, `BACKWARD`, or `WEIGHTS`: late gradients of all micro-batches at once, for
+            which no other rank waits (`with_weights`).
+    """
 
     rank: int
     kind: str
@@ -55,18 +60,18 @@ class PipelineAction(NamedTuple):
 
 
 def gpipe(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Iterator[PipelineAction]:
-    """All forward, then all backward; where a rank has several stages, one after the other.
+    """Yield all forward passes, then all backward ones; a rank takes its stages in turn.
 
     Example:
-        >>> " ".join(f"{one.kind}{one.micro_batch}" for one in gpipe(1, 3))
+        >>> " ".join(f"{action.kind}{action.micro_batch}" for action in gpipe(1, 3))
         'F0 F1 F2 B2 B1 B0'
     """
     for rank in range(ranks):
-        own = range(rank, ranks * stages_per_rank, ranks)
-        for stage in own:
+        stages = range(rank, ranks * stages_per_rank, ranks)
+        for stage in stages:
             for number in range(micro_batches):
                 yield PipelineAction(rank, FORWARD, stage, number)
-        for stage in reversed(own):
+        for stage in reversed(stages):
             for number in reversed(range(micro_batches)):
                 yield PipelineAction(rank, BACKWARD, stage, number)
 
@@ -74,10 +79,11 @@ def gpipe(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Iterator[
 def one_f_one_b(
     ranks: int, micro_batches: int, stages_per_rank: int = 1
 ) -> Iterator[PipelineAction]:
-    """After P - 1 - rank forward ones, one forward and one backward in turn.
+    """Yield P - 1 - rank forward passes, then one forward and one backward pass in turn.
 
     Example:
-        >>> " ".join(f"{one.kind}{one.micro_batch}" for one in one_f_one_b(2, 3) if not one.rank)
+        >>> rank_0 = [action for action in one_f_one_b(2, 3) if action.rank == 0]
+        >>> " ".join(f"{action.kind}{action.micro_batch}" for action in rank_0)
         'F0 F1 B0 F2 B1 B2'
     """
     if stages_per_rank != 1:
@@ -94,7 +100,7 @@ def one_f_one_b(
 def interleaved(
     ranks: int, micro_batches: int, stages_per_rank: int = 2
 ) -> Iterator[PipelineAction]:
-    """1f1b over stages ``rank, rank + P, ...``: P micro-batches through each of them in turn.
+    """Yield 1f1b over stages ``rank, rank + P, ...``: P micro-batches through each of them in turn.
 
     Raises:
         ConfigError: P does not divide M.
@@ -122,18 +128,18 @@ def interleaved(
 
 
 def with_weights(actions: Iterable[PipelineAction]) -> Iterator[PipelineAction]:
-    """A schedule in which each rank at its end has the gradients of weights of all micro-batches.
+    """Add late gradients to a schedule: for each stage, those of all micro-batches at the end.
 
     Example:
-        >>> " ".join(one.kind for one in with_weights(gpipe(1, 2)))
+        >>> " ".join(action.kind for action in with_weights(gpipe(1, 2)))
         'F F B B W'
     """
     last: dict[tuple[int, int], PipelineAction] = {}
-    for one in actions:
-        yield one
-        last[one.rank, one.stage] = one
-    for one in last.values():
-        yield one._replace(kind=WEIGHTS)
+    for action in actions:
+        yield action
+        last[action.rank, action.stage] = action
+    for action in last.values():
+        yield action._replace(kind=WEIGHTS)
 
 
 PipelineSchedule = Callable[[int, int, int], Iterator[PipelineAction]]
@@ -146,7 +152,7 @@ SCHEDULES: dict[str, PipelineSchedule] = {
 
 
 def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: int) -> int:
-    """How many are alive in a stage at most, where each has a rank of its own.
+    """Return how many micro-batches are alive in a stage at most, with a rank for each stage.
 
     Example:
         >>> [live_micro_batches("1f1b", stage, 3, 8) for stage in range(3)]
@@ -156,7 +162,7 @@ def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: in
 
 
 class ComputedSpan(NamedTuple):
-    """An action, and when it is computed."""
+    """An action, and the seconds at which its computing starts and stops."""
 
     action: PipelineAction
     start_s: float
@@ -165,13 +171,14 @@ class ComputedSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRun:
-    """What a schedule takes.
+    """The timeline of a schedule.
 
     Args:
         seconds: until the last rank is done.
-        spans: each action, in the order of their ends.
+        spans: the span of each action, in the order in which they end.
         num_ranks: P.
-        peak_live: micro-batches alive at most in each stage: forward is done, backward is not.
+        peak_live: for each stage, how many micro-batches are alive at most, that is between the
+            start of their forward and the end of their backward pass.
     """
 
     seconds: float
@@ -181,18 +188,22 @@ class ScheduleRun:
 
     @property
     def bubble(self) -> float:
-        """The share of the ranks' time in which they wait."""
-        busy_s = sum(one.stop_s - one.start_s for one in self.spans)
+        """The share of the ranks' time that they spend waiting."""
+        busy_s = sum(span.stop_s - span.start_s for span in self.spans)
         return 1.0 - busy_s / (self.seconds * self.num_ranks) if self.seconds else 0.0
 
 
-_PLACES = (FORWARD, BACKWARD, WEIGHTS)
-"""Of what kind each of `StageTimes` is."""
+_KINDS = (FORWARD, BACKWARD, WEIGHTS)
+"""The kind of action that each field of `StageTimes` is for."""
 
 
 class StageTimes(NamedTuple):
-    """What a stage is busy with a micro-batch, forward and backward, its messages included; and at
-    the end of an update."""
+    """Seconds that a stage is busy.
+
+    Attributes:
+        forward_s, backward_s: with a micro-batch, its messages included.
+        weights_s: at the end of an update, with the late gradients of all micro-batches.
+    """
 
     forward_s: float
     backward_s: float
@@ -205,72 +216,72 @@ def run_schedule(
     cores: float = float("inf"),
     each: Sequence[Sequence[StageTimes]] = (),
 ) -> ScheduleRun:
-    """Runs a schedule in virtual time.
+    """Run a schedule in virtual time.
 
     Args:
-        stages: of each stage.
-        cores: that the ranks share, one for each that computes; without a limit each has its own.
-        each: of each micro-batch, the same; none: all are alike.
+        stages: times of each stage.
+        cores: that the ranks share, one for each rank that computes; infinite: each has its own.
+        each: times of each stage for each micro-batch; empty: all are as in ``stages``.
 
     Raises:
         ProtocolError: the schedule waits for itself.
     """
     queues: dict[int, list[PipelineAction]] = {}
-    for one in actions:
-        queues.setdefault(one.rank, []).append(one)
-    places, ready = dict.fromkeys(queues, 0), set[tuple[str, int, int]]()
-    running: dict[int, tuple[float, float]] = {}  # of each rank: what is left, and since when
+    for action in actions:
+        queues.setdefault(action.rank, []).append(action)
+    places, done = dict.fromkeys(queues, 0), set[tuple[str, int, int]]()
+    running: dict[int, tuple[float, float]] = {}  # rank -> seconds left, start
     spans: list[ComputedSpan] = []
     now_s = 0.0
     while True:
         for rank, queue in queues.items():
             if rank in running or places[rank] == len(queue):
                 continue
-            one = queue[places[rank]]
-            if _needed(one, len(stages)) <= ready:
-                times = (each[one.micro_batch] if each else stages)[one.stage]
-                running[rank] = (times[_PLACES.index(one.kind)], now_s)
+            action = queue[places[rank]]
+            if _needed(action, len(stages)) <= done:
+                times = (each[action.micro_batch] if each else stages)[action.stage]
+                running[rank] = (times[_KINDS.index(action.kind)], now_s)
         if not running:
             break
         share = min(1.0, cores / len(running))
         least_s = min(left_s for left_s, _ in running.values())
         now_s += least_s / share
-        for rank, (left_s, since_s) in list(running.items()):
+        for rank, (left_s, start_s) in list(running.items()):
             if left_s - least_s > _ROUNDING * left_s:
-                running[rank] = (left_s - least_s, since_s)
+                running[rank] = (left_s - least_s, start_s)
                 continue
             del running[rank]
-            one = queues[rank][places[rank]]
+            action = queues[rank][places[rank]]
             places[rank] += 1
-            ready.add(one[1:])
-            spans.append(ComputedSpan(one, since_s, now_s))
+            done.add(action[1:])
+            spans.append(ComputedSpan(action, start_s, now_s))
     if any(places[rank] < len(queue) for rank, queue in queues.items()):
         raise ProtocolError("a pipeline schedule waits for itself")
     peak = tuple(_peak_live(spans, stage) for stage in range(len(stages)))
     return ScheduleRun(seconds=now_s, spans=tuple(spans), num_ranks=len(queues), peak_live=peak)
 
 
-def _needed(one: PipelineAction, num_stages: int) -> set[tuple[str, int, int]]:
-    """What must have been computed before, wherever."""
-    if one.kind == FORWARD:
-        return {(FORWARD, one.stage - 1, one.micro_batch)} if one.stage else set()
-    if one.kind == WEIGHTS:  # the rank's own are before it
+def _needed(action: PipelineAction, num_stages: int) -> set[tuple[str, int, int]]:
+    """Return the kind, stage and micro-batch of what must be computed before an action."""
+    if action.kind == FORWARD:
+        return {(FORWARD, action.stage - 1, action.micro_batch)} if action.stage else set()
+    if action.kind == WEIGHTS:  # needs only its own rank's actions, which precede it there
         return set()
-    found = {(FORWARD, one.stage, one.micro_batch)}
-    if one.stage < num_stages - 1:
-        found.add((BACKWARD, one.stage + 1, one.micro_batch))
-    return found
+    needed = {(FORWARD, action.stage, action.micro_batch)}
+    if action.stage < num_stages - 1:
+        needed.add((BACKWARD, action.stage + 1, action.micro_batch))
+    return needed
 
 
 def _peak_live(spans: Sequence[ComputedSpan], stage: int) -> int:
-    """A micro-batch is alive from the begin of its forward pass to the end of its backward one."""
+    """Count the micro-batches alive at most: from a forward pass's start to its backward's end."""
     events = []
     for action, start_s, stop_s in spans:
         if action.stage == stage and action.kind != WEIGHTS:
             is_forward = action.kind == FORWARD
             events.append((start_s if is_forward else stop_s, is_forward))
-    live = most = 0
-    for _, is_forward in sorted(events):  # at the same moment one ends before another begins
+    live = peak = 0
+    for _, is_forward in sorted(events):  # of events at the same moment, ends come first
         live += 1 if is_forward else -1
-        most = max(most, live)
-    return most
+        peak = max(peak, live)
+    return peak

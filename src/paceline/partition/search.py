@@ -1,23 +1,24 @@
-"""The best cut: exactly, over all borders; of large models over those along one order.
+"""Find the best cut of a model: exactly, over all borders, or in large models along one order.
 
     borders             {}   {0}   {0,1}   {0,2}   {0,1,2}  ...  all        sets that need nothing
                          |____________________|                             outside of themselves
     a part                  between two of them, one within the other
 
-    best(border, workers used) = over the border before it: one part more, on one worker more
+    best(border, workers used) = min over the border before it: one more part, on one more worker
 
-A cut is chosen by its step (the table of `partition`): the sum of all loads and M - 1 times the
-most. Both grow with every part, so of two ways to the same border with the same workers one that
-is no less in either is dropped; of others both are kept. What cannot beat the even cut any more is
-dropped, too: by the work that is left, and the load that it must at least be. A chain has as many
-borders as layers; a model of blocks a few for each block. Where there are more than
-`MOST_BORDERS` only those along the order of computing count, and of these the cheapest in each of
-`MOST_WINDOWS` stretches of equal work: then the answer is the best among them, and says so.
+A cut is chosen by its step (the formula of `partition`): the sum of all loads plus M - 1 times the
+largest. Both grow with every part. So of two ways to the same border with the same workers, one
+that is smaller in neither is dropped; otherwise both are kept. A way that can no longer beat the
+even cut is dropped, too: the remaining work bounds its sum and its largest load from below. A chain
+has as many borders as layers; a model of blocks has a few for each block. If there are more than
+`MOST_BORDERS`, only those along the order of computing are searched, and of these the cheapest in
+each of `MOST_WINDOWS` stretches of equal work: the result is then the best among them, and says so.
 
 Sources: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators",
 NeurIPS 2020 (a dynamic programme over sets that need nothing outside); D. Narayanan et al.,
-"PipeDream", SOSP 2019 (the same for chains, by the slowest stage). Changed: by the whole step, and
-for workers of several speeds. Above 300 lines, since what a border needs is told beside it.
+"PipeDream", SOSP 2019 (the same for chains, by the slowest stage). Changed: cuts are compared by
+the whole step, and workers may differ in speed. Above 300 lines, since the sums over a border are
+read beside the search that uses them.
 """
 
 import itertools
@@ -41,7 +42,7 @@ from .placement import (
 )
 
 MOST_BORDERS, MOST_WINDOWS = 600, 400
-"""Of borders all pairs are looked at."""
+"""Every pair of borders is considered, so their number is limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,8 @@ class FoundPlacement:
     """The best cut, and whether all cuts were considered.
 
     Args:
-        is_exact: every set that could be a border was one.
-        num_borders: that were considered.
+        is_exact: whether every possible border was considered.
+        num_borders: number of borders that were considered.
     """
 
     placement: Placement
@@ -59,7 +60,7 @@ class FoundPlacement:
 
 
 def find_placement(graph: WorkGraph, pipeline: Pipeline) -> FoundPlacement:
-    """The cut into as many parts as there are workers whose step is the shortest.
+    """Return the cut with the shortest step, with one part for each worker.
 
     Raises:
         ConfigError: there are more parts than nodes, or no cut fits the memory.
@@ -68,16 +69,16 @@ def find_placement(graph: WorkGraph, pipeline: Pipeline) -> FoundPlacement:
     (tests/partition/test_search.py).
     """
     check_parts(len(graph), pipeline.num_parts)
-    every = all_borders(graph)
-    borders = _borders_of_order(graph, pipeline) if every is None else every
-    found = _Search(graph, pipeline, borders).run()
-    if found is None:
+    possible = all_borders(graph)
+    borders = _borders_in_order(graph, pipeline) if possible is None else possible
+    best = _Search(graph, pipeline, borders).run()
+    if best is None:
         raise ConfigError(_why_none(graph, pipeline))
-    return FoundPlacement(placement=found, is_exact=every is not None, num_borders=len(borders))
+    return FoundPlacement(placement=best, is_exact=possible is not None, num_borders=len(borders))
 
 
 def _why_none(graph: WorkGraph, pipeline: Pipeline) -> str:
-    """No cut fits: what the even one lacks."""
+    """Explain why no cut is possible, by what the even one lacks."""
     even = even_cut(graph, pipeline)
     lack = too_large(even, pipeline) or "nodes that share a parameter cannot be cut apart"
     return (
@@ -87,27 +88,27 @@ def _why_none(graph: WorkGraph, pipeline: Pipeline) -> str:
 
 
 def all_borders(graph: WorkGraph, most: int = MOST_BORDERS) -> list[int] | None:
-    """Every set of nodes that holds all that its nodes need; None: there are more than ``most``."""
+    """Return every set of nodes that contains all its needs; None: there are more than ``most``."""
     needs = graph.needs()
-    found, edge = {0}, {0}
-    while edge:
-        edge = {
+    borders, frontier = {0}, {0}
+    while frontier:
+        frontier = {
             border | 1 << i
-            for border in edge
+            for border in frontier
             for i, needed in enumerate(needs)
             if not border >> i & 1 and needed & border == needed
         }
-        found |= edge
-        if len(found) > most:
+        borders |= frontier
+        if len(borders) > most:
             return None
-    return sorted(found)
+    return sorted(borders)
 
 
-def _borders_of_order(graph: WorkGraph, pipeline: Pipeline) -> list[int]:
-    """Along the order of computing: the cheapest of each stretch of work, and those of the even."""
+def _borders_in_order(graph: WorkGraph, pipeline: Pipeline) -> list[int]:
+    """Return the cheapest border in each stretch of work, and the borders of the even cut."""
     work = list(itertools.accumulate(node.work_s for node in graph.nodes))
     width_s = work[-1] / MOST_WINDOWS or 1.0
-    cost_s = _costs_of_order(graph, pipeline)
+    cost_s = _costs_in_order(graph, pipeline)
     even = even_parts(graph, pipeline.num_parts)
     chosen = {i for i in range(1, len(graph)) if even[i] != even[i - 1]}
     for _, group in itertools.groupby(range(1, len(graph)), lambda i: int(work[i - 1] / width_s)):
@@ -115,34 +116,41 @@ def _borders_of_order(graph: WorkGraph, pipeline: Pipeline) -> list[int]:
     return sorted({0, graph.whole, *((1 << i) - 1 for i in chosen)})
 
 
-def _costs_of_order(graph: WorkGraph, pipeline: Pipeline) -> list[float]:
-    """What crosses the border before each node, in seconds; each edge is added where it is live."""
-    steps = [0.0] * (len(graph) + 2)
-    for edge in graph.edges:
-        took_s = pipeline.message_s(edge.num_bytes) + pipeline.message_s(edge.gradient_bytes)
-        steps[edge.source + 1] += took_s
-        steps[edge.last + 1] -= took_s
-    return list(itertools.accumulate(steps))
+def _costs_in_order(graph: WorkGraph, pipeline: Pipeline) -> list[float]:
+    """Return the seconds to send what crosses the border before each node."""
+    changes = [0.0] * (len(graph) + 2)  # an edge adds its cost where it begins, and takes it off
+    for edge in graph.edges:  # where it ends
+        cost_s = pipeline.message_s(edge.num_bytes) + pipeline.message_s(edge.gradient_bytes)
+        changes[edge.source + 1] += cost_s
+        changes[edge.last + 1] -= cost_s
+    return list(itertools.accumulate(changes))
 
 
 class _Way(NamedTuple):
-    """A way to a border: what its parts cost, and the way to the border before it."""
+    """A way to a border: the cost of its parts, and the way to the border before it.
+
+    Attributes:
+        most_s, sum_s: the largest load of its parts, and the sum of all.
+        border: index of the border where it ends.
+        kind: index of the kind of worker of its last part.
+        before: the way without its last part.
+    """
 
     most_s: float
     sum_s: float
-    border: int  # where it ends, by its number
-    worker: int  # of its last part
+    border: int
+    kind: int
     before: "_Way | None"
 
 
 class _Search:
-    """The dynamic programme, as drawn above; one layer a part."""
+    """The dynamic programme drawn above; each round adds one part."""
 
     def __init__(self, graph: WorkGraph, pipeline: Pipeline, borders: Sequence[int]) -> None:
         self._graph, self._pipeline = graph, pipeline
-        self._sums = sorted((_Sums.of(graph, pipeline, one) for one in borders), key=_work)
-        self._work = [one.work_s for one in self._sums]
-        self._num_nodes = [one.border.bit_count() for one in self._sums]
+        self._sums = sorted((_Sums.of(graph, pipeline, b) for b in borders), key=_by_work)
+        self._work = [sums.work_s for sums in self._sums]
+        self._num_nodes = [sums.border.bit_count() for sums in self._sums]
         self._kinds = list(dict.fromkeys(pipeline.workers))
         self._counts = tuple(pipeline.workers.count(kind) for kind in self._kinds)
         self._ties = [(sum(1 << i for i in tie.nodes), tie.num_bytes) for tie in graph.ties]
@@ -151,61 +159,61 @@ class _Search:
         self._bound_s = bound_s * (1.0 + 1e-9)
 
     def run(self) -> Placement | None:
-        """The best; None: nothing is possible."""
+        """Return the best cut; None: none is possible."""
         ways: dict[tuple[int, tuple[int, ...]], list[_Way]] = {
             (0, (0,) * len(self._kinds)): [_Way(0.0, 0.0, 0, -1, None)]
         }
         for number in range(self._pipeline.num_parts):
             longer: dict[tuple[int, tuple[int, ...]], list[_Way]] = {}
-            for (at, used), known in ways.items():
-                for to, which, load_s in self._parts_from(at, used, number):
-                    after = tuple(n + (i == which) for i, n in enumerate(used))
-                    for way in known:
+            for (start, used), shorter in ways.items():
+                for end, kind, load_s in self._parts_from(start, used, number):
+                    used_after = tuple(n + (i == kind) for i, n in enumerate(used))
+                    for way in shorter:
                         most_s, sum_s = max(way.most_s, load_s), way.sum_s + load_s
-                        if self._least_s(most_s, sum_s, to, after) <= self._bound_s:
+                        if self._least_s(most_s, sum_s, end, used_after) <= self._bound_s:
                             _keep(
-                                longer.setdefault((to, after), []),
-                                _Way(most_s, sum_s, to, which, way),
+                                longer.setdefault((end, used_after), []),
+                                _Way(most_s, sum_s, end, kind, way),
                             )
             ways = longer
-        ends = [way for known in ways.values() for way in known]
-        more = self._pipeline.micro_batches - 1
-        if not ends:
+        complete = [way for ends in ways.values() for way in ends]
+        later = self._pipeline.micro_batches - 1
+        if not complete:
             return None
-        return self._placement(min(ends, key=lambda way: way.sum_s + more * way.most_s))
+        return self._placement(min(complete, key=lambda way: way.sum_s + later * way.most_s))
 
     def _parts_from(
-        self, at: int, used: tuple[int, ...], number: int
+        self, start: int, used: tuple[int, ...], number: int
     ) -> Iterator[tuple[int, int, float]]:
-        """Each part that can begin here: where it ends, the kind of its worker, its load."""
+        """Yield each part that can begin at a border: its end, its worker's kind, its load."""
         parts_left = self._pipeline.num_parts - 1 - number
-        before, end = self._sums[at], len(self._sums) - 1
-        most_nodes = self._num_nodes[end] - parts_left  # each part has one
-        for which, kind in enumerate(self._kinds):
-            if used[which] == self._counts[which]:
+        before, last = self._sums[start], len(self._sums) - 1
+        most_nodes = self._num_nodes[last] - parts_left  # each later part needs a node
+        for kind, worker in enumerate(self._kinds):
+            if used[kind] == self._counts[kind]:
                 continue
-            # A part alone that takes longer than the even cut's step is in no better one.
-            most_s = before.work_s + self._bound_s / self._pipeline.micro_batches * kind.speed
+            # A cut with a part that alone takes longer than the even cut's step is no better.
+            most_s = before.work_s + self._bound_s / self._pipeline.micro_batches * worker.speed
             stop = bisect_right(self._work, most_s * (1.0 + 1e-9))
-            for to in range(at + 1, min(stop, end)) if parts_left else [end]:
-                after = self._sums[to]
-                if self._num_nodes[to] > most_nodes:
+            for end in range(start + 1, min(stop, last)) if parts_left else [last]:
+                after = self._sums[end]
+                if self._num_nodes[end] > most_nodes:
                     continue
                 if before.border & after.border != before.border:
                     continue
-                load_s = self._load_s(before, after, kind.speed)
-                if load_s is not None and self._fits(before, after, number, kind.memory_bytes):
-                    yield to, which, load_s
+                load_s = self._load_s(before, after, worker.speed)
+                if load_s is not None and self._fits(before, after, number, worker.memory_bytes):
+                    yield end, kind, load_s
 
     def _load_s(self, before: "_Sums", after: "_Sums", speed: float) -> float | None:
-        """Of a part; None: it would cut apart what is tied, or train nothing."""
+        """Return the load of a part; None: it would separate tied nodes, or train nothing."""
         load_s = (after.work_s - before.work_s) / speed + before.crossing_s + after.crossing_s
         inside = after.border & ~before.border
         parameter_bytes, messages_s = after.parameter_bytes - before.parameter_bytes, 0.0
         for nodes, num_bytes in self._ties:
-            if own := nodes & inside:
+            if tied := nodes & inside:
                 parameter_bytes += num_bytes
-                if own != nodes:
+                if tied != nodes:
                     if self._pipeline.keeps_ties:
                         return None
                     messages_s += 2.0 * self._pipeline.message_s(num_bytes)
@@ -214,22 +222,23 @@ class _Search:
         once_s = parameter_bytes * self._pipeline.update_s_per_byte + after.first_s - before.first_s
         return load_s + (once_s / speed + messages_s) / self._pipeline.micro_batches
 
-    def _fits(self, before: "_Sums", after: "_Sums", number: int, most: int | None) -> bool:
-        if most is None:
+    def _fits(self, before: "_Sums", after: "_Sums", number: int, limit: int | None) -> bool:
+        """Whether a part fits its worker's memory, as `part_between` counts it."""
+        if limit is None:
             return True
         inside = after.border & ~before.border
         tied = sum(num_bytes for nodes, num_bytes in self._ties if nodes & inside)
         parameter_bytes = after.parameter_bytes - before.parameter_bytes + tied
         kept = after.kept_bytes - before.kept_bytes + before.crossing_bytes
-        held = (2 + self._pipeline.state_copies) * parameter_bytes
-        held += after.buffer_bytes - before.buffer_bytes
+        memory = (2 + self._pipeline.state_copies) * parameter_bytes
+        memory += after.buffer_bytes - before.buffer_bytes
         live = self._pipeline.live(number)
         late = after.late_bytes - before.late_bytes + before.crossing_bytes
-        return held + live * kept + (self._pipeline.micro_batches - live) * late <= most
+        return memory + live * kept + (self._pipeline.micro_batches - live) * late <= limit
 
-    def _least_s(self, most_s: float, sum_s: float, at: int, used: tuple[int, ...]) -> float:
-        """What a step must take at least that goes on from here."""
-        left_s = self._work[-1] - self._work[at]
+    def _least_s(self, most_s: float, sum_s: float, border: int, used: tuple[int, ...]) -> float:
+        """Return a lower bound on the step of any cut that goes on from a border."""
+        left_s = self._work[-1] - self._work[border]
         free = [
             (kind.speed, count - n)
             for kind, count, n in zip(self._kinds, self._counts, used, strict=True)
@@ -241,28 +250,28 @@ class _Search:
         return sum_s + (self._pipeline.micro_batches - 1) * most_s
 
     def _placement(self, way: _Way) -> Placement:
-        """The cut that a way stands for, priced as one that is given."""
+        """Price the cut that a way stands for."""
         ends: list[tuple[int, int]] = []
-        at: _Way | None = way
-        while at is not None and at.before is not None:
-            ends.append((self._sums[at.border].border, at.worker))
-            at = at.before
+        prefix: _Way | None = way
+        while prefix is not None and prefix.before is not None:
+            ends.append((self._sums[prefix.border].border, prefix.kind))
+            prefix = prefix.before
         free = {
-            which: [i for i, one in enumerate(self._pipeline.workers) if one == kind]
-            for which, kind in enumerate(self._kinds)
+            kind: [i for i, worker in enumerate(self._pipeline.workers) if worker == example]
+            for kind, example in enumerate(self._kinds)
         }
         parts: list[PartPrice] = []
         before = 0
-        for number, (after, which) in enumerate(reversed(ends)):
+        for number, (after, kind) in enumerate(reversed(ends)):
             borders = (before, after)
-            worker = free[which].pop(0)
+            worker = free[kind].pop(0)
             parts.append(part_between(self._graph, self._pipeline, number, borders, worker))
             before = after
         return Placement(parts=tuple(parts), micro_batches=self._pipeline.micro_batches)
 
 
 class _Sums(NamedTuple):
-    """Of a border: what all nodes in it have together, and what crosses it."""
+    """The sums over all nodes inside a border, and over all edges that cross it."""
 
     border: int
     work_s: float
@@ -287,22 +296,22 @@ class _Sums(NamedTuple):
             late_bytes=sum(node.late_bytes for node in inside),
             buffer_bytes=sum(node.buffer_bytes for node in inside),
             crossing_s=sum(
-                pipeline.message_s(one.num_bytes) + pipeline.message_s(one.gradient_bytes)
-                for one in crossing
+                pipeline.message_s(edge.num_bytes) + pipeline.message_s(edge.gradient_bytes)
+                for edge in crossing
             ),
-            crossing_bytes=sum(one.num_bytes for one in crossing),
+            crossing_bytes=sum(edge.num_bytes for edge in crossing),
         )
 
 
-def _work(sums: _Sums) -> tuple[float, int]:
-    """By work, and of equal work the smaller set first."""
+def _by_work(sums: _Sums) -> tuple[float, int]:
+    """Sort by work; of equal work, the smaller set comes first."""
     return sums.work_s, sums.border.bit_count()
 
 
-def _keep(known: list[_Way], way: _Way) -> None:
-    """Add a way unless one that is known is no more in anything; drop those that it beats."""
-    for one in known:
-        if one.most_s <= way.most_s and one.sum_s <= way.sum_s:
+def _keep(ways: list[_Way], new: _Way) -> None:
+    """Add a way unless a kept one is as good in both costs; drop the ways that it dominates."""
+    for way in ways:
+        if way.most_s <= new.most_s and way.sum_s <= new.sum_s:
             return
-    known[:] = [one for one in known if not (way.most_s <= one.most_s and way.sum_s <= one.sum_s)]
-    known.append(way)
+    ways[:] = [way for way in ways if not (new.most_s <= way.most_s and new.sum_s <= way.sum_s)]
+    ways.append(new)

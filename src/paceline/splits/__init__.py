@@ -1,8 +1,8 @@
-"""From a module to a graph of work, and from a cut of that graph to parts that run.
+"""Turn a module into a graph of work, and a cut of that graph into parts that run.
 
-    tracing      which operations a module has; pieces: which of them must stay together
-    measuring    what each piece takes and keeps on this machine
-    clocks       by the clock, or counted; what a message costs, where nobody has measured one
+    tracing      the operations of a module; pieces: which of them must stay together
+    measuring    the time and memory of each piece on this machine
+    clocks       times, measured or counted; the cost of a message where none was measured
     parts        the parts of a cut as modules
     late_weights gradients of linear layers that are computed once for several micro-batches
     channels     pairs of layers that can be split over channels
@@ -11,8 +11,8 @@
                               |                                          |
                               +----------------> parts <-----------------+
                                                    |
-                                       a module a part, as it is run
+                                       one module for each part, as it is run
 
-What can be cut is decided by `partition/`, which knows no tensors. This room must not know workers
-or messages: who runs the parts is elsewhere.
+`partition/` decides what to cut; it knows no tensors. This package must not know workers or
+messages: who runs the parts is decided elsewhere (spread/).
 """

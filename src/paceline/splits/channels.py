@@ -1,13 +1,14 @@
-"""Pairs of layers that can be split over channels: by what the first gives and the second takes.
+"""Find pairs of layers that can be split over channels: outputs of the first, inputs of the second.
 
               .-- first: some of its outputs --> between --> second: some of its inputs --.
     inputs ---|                                                                            + --> sum
               '-- first: the others          --> between --> second: the others -----------'
 
-Between them may stand what treats each channel by itself and has no numbers of its own for it:
-activations, dropout, pooling, a flatten; batch norm has. So nothing is sent between the two, and
-one sum follows (M. Shoeybi et al., "Megatron-LM", 2019). AlexNet's two columns are such pairs. What
-a layer of torch's does inside, an attention, is not looked into.
+Between the two may stand operations that treat each channel by itself and have no parameters or
+buffers per channel: activations, dropout, pooling, flatten, but not batch norm. So nothing is sent
+between the two layers, and one all-reduce follows them (M. Shoeybi et al., "Megatron-LM", 2019).
+AlexNet's two columns are such pairs. Composite layers of torch, such as attention, are not looked
+into.
 """
 
 from collections.abc import Sequence
@@ -31,10 +32,10 @@ _FUNCTIONS = {
 
 
 def find_pairs(traced: TracedModel, graph: WorkGraph) -> tuple[ChannelPair, ...]:
-    """Pairs in the order of the model, none in two.
+    """Return disjoint pairs of layers, in the order of the model.
 
     Args:
-        graph: its costs at the whole batch.
+        graph: the model's costs at the whole batch.
     """
     pairs: list[ChannelPair] = []
     used: set[int] = set()
@@ -42,17 +43,17 @@ def find_pairs(traced: TracedModel, graph: WorkGraph) -> tuple[ChannelPair, ...]
     for number, piece in enumerate(traced.pieces):
         if number in used or not _is_split(traced, piece):
             continue
-        nodes, at = [number], number
-        while (edge := readers.get(at)) is not None and len(edge.targets) == 1:
-            at = edge.targets[0]
-            if at == len(traced.pieces):
+        nodes, node = [number], number
+        while (edge := readers.get(node)) is not None and len(edge.targets) == 1:
+            node = edge.targets[0]
+            if node == len(traced.pieces):
                 break
-            nodes.append(at)
-            if _is_split(traced, traced.pieces[at]):
+            nodes.append(node)
+            if _is_split(traced, traced.pieces[node]):
                 used.update(nodes)
                 pairs.append(_pair(graph, nodes))
                 break
-            if not _is_between(traced, traced.pieces[at]):
+            if not _is_between(traced, traced.pieces[node]):
                 break
     return tuple(pairs)
 
@@ -68,19 +69,20 @@ def _pair(graph: WorkGraph, nodes: Sequence[int]) -> ChannelPair:
 
 
 def _is_split(traced: TracedModel, piece: Sequence[fx.Node]) -> bool:
-    """A layer alone, with all of its channels in one group."""
+    """Whether a piece begins with a layer, ungrouped, that can be split, and has no other layer."""
     if piece[0].op != "call_module":
         return False
     layer = traced.graph_module.get_submodule(str(piece[0].target))
-    is_one = isinstance(layer, _SPLIT) and getattr(layer, "groups", 1) == 1
-    return is_one and all(_passes(traced, node) for node in piece[1:])
+    can_split = isinstance(layer, _SPLIT) and getattr(layer, "groups", 1) == 1
+    return can_split and all(_keeps_channels(traced, node) for node in piece[1:])
 
 
 def _is_between(traced: TracedModel, piece: Sequence[fx.Node]) -> bool:
-    return all(_passes(traced, node) for node in piece)
+    return all(_keeps_channels(traced, node) for node in piece)
 
 
-def _passes(traced: TracedModel, node: fx.Node) -> bool:
+def _keeps_channels(traced: TracedModel, node: fx.Node) -> bool:
+    """Whether an operation treats each channel by itself and has no state per channel."""
     if node.op == "call_module":
         return isinstance(traced.graph_module.get_submodule(str(node.target)), _BETWEEN)
     return label(node) in _FUNCTIONS

@@ -1,13 +1,13 @@
-"""What each piece of a model takes and keeps on this machine: a graph of work.
+"""Measure the time and memory of each piece of a model on this machine, as a graph of work.
 
-    for each piece, in their order:   inputs -> forward -> outputs        seconds, what is kept
-                                      gradients <- backward <- ones       seconds
+    for each piece, in order:   inputs -> forward -> outputs        seconds, bytes kept
+                                gradients <- backward <- ones       seconds
 
-Pieces run alone, on the tensors that they would be given, so what Python needs around each of them
-is measured many times over. The whole model is therefore measured, too, and all pieces' times are
-scaled to sum to its own. What a piece keeps for the backward pass is counted by memory, each once,
-parameters left out; a tensor between two pieces counts with its maker. A bit above 300 lines, since
-what is measured and the graph that it becomes are read together.
+Pieces run one at a time, on the tensors that they get in the model, so the overhead of Python is
+measured with each of them. The whole model is therefore measured, too, and the pieces' times are
+scaled to sum to its own. Bytes kept for the backward pass are counted by storage, each storage
+once, without parameters; a tensor between two pieces counts for the piece that computes it. A bit
+above 300 lines, since the measurement and the graph made from it are read together.
 """
 
 import itertools
@@ -27,12 +27,13 @@ from .tracing import TracedModel, untouched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """A model's graph, and what it takes as one.
+    """A model's graph of work, and the time of the whole model.
 
     Args:
-        graph: of this batch.
-        forward_s, backward_s: of the whole, measured as one, as an update of its own.
-        is_counted: nothing was measured but what this machine reaches: the model has no numbers.
+        graph: costs at this batch size.
+        forward_s, backward_s: of the whole model, as an update of its own.
+        is_counted: whether times are counted operations over this machine's peak rates, because the
+            model is on the meta device and cannot be timed.
     """
 
     graph: WorkGraph
@@ -43,19 +44,19 @@ class MeasuredModel:
 
 
 def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
-    """Runs every piece forward and backward, on these inputs.
+    """Run every piece forward and backward, and return the model's costs.
 
     Args:
-        inputs: the batch first; of what the model was traced with only the batch may differ.
+        inputs: as the model was traced with, except for the size of the batch, their first axis.
     """
-    is_counted = any(one.is_meta for one in (*inputs, *traced.module.parameters()))
+    is_counted = any(tensor.is_meta for tensor in (*inputs, *traced.module.parameters()))
     clock = CountedClock() if is_counted else TimedClock()
     with untouched(traced.module), torch.random.fork_rng(devices=[]):
         walk = _Walk(traced, clock)
         walk.run(*inputs)
         late = LateWeights([traced.module])
         whole = clock.both(lambda: traced.module(*inputs), traced.module, late)
-    scales = _Scales.of(whole, [one.taken for one in walk.costs])
+    scales = _Scales.of(whole, [cost.times for cost in walk.costs])
     return MeasuredModel(
         graph=_graph(traced, walk, scales), batch_size=len(inputs[0]), forward_s=whole.forward_s,
         backward_s=whole.backward_s + whole.first_s + whole.late_s, is_counted=is_counted,
@@ -63,7 +64,7 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
 
 
 class _Scales(NamedTuple):
-    """How many times as long pieces take in the whole, whose memory is in no cache."""
+    """The ratios of the whole model's times, with memory in no cache, to the sums of its pieces."""
 
     forward: float
     backward: float
@@ -84,19 +85,33 @@ class _Piece(nn.Module):
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        self.own = nn.ParameterList(parameters)
+        self.trained = nn.ParameterList(parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PieceCost:
-    taken: TakenTimes
-    kept_bytes: int  # besides what other pieces make
+    """The cost of one piece.
+
+    Args:
+        kept_bytes: kept for the backward pass, without tensors that flow between pieces.
+        late_bytes: kept for late gradients.
+        parameters: that the piece trains.
+    """
+
+    times: TakenTimes
+    kept_bytes: int
     late_bytes: int
     parameters: tuple[nn.Parameter, ...]
 
 
 class _Walk(fx.Interpreter):
-    """Runs piece after piece, each on tensors of its own."""
+    """Run piece after piece, each on copies of its inputs, and collect their costs.
+
+    Attributes:
+        bytes_of: bytes of each node's value.
+        flows_back: nodes whose value gets a gradient.
+        is_kept: nodes whose value is kept for a backward pass.
+    """
 
     def __init__(self, traced: TracedModel, clock: TimedClock | CountedClock) -> None:
         super().__init__(traced.graph_module)
@@ -111,121 +126,132 @@ class _Walk(fx.Interpreter):
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         for node, value in itertools.zip_longest(placeholders, inputs):
             self.env[node] = value
-            self._note(node, value)
-        place = {node: number for number, node in enumerate(graph.nodes)}
-        last = self._last_readers()
+            self._count_bytes(node, value)
+        index = {node: number for number, node in enumerate(graph.nodes)}
+        last_readers = self._last_readers()
         for number, piece in enumerate(self._traced.pieces):
-            self._run_piece(sorted(piece, key=place.__getitem__))
-            for node in [one for one in self.env if last.get(one, -1) == number]:
+            self._run_piece(sorted(piece, key=index.__getitem__))
+            for node in [node for node in self.env if last_readers.get(node, -1) == number]:
                 del self.env[node]
         return None
 
     def _last_readers(self) -> dict[fx.Node, int]:
-        """After which piece a value can be let go."""
-        piece_of, last = self._traced.piece_of(), {}
+        """Return the number of the piece after which each node's value can be freed."""
+        piece_of, last_readers = self._traced.piece_of(), {}
         for node in self._traced.graph_module.graph.nodes:
             if node.op != "get_attr" and node.op != "output":
                 readers = [piece_of[user] for user in node.users if user in piece_of]
-                own = piece_of.get(node, -1)
-                last[node] = max([own, *readers])
-        return last
+                source = piece_of.get(node, -1)
+                last_readers[node] = max([source, *readers])
+        return last_readers
 
     def _run_piece(self, piece: Sequence[fx.Node]) -> None:
         inside = set(piece)
-        given = {one for node in piece for one in node.all_input_nodes if one not in inside}
-        read = {node for node in given if node.op == "get_attr"}
-        for node in read:
+        sources = {
+            source for node in piece for source in node.all_input_nodes if source not in inside
+        }
+        attributes = {node for node in sources if node.op == "get_attr"}
+        for node in attributes:
             self.env[node] = self.fetch_attr(str(node.target))
-        parameters = self._parameters(piece, read)
-        values = {node: self.env[node] for node in given - read}
-        made: dict[fx.Node, Any] = {}
-        leaving = [node for node in piece if any(one not in inside for one in node.users)]
+        parameters = self._parameters(piece, attributes)
+        inputs = {node: self.env[node] for node in sources - attributes}
+        results: dict[fx.Node, Any] = {}
+        leaving = [node for node in piece if any(user not in inside for user in node.users)]
 
         def forward() -> list[Any]:
-            for node, value in values.items():
-                self.env[node] = self._own(node, value)
+            for node, value in inputs.items():
+                self.env[node] = self._copy(node, value)
             for node in piece:
-                self.env[node] = made[node] = super(_Walk, self).run_node(node)
-            return [made[node] for node in leaving]
+                self.env[node] = results[node] = super(_Walk, self).run_node(node)
+            return [results[node] for node in leaving]
 
-        kept_bytes = self._kept(forward, [*values, *leaving], parameters)
+        kept_bytes = self._kept_bytes(forward, [*inputs, *leaving], parameters)
         late = LateWeights([
             self.fetch_attr(str(node.target)) for node in piece if node.op == "call_module"
         ])  # fmt: skip
-        taken = self._clock.both(forward, _Piece(parameters), late)
+        times = self._clock.both(forward, _Piece(parameters), late)
         for node in piece:
-            value = self.env[node] = _detached(made[node])
-            self._note(node, value)
-            if any(one.requires_grad for one in tensors_in(made[node])):
+            value = self.env[node] = _detached(results[node])
+            self._count_bytes(node, value)
+            if any(tensor.requires_grad for tensor in tensors_in(results[node])):
                 self.flows_back.add(node)
-        for node, value in values.items():
+        for node, value in inputs.items():
             self.env[node] = value
         self.costs.append(
             _PieceCost(
-                taken=taken, kept_bytes=kept_bytes, late_bytes=late.num_bytes,
+                times=times, kept_bytes=kept_bytes, late_bytes=late.num_bytes,
                 parameters=tuple(parameters),
             )
         )  # fmt: skip
 
-    def _own(self, node: fx.Node, value: Any) -> Any:
-        """What a piece is given: a tensor that it may change in place."""
+    def _copy(self, node: fx.Node, value: Any) -> Any:
+        """Return a copy of a node's value, which a piece may change in place."""
 
-        def one(tensor: Any) -> Any:
-            if not isinstance(tensor, Tensor):
-                return tensor
-            if node in self.flows_back and (tensor.is_floating_point() or tensor.is_complex()):
-                tensor = tensor.detach().requires_grad_()
-            return tensor.clone()
+        def copy(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if node in self.flows_back and (leaf.is_floating_point() or leaf.is_complex()):
+                leaf = leaf.detach().requires_grad_()
+            return leaf.clone()
 
-        return torch.utils._pytree.tree_map(one, value)
+        return torch.utils._pytree.tree_map(copy, value)
 
-    def _parameters(self, piece: Sequence[fx.Node], read: set[fx.Node]) -> list[nn.Parameter]:
-        found = [self.env[node] for node in read]
+    def _parameters(self, piece: Sequence[fx.Node], attributes: set[fx.Node]) -> list[nn.Parameter]:
+        """Return the trained parameters of a piece: of its layers, and of attributes it reads."""
+        tensors = [self.env[node] for node in attributes]
         for node in piece:
             if node.op == "call_module":
-                found += self.fetch_attr(str(node.target)).parameters()
-        seen = {
-            id(one): one for one in found if isinstance(one, nn.Parameter) and one.requires_grad
+                tensors += self.fetch_attr(str(node.target)).parameters()
+        trained = {
+            id(tensor): tensor
+            for tensor in tensors
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad
         }
-        return list(seen.values())
+        return list(trained.values())
 
-    def _kept(
+    def _kept_bytes(
         self,
         forward: Callable[[], list[Any]],
         flowing: Sequence[fx.Node],
         parameters: list[nn.Parameter],
     ) -> int:
-        """Bytes that a forward pass leaves; what flows between pieces is noted instead."""
-        not_ours = {_memory(one) for one in parameters}
+        """Return the bytes that a forward pass keeps, without those of tensors between pieces.
+
+        Nodes of such tensors are added to `is_kept` instead.
+
+        Args:
+            flowing: nodes whose values enter or leave the piece.
+        """
+        parameter_storages = {_storage(parameter) for parameter in parameters}
         kept: dict[int, int] = {}
         alive: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
             alive.append(tensor)
-            if _memory(tensor) not in not_ours:
-                kept[_memory(tensor)] = tensor.untyped_storage().nbytes()
+            if _storage(tensor) not in parameter_storages:
+                kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = forward()
         for node in flowing:
-            for one in tensors_in(self.env[node]):
-                if kept.pop(_memory(one), 0):
+            for tensor in tensors_in(self.env[node]):
+                if kept.pop(_storage(tensor), 0):
                     self.is_kept.add(node)
         del outputs
         return sum(kept.values())
 
-    def _note(self, node: fx.Node, value: Any) -> None:
-        self.bytes_of[node] = sum(one.nbytes for one in tensors_in(value))
+    def _count_bytes(self, node: fx.Node, value: Any) -> None:
+        self.bytes_of[node] = sum(tensor.nbytes for tensor in tensors_in(value))
 
 
-def _memory(tensor: Tensor) -> int:
+def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
 def _detached(values: Any) -> Any:
     return torch.utils._pytree.tree_map(
-        lambda one: one.detach() if isinstance(one, Tensor) else one, values
+        lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, values
     )
 
 
@@ -233,26 +259,27 @@ def _detached(values: Any) -> Any:
 
 
 def _graph(traced: TracedModel, walk: _Walk, scales: _Scales) -> WorkGraph:
-    """What was found, with times scaled."""
+    """Make the graph of a walk's costs, with times scaled."""
     names, users = traced.parameter_names(), dict[int, list[int]]()
     for number, cost in enumerate(walk.costs):
         for parameter in cost.parameters:
             users.setdefault(id(parameter), []).append(number)
-    sizes = {id(one): one.nbytes for one in traced.module.parameters()}
-    kept = dict.fromkeys(range(len(traced.pieces)), 0)
+    sizes = {id(parameter): parameter.nbytes for parameter in traced.module.parameters()}
+    kept_outputs = dict.fromkeys(range(len(traced.pieces)), 0)
     edges = list(_edges(traced, walk))
     for node, edge in edges:
         if node in walk.is_kept:
-            kept[edge.source if edge.source != INPUT else min(edge.targets)] += edge.num_bytes
+            keeper = edge.source if edge.source != INPUT else min(edge.targets)
+            kept_outputs[keeper] += edge.num_bytes
     nodes = tuple(
         WorkNode(
             name=_name(piece),
-            forward_s=cost.taken.forward_s * scales.forward,
-            backward_s=cost.taken.backward_s * scales.backward,
-            late_s=cost.taken.late_s * scales.late,
-            first_s=cost.taken.first_s * scales.backward,
-            parameter_bytes=sum(one.nbytes for one in cost.parameters if len(users[id(one)]) == 1),
-            activation_bytes=cost.kept_bytes + kept[number],
+            forward_s=cost.times.forward_s * scales.forward,
+            backward_s=cost.times.backward_s * scales.backward,
+            late_s=cost.times.late_s * scales.late,
+            first_s=cost.times.first_s * scales.backward,
+            parameter_bytes=sum(p.nbytes for p in cost.parameters if len(users[id(p)]) == 1),
+            activation_bytes=cost.kept_bytes + kept_outputs[number],
             late_bytes=cost.late_bytes,
             buffer_bytes=_buffer_bytes(traced, piece),
             num_layers=sum(
@@ -260,32 +287,32 @@ def _graph(traced: TracedModel, walk: _Walk, scales: _Scales) -> WorkGraph:
                 for node in piece
                 if node.op == "call_module"
             )
-            or int(any(len(users[id(one)]) == 1 for one in cost.parameters)),
+            or int(any(len(users[id(p)]) == 1 for p in cost.parameters)),
         )
         for number, (piece, cost) in enumerate(zip(traced.pieces, walk.costs, strict=True))
     )
     ties = tuple(
-        TiedParameter(name=names[key], num_bytes=sizes[key], nodes=tuple(who))
-        for key, who in users.items()
-        if len(who) > 1
+        TiedParameter(name=names[key], num_bytes=sizes[key], nodes=tuple(pieces))
+        for key, pieces in users.items()
+        if len(pieces) > 1
     )
     return WorkGraph(nodes=nodes, edges=tuple(edge for _, edge in edges), ties=ties)
 
 
 def _edges(traced: TracedModel, walk: _Walk) -> Iterator[tuple[fx.Node, WorkEdge]]:
-    """A tensor that another piece reads, or that the model gives."""
+    """Yield each node whose value another piece reads or the model returns, with its edge."""
     piece_of, end = traced.piece_of(), len(traced.pieces)
     for node in traced.graph_module.graph.nodes:
         if node.op in ("get_attr", "output") or not walk.bytes_of.get(node):
             continue
-        own = piece_of.get(node, INPUT)
-        targets = {piece_of.get(user, end) for user in node.users} - {own}
+        source = piece_of.get(node, INPUT)
+        targets = {piece_of.get(user, end) for user in node.users} - {source}
         if targets:
             num_bytes = walk.bytes_of[node]
             yield (
                 node,
                 WorkEdge(
-                    name=node.name, source=own, targets=tuple(sorted(targets)),
+                    name=node.name, source=source, targets=tuple(sorted(targets)),
                     num_bytes=num_bytes,
                     gradient_bytes=num_bytes if node in walk.flows_back else 0,
                 ),
@@ -293,16 +320,16 @@ def _edges(traced: TracedModel, walk: _Walk) -> Iterator[tuple[fx.Node, WorkEdge
 
 
 def _name(piece: Sequence[fx.Node]) -> str:
-    """Its layers; where it has none, its operations."""
+    """Return the name of a piece: its first and last layer, or operation if it has no layers."""
     layers = [place(node) for node in piece if node.op == "call_module"]
     names = list(dict.fromkeys(layers or [place(node) for node in piece]))
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
 
 
 def _buffer_bytes(traced: TracedModel, piece: Sequence[fx.Node]) -> int:
-    """What it holds besides: buffers, and parameters that are not trained."""
-    called = {str(node.target) for node in piece if node.op == "call_module"}
-    modules = [traced.graph_module.get_submodule(name) for name in called]
-    frozen = (one for module in modules for one in module.parameters() if not one.requires_grad)
-    buffers = (one for module in modules for one in module.buffers())
-    return sum(one.nbytes for one in (*buffers, *frozen))
+    """Return the bytes of a piece's buffers, and of its parameters that are not trained."""
+    names = {str(node.target) for node in piece if node.op == "call_module"}
+    modules = [traced.graph_module.get_submodule(name) for name in names]
+    frozen = (p for module in modules for p in module.parameters() if not p.requires_grad)
+    buffers = (buffer for module in modules for buffer in module.buffers())
+    return sum(tensor.nbytes for tensor in (*buffers, *frozen))

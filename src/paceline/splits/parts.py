@@ -1,13 +1,13 @@
-"""The parts of a cut as modules that run one behind the other.
+"""Make the parts of a cut: modules that run one after the other.
 
     part 0: (inputs)            -> (what crosses border 0)
-    part k: (what crosses k-1)  -> (what crosses border k)    what a later part reads is handed on
-    last:   (what crosses n-2)  -> outputs, as the model gives them
+    part k: (what crosses k-1)  -> (what crosses border k)    tensors for later parts pass through
+    last:   (what crosses n-2)  -> outputs, in the model's form
 
 Each part is an `nn.Module` over the model's own layers and parameters, under the model's own names:
-the state of the whole is the union of the parts' states. So a part is what
-`torch.distributed.pipelining.PipelineStage(part.module, k, n, device)` takes. A module that nobody
-calls belongs to no part.
+the state of the model is the union of the parts' states. So a part can be given to
+`torch.distributed.pipelining.PipelineStage(part.module, k, n, device)`. A module that is never
+called belongs to no part.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,12 +26,13 @@ class ModelPart:
     """One part of a cut.
 
     Args:
-        module: takes the tensors named in ``inputs``, in this order, and gives those in
-            ``outputs``; the last part gives what the model gives.
-        inputs, outputs: names of what crosses its borders.
-        parameters, buffers: the model's names of what it uses; a tied parameter has its first name
-            in every part.
-        shared: parameters that other parts use, too: their gradients are to be added up, an update.
+        module: takes the tensors named in ``inputs``, in this order, and returns those in
+            ``outputs``; the last part returns what the model returns.
+        inputs, outputs: names of the tensors that cross its borders.
+        parameters, buffers: the model's names for those that the part uses; a tied parameter has
+            its first name in every part.
+        shared: names of parameters that other parts use, too; their gradients must be added up in
+            each update.
     """
 
     module: nn.Module
@@ -43,14 +44,14 @@ class ModelPart:
 
 
 def make_parts(traced: TracedModel, part_of: Sequence[int]) -> tuple[ModelPart, ...]:
-    """The modules of a cut.
+    """Make the module of each part of a cut.
 
     Args:
-        part_of: each piece's part, from 0; no piece needs one of a later part. What
-            `partition.placement.Placement.part_of` says, by the pieces' numbers.
+        part_of: part of each piece, from 0, as `partition.placement.Placement.part_of` maps them;
+            no piece may need one of a later part.
 
     Raises:
-        ConfigError: it is of another number of pieces, or a piece needs one of a later part.
+        ConfigError: the number of pieces is wrong, or a piece needs one of a later part.
     """
     if len(part_of) != len(traced.pieces):
         raise ConfigError(f"{len(traced.pieces)} pieces need a part each, got {len(part_of)}")
@@ -71,18 +72,18 @@ def make_parts(traced: TracedModel, part_of: Sequence[int]) -> tuple[ModelPart, 
         for number in range(num_parts)
     ]
     names = traced.parameter_names()
-    used = [[names[id(one)] for one in part.parameters()] for part in modules]
+    parameters = [[names[id(tensor)] for tensor in part.parameters()] for part in modules]
     return tuple(
         ModelPart(
             module=part,
             inputs=tuple(node.name for node in borders[number] or ()),
             outputs=tuple(node.name for node in borders[number + 1] or ()),
-            parameters=tuple(used[number]),
-            buffers=tuple(names[id(one)] for one in part.buffers() if id(one) in names),
+            parameters=tuple(parameters[number]),
+            buffers=tuple(names[id(tensor)] for tensor in part.buffers() if id(tensor) in names),
             shared=tuple(
                 name
-                for name in used[number]
-                if any(name in other for i, other in enumerate(used) if i != number)
+                for name in parameters[number]
+                if any(name in others for i, others in enumerate(parameters) if i != number)
             ),
         )
         for number, part in enumerate(modules)
@@ -91,13 +92,13 @@ def make_parts(traced: TracedModel, part_of: Sequence[int]) -> tuple[ModelPart, 
 
 def _check_order(part_of_node: Mapping[fx.Node, int]) -> None:
     for node, part in part_of_node.items():
-        for one in node.all_input_nodes:
-            if part_of_node.get(one, 0) > part:
-                raise ConfigError(f"part {part} needs {one.name} of a later part")
+        for needed in node.all_input_nodes:
+            if part_of_node.get(needed, 0) > part:
+                raise ConfigError(f"part {part} needs {needed.name} of a later part")
 
 
 def _crosses(node: fx.Node, border: int, part_of_node: Mapping[fx.Node, int]) -> bool:
-    """Whether a tensor is made up to this border, or given, and read behind it."""
+    """Whether a tensor is computed before a border, or is an input, and is read after it."""
     if node.op in ("get_attr", "output") or part_of_node.get(node, 0) > border:
         return False
     return any(part_of_node.get(user, border + 1) > border for user in node.users)
@@ -107,37 +108,41 @@ def _module(
     root: fx.GraphModule,
     part_of_node: Mapping[fx.Node, int],
     number: int,
-    given: Iterable[fx.Node] | None,
-    wanted: Sequence[fx.Node] | None,
+    inputs: Iterable[fx.Node] | None,
+    outputs: Sequence[fx.Node] | None,
 ) -> fx.GraphModule:
-    """The operations of a part, with what crosses its borders as inputs and outputs."""
+    """Make the module of a part.
+
+    Args:
+        inputs, outputs: what crosses the borders before and after it; outputs None: the model's.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in given or ():
+    for node in inputs or ():
         copies[node] = graph.placeholder(node.name)
 
     def copy_of(node: fx.Node) -> fx.Node:
-        if node not in copies:  # a parameter that is read as one
+        if node not in copies:  # get_attr: a parameter or buffer that is read directly
             copies[node] = graph.node_copy(node, copy_of)
         return copies[node]
 
-    result: Any = None
+    model_outputs: Any = None
     for node in root.graph.nodes:
         if part_of_node.get(node) == number:
             copies[node] = graph.node_copy(node, copy_of)
         elif node.op == "output":
-            result = outputs_of(root, node)
-    if wanted is None:
-        graph.output(fx.map_arg(result, copy_of))
-    elif len(wanted) == 1:
-        graph.output(copies[wanted[0]])
+            model_outputs = outputs_of(root, node)
+    if outputs is None:
+        graph.output(fx.map_arg(model_outputs, copy_of))
+    elif len(outputs) == 1:
+        graph.output(copies[outputs[0]])
     else:
-        graph.output(tuple(copies[node] for node in wanted))
+        graph.output(tuple(copies[node] for node in outputs))
     return fx.GraphModule(root, graph)
 
 
 def outputs_of(root: fx.GraphModule, node: fx.Node) -> Any:
-    """What the model gives, in its own form: torch.export has a flat row and the form beside it."""
+    """Return the model's outputs in its own form; torch.export stores a flat list and its form."""
     info = getattr(root.graph._codegen, "pytree_info", None)
     spec = getattr(info, "out_spec", None)
     if spec is None:
@@ -146,10 +151,10 @@ def outputs_of(root: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def run_parts(parts: Sequence[ModelPart], inputs: Sequence[Tensor]) -> Any:
-    """All parts one behind the other, in this process."""
-    given: Any = tuple(inputs)
+    """Run all parts one after the other in this process, and return the model's outputs."""
+    values: Any = tuple(inputs)
     for part in parts:
-        given = part.module(*given)
-        if isinstance(given, torch.Tensor) and part is not parts[-1]:
-            given = (given,)
-    return given
+        values = part.module(*values)
+        if isinstance(values, torch.Tensor) and part is not parts[-1]:
+            values = (values,)
+    return values

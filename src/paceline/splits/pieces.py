@@ -1,12 +1,12 @@
-"""Pieces: operations that stay together, numbered in an order in which they can be computed.
+"""Join operations that must stay together into pieces, in an order in which they can be computed.
 
-    a result that is no tensor   with whoever reads it: sizes, tuples
-    an in-place operation        with all that made or read, before it, the memory it changes
-    a layer with buffers         with itself, where it is called twice
-    a circle                     what these rules leave waiting for one another is one piece
+    a result that is no tensor   joins its readers: sizes, tuples
+    an in-place operation        joins all that wrote or read, before it, the memory it changes
+    a layer with buffers         joins all its calls, where it is called more than once
+    a cycle                      pieces that would then wait for one another become one
 
-What changes what is seen by running the operations once, on an example. A parameter that several
-pieces use does not join them: a cut between them is priced (`partition`).
+Which operation changes which memory is found by running all of them once, on an example. Pieces
+that share a parameter are not joined: a cut between them has a price (`partition`).
 """
 
 import graphlib
@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 
 class Pieces(fx.Interpreter):
-    """Runs the operations once and joins those that must stay together."""
+    """Run the operations once, and join those that must stay together."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
@@ -30,46 +30,49 @@ class Pieces(fx.Interpreter):
             for node in graph_module.graph.nodes
             if node.op in ("call_module", "call_function", "call_method")
         ]
-        self._joined: dict[fx.Node, fx.Node] = {node: node for node in self._nodes}
-        self._memory: dict[int, set[fx.Node]] = {}  # who makes or reads it, by its address
-        self._alive: list[Tensor] = []  # so that no address is used again
+        self._parents: dict[fx.Node, fx.Node] = {node: node for node in self._nodes}  # union-find
+        self._users: dict[int, set[fx.Node]] = {}  # memory address -> its writers and readers
+        self._alive: list[Tensor] = []  # so that no address is reused
 
     def run_node(self, n: fx.Node) -> Any:
-        before = [(one, one._version) for one in self._tensors_of(n)]
+        before = [(tensor, tensor._version) for tensor in self._inputs_of(n)]
         result = super().run_node(n)
-        for one, version in before:
-            self._memory.setdefault(_address(one), set()).add(n)
-            if one._version != version:  # who reads it later is given what it is then
-                self._join_all(self._memory[_address(one)])
+        for tensor, version in before:
+            self._users.setdefault(_address(tensor), set()).add(n)
+            if tensor._version != version:  # n changed it; later readers get the changed tensor
+                self._join_all(self._users[_address(tensor)])
         if n.op == "get_attr":
             return result
-        for one in torch.utils._pytree.tree_leaves(result):
-            if isinstance(one, Tensor):
-                self._alive.append(one)
-                self._memory.setdefault(_address(one), set()).add(n)
-        if n in self._joined and not isinstance(result, Tensor):
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._alive.append(leaf)
+                self._users.setdefault(_address(leaf), set()).add(n)
+        if n in self._parents and not isinstance(result, Tensor):
             for user in n.users:
                 self._join(n, user)
         return result
 
-    def _tensors_of(self, node: fx.Node) -> list[Tensor]:
+    def _inputs_of(self, node: fx.Node) -> list[Tensor]:
+        """Return the tensors that a node reads, parameters and buffers left out."""
         if node.op == "output":
             return []
-        values = (self.env.get(one) for one in node.all_input_nodes if one.op != "get_attr")
-        leaves = (one for value in values for one in torch.utils._pytree.tree_leaves(value))
-        return [one for one in leaves if isinstance(one, Tensor)]
+        values = (
+            self.env.get(source) for source in node.all_input_nodes if source.op != "get_attr"
+        )
+        leaves = (leaf for value in values for leaf in torch.utils._pytree.tree_leaves(value))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    def _join(self, one: fx.Node, other: fx.Node) -> None:
-        if one in self._joined and other in self._joined:
-            self._joined[self._root(other)] = self._root(one)
+    def _join(self, node: fx.Node, other: fx.Node) -> None:
+        if node in self._parents and other in self._parents:
+            self._parents[self._root(other)] = self._root(node)
 
     def _root(self, node: fx.Node) -> fx.Node:
-        while self._joined[node] is not node:
-            node = self._joined[node]
+        while self._parents[node] is not node:
+            node = self._parents[node]
         return node
 
-    def found(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """The pieces, in their order."""
+    def in_order(self) -> tuple[tuple[fx.Node, ...], ...]:
+        """Return the pieces, in an order in which they can be computed."""
         self._join_all_calls_with_buffers()
         while True:
             members: dict[fx.Node, list[fx.Node]] = {}
@@ -77,10 +80,10 @@ class Pieces(fx.Interpreter):
                 members.setdefault(self._root(node), []).append(node)
             needs = {
                 root: {
-                    self._root(one)
+                    self._root(source)
                     for node in nodes
-                    for one in node.all_input_nodes
-                    if one in self._joined
+                    for source in node.all_input_nodes
+                    if source in self._parents
                 }
                 - {root}
                 for root, nodes in members.items()
@@ -90,56 +93,61 @@ class Pieces(fx.Interpreter):
             except graphlib.CycleError as error:
                 self._join_all(error.args[1])
                 continue
-            return tuple(tuple(members[root]) for root in self._ordered(members, needs))
+            return tuple(tuple(members[root]) for root in self._sorted_roots(members, needs))
 
     def _join_all(self, nodes: Iterable[fx.Node]) -> None:
-        ours = [node for node in nodes if node in self._joined]
-        for one, other in itertools.pairwise(ours):
-            self._join(one, other)
+        operations = [node for node in nodes if node in self._parents]
+        for node, other in itertools.pairwise(operations):
+            self._join(node, other)
 
     def _join_all_calls_with_buffers(self) -> None:
         calls: dict[str, list[fx.Node]] = {}
         for node in self._nodes:
             if node.op == "call_module":
-                called = self.fetch_attr(str(node.target))
-                if any(True for _ in called.buffers()):
+                layer = self.fetch_attr(str(node.target))
+                if any(True for _ in layer.buffers()):
                     calls.setdefault(str(node.target), []).append(node)
         for nodes in calls.values():
             self._join_all(nodes)
 
-    def _ordered(
+    def _sorted_roots(
         self, members: dict[fx.Node, list[fx.Node]], needs: dict[fx.Node, set[fx.Node]]
     ) -> list[fx.Node]:
-        """Of the pieces that could be next always the one whose first operation is the earliest."""
-        place = {node: number for number, node in enumerate(self._nodes)}
+        """Sort pieces topologically; of those that are ready, the earliest first operation wins.
+
+        Args:
+            members: operations of each piece, by its root.
+            needs: roots of the pieces that each piece needs, by its root.
+        """
+        index = {node: number for number, node in enumerate(self._nodes)}
         readers: dict[fx.Node, list[fx.Node]] = {root: [] for root in members}
-        for root, needed in needs.items():
-            for one in needed:
-                readers[one].append(root)
-        left = {root: len(needed) for root, needed in needs.items()}
-        first = {place[nodes[0]]: root for root, nodes in members.items()}
-        ready = [number for number, root in first.items() if not left[root]]
+        for root, needed_roots in needs.items():
+            for needed in needed_roots:
+                readers[needed].append(root)
+        num_missing = {root: len(needed_roots) for root, needed_roots in needs.items()}
+        root_at = {index[nodes[0]]: root for root, nodes in members.items()}
+        ready = [number for number, root in root_at.items() if not num_missing[root]]
         heapq.heapify(ready)
         order = []
         while ready:
-            root = first[heapq.heappop(ready)]
+            root = root_at[heapq.heappop(ready)]
             order.append(root)
             for reader in readers[root]:
-                left[reader] -= 1
-                if not left[reader]:
-                    heapq.heappush(ready, place[members[reader][0]])
+                num_missing[reader] -= 1
+                if not num_missing[reader]:
+                    heapq.heappush(ready, index[members[reader][0]])
         return order
 
 
 def _address(tensor: Tensor) -> int:
-    """Of its memory; a tensor without one is alone in it."""
+    """Return the address of a tensor's memory; an empty tensor has one of its own."""
     if tensor.is_meta:
         return int(tensor.untyped_storage()._cdata)
     return tensor.untyped_storage().data_ptr() or id(tensor)
 
 
 def label(node: fx.Node) -> str:
-    """What an operation is called: its layer's name, or its function's."""
+    """Return the name of an operation: its layer's, its function's, or ``.method``."""
     if node.op == "call_module":
         return str(node.target)
     if node.op == "call_method":
@@ -151,7 +159,7 @@ def label(node: fx.Node) -> str:
 
 
 def place(node: fx.Node) -> str:
-    """An operation with the submodule that it stands in: ``blocks.0.add``."""
+    """Return the name of an operation after the submodule that it is in: ``blocks.0.add``."""
     if node.op == "call_module":
         return str(node.target)
     stack = list(node.meta.get("nn_module_stack", {}).values())

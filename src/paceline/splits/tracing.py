@@ -1,16 +1,18 @@
-"""Which operations a module has, and which of them must stay together.
+"""Trace the operations of a module, and find which of them must stay together.
 
-    torch.fx      each call in the module's own code, a layer of torch's being one; a submodule
-                  whose code cannot be followed is kept whole, and named with the line that says why
-    torch.export  where the module, or one in it, cannot be followed by torch.fx; sizes are fixed
-    children      where neither can: submodules that are called one after the other, each once, for
-                  all of several inputs; the code between them is left out, and named
-    whole         where nothing can: one piece, which no cut divides
+    torch.fx      each call in the module's own code, where a layer of torch is one call; a
+                  submodule whose code cannot be traced is kept whole, and reported with the line
+                  that prevents it
+    torch.export  where torch.fx cannot trace the module or a submodule; sizes are fixed
+    children      where neither can: submodules that are called one after the other, each once, with
+                  the same results for several inputs; the code between them is left out, and
+                  reported
+    whole         where nothing works: one piece, which no cut divides
 
-What is found computes what the module computes, on an example and in the mode that the module is
-in; the module is left as it was. Code that draws random numbers by itself, from Python, NumPy or a
-torch function that is given no tensor, is kept whole: followed, it would have drawn them once for
-all. Above 300 lines, since what is followed and what is not is read together.
+The traced operations compute what the module computes, on an example and in the module's current
+mode; the module is left unchanged. Code that draws random numbers without a tensor argument, from
+Python, NumPy or torch, is kept whole: a trace would hold the numbers of one draw as constants.
+Above 300 lines, since the ways to trace, and what each refuses, are read together.
 """
 
 import contextlib
@@ -34,12 +36,12 @@ from .pieces import Pieces
 
 _DRAWS = "it draws random numbers by itself, and followed it would have drawn them once for all"
 _one_at_a_time = threading.Lock()
-"""torch.fx changes ``nn.Module`` for the whole process while it follows one."""
+"""torch.fx patches ``nn.Module`` for the whole process while it traces a module."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWhole:
-    """A submodule that is not looked into, and why, with file and line."""
+    """A submodule that was not traced, and why, with file and line."""
 
     name: str
     why: str
@@ -47,16 +49,17 @@ class KeptWhole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedModel:
-    """A module as operations.
+    """A module as a graph of operations.
 
     Args:
-        module: the one that was given.
+        module: the module that was traced.
         graph_module: its operations; parameters keep their names.
         pieces: operations that stay together, in an order in which they can be computed.
         how: ``torch.fx``, ``torch.export``, ``children`` or ``whole``.
-        kept: submodules that were not looked into.
-        batch_statistics: layers whose training result depends on who else is in the batch.
-        again: follows it anew, by torch.fx and as it is now; None: it was followed otherwise.
+        kept: submodules that were not traced.
+        batch_statistics: layers whose result in training depends on the other samples of the batch.
+        again: traces the module anew with torch.fx, in its current state; None: it was not traced
+            with torch.fx.
     """
 
     module: nn.Module
@@ -68,20 +71,20 @@ class TracedModel:
     again: Callable[[], fx.GraphModule] | None = None
 
     def piece_of(self) -> dict[fx.Node, int]:
-        """The piece of each operation."""
+        """Return the number of each operation's piece."""
         return {node: number for number, piece in enumerate(self.pieces) for node in piece}
 
     def parameter_names(self) -> dict[int, str]:
-        """Of each parameter and buffer, by its identity; of a tied one the first."""
+        """Return the name of each parameter and buffer by its ``id``; a tied one's first name."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return {id(one): name for name, one in reversed(named)}
+        return {id(tensor): name for name, tensor in reversed(named)}
 
 
 def trace(module: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
-    """The operations of a module for such inputs.
+    """Trace the operations of a module, with example inputs.
 
     Raises:
-        ConfigError: it does not run on them.
+        ConfigError: the module does not run on the inputs.
     """
     with untouched(module):
         try:
@@ -96,13 +99,13 @@ def trace(module: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
     return TracedModel(
         module=module,
         graph_module=graph_module,
-        pieces=pieces.found(),
+        pieces=pieces.in_order(),
         how=how,
         kept=tuple(kept),
         batch_statistics=tuple(
             name
-            for name, one in module.named_modules()
-            if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
         ),
         again=again,
     )
@@ -110,60 +113,63 @@ def trace(module: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
 
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Buffers, gradients and the random generator are afterwards as they were."""
-    buffers = {name: one.clone() for name, one in module.named_buffers()}
-    grads = [(one, one.grad) for one in module.parameters()]
+    """Restore the module's buffers and gradients, and the random generator, on exit."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    grads = [(parameter, parameter.grad) for parameter in module.parameters()]
     with torch.random.fork_rng(devices=[]):
         yield
     with torch.no_grad():
-        for name, one in module.named_buffers():
+        for name, buffer in module.named_buffers():
             if name in buffers:
-                one.copy_(buffers[name])
-    for one, grad in grads:
-        one.grad = grad
+                buffer.copy_(buffers[name])
+    for parameter, grad in grads:
+        parameter.grad = grad
 
 
 # -- the operations --------------------------------------------------------------------------------
 
 
-class _Followed(NamedTuple):
-    """A module as torch.fx follows it."""
+class _FxTrace(NamedTuple):
+    """A module as traced by torch.fx."""
 
     graph_module: fx.GraphModule
     kept: list[KeptWhole]
     again: Callable[[], fx.GraphModule]
 
 
-_Found = tuple[fx.GraphModule, str, list[KeptWhole], Callable[[], fx.GraphModule] | None]
+_Operations = tuple[fx.GraphModule, str, list[KeptWhole], Callable[[], fx.GraphModule] | None]
+"""The fields ``graph_module``, ``how``, ``kept`` and ``again`` of a `TracedModel`."""
 
 
-def _operations(module: nn.Module, inputs: Sequence[Tensor]) -> _Found:
-    """By the first way that follows the module and computes what it computes."""
-    followed = _by_fx(module, len(inputs))
-    if not isinstance(followed, KeptWhole):
-        if not _computes_the_same(module, followed.graph_module, inputs):
-            followed = KeptWhole("", "torch.fx follows it to another result")
-        elif not followed.kept:
-            return followed.graph_module, "torch.fx", [], followed.again
+def _operations(module: nn.Module, inputs: Sequence[Tensor]) -> _Operations:
+    """Trace a module in the first way that works and computes what the module computes."""
+    fx_trace = _by_fx(module, len(inputs))
+    if not isinstance(fx_trace, KeptWhole):
+        if not _computes_the_same(module, fx_trace.graph_module, inputs):
+            fx_trace = KeptWhole("", "torch.fx follows it to another result")
+        elif not fx_trace.kept:
+            return fx_trace.graph_module, "torch.fx", [], fx_trace.again
     with contextlib.suppress(Exception), _quiet():
         before = generator_states()[1:]
         exported = torch.export.export(module, tuple(inputs), strict=False)
         has_drawn = generator_states()[1:] != before
-        made = exported.module(check_guards=False)
-        is_graph = isinstance(made, fx.GraphModule) and not has_drawn
-        if is_graph and _computes_the_same(module, made, inputs):
-            return made, "torch.export", [], None
-    if not isinstance(followed, KeptWhole):
-        return followed.graph_module, "torch.fx", followed.kept, followed.again
-    kept = [KeptWhole(type(module).__name__, followed.why)]
-    row = _by_children(module, inputs)
-    if row is not None and all(_computes_the_same(module, row, one) for one in _others(inputs)):
-        return row, "children", kept, None
+        graph_module = exported.module(check_guards=False)
+        is_graph = isinstance(graph_module, fx.GraphModule) and not has_drawn
+        if is_graph and _computes_the_same(module, graph_module, inputs):
+            return graph_module, "torch.export", [], None
+    if not isinstance(fx_trace, KeptWhole):
+        return fx_trace.graph_module, "torch.fx", fx_trace.kept, fx_trace.again
+    kept = [KeptWhole(type(module).__name__, fx_trace.why)]
+    chain = _by_children(module, inputs)
+    if chain is not None and all(
+        _computes_the_same(module, chain, variant) for variant in _variants(inputs)
+    ):
+        return chain, "children", kept, None
     return _as_one(module, len(inputs)), "whole", kept, None
 
 
 def generator_states() -> tuple[bytes | object, ...]:
-    """Of the generators that a module may draw from without saying so: torch's first."""
+    """Return the states of the global generators of torch (first), Python and NumPy."""
     states: list[bytes | object] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, *rest = numpy.random.get_state()
@@ -173,18 +179,18 @@ def generator_states() -> tuple[bytes | object, ...]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch.export cannot export it prints and logs, page by page."""
-    before = logging.root.manager.disable
+    """Silence torch.export, which prints and logs pages about what it cannot export."""
+    level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 class _BufferProxy(fx.Proxy):
-    """A buffer that is read while a module is followed; of what size and kind it is, is known."""
+    """A buffer that is read during a trace: its shape and dtype are known, its values are not."""
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, buffer: Tensor) -> None:
         super().__init__(node, tracer)
@@ -197,12 +203,14 @@ class _BufferProxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Follows a module but for some submodules, and knows in which one it was when it failed.
+    """Trace a module except for some submodules, and note in which submodule a trace fails.
 
     Other threads may run modules meanwhile, as those that load data do.
 
     Args:
-        reads_buffers: buffers are what they are whenever the operations run; else numbers.
+        leaves: names of submodules that are not traced.
+        reads_buffers: whether operations read buffers when they run; otherwise the values that
+            buffers have now become constants.
     """
 
     def __init__(self, leaves: Iterable[str], *, reads_buffers: bool) -> None:
@@ -221,156 +229,157 @@ class _Tracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         if threading.get_ident() != self._thread:
             return attr_val
-        found = super().getattr(attr, attr_val, parameter_proxy_cache)
-        if found is attr_val or isinstance(attr_val, nn.Parameter):
-            return found
-        return _BufferProxy(found.node, self, attr_val)
+        value = super().getattr(attr, attr_val, parameter_proxy_cache)
+        if value is attr_val or isinstance(attr_val, nn.Parameter):
+            return value
+        return _BufferProxy(value.node, self, attr_val)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         name, before = self.path_of_module(m), generator_states()
         try:
-            found = super().call_module(m, forward, args, kwargs)
+            output = super().call_module(m, forward, args, kwargs)
         except Exception:  # raised again: only the place is noted
             if self.failed_in is None:
                 self.failed_in = name
             raise
         if self.drew_in is None and generator_states() != before:
             self.drew_in = name
-        return found
+        return output
 
 
-def _by_fx(module: nn.Module, num_inputs: int) -> _Followed | KeptWhole:
-    """The operations, with submodules that cannot be followed; or why the module itself cannot.
+def _by_fx(module: nn.Module, num_inputs: int) -> _FxTrace | KeptWhole:
+    """Trace a module, but for submodules that cannot be traced; or say why the module cannot.
 
-    Code that branches on a buffer's numbers is followed for what they are, where it has to be.
+    Where code branches on the values of buffers, they are traced as constants.
     """
     constants = _constants(module, num_inputs)
-    found = _follow(module, num_inputs, constants, reads_buffers=True)
-    if isinstance(found, KeptWhole) or found.kept:
-        other = _follow(module, num_inputs, constants, reads_buffers=False)
-        if isinstance(found, KeptWhole):
+    fx_trace = _trace_by_fx(module, num_inputs, constants, reads_buffers=True)
+    if isinstance(fx_trace, KeptWhole) or fx_trace.kept:
+        other = _trace_by_fx(module, num_inputs, constants, reads_buffers=False)
+        if isinstance(fx_trace, KeptWhole):
             return other
-        if not isinstance(other, KeptWhole) and len(other.kept) < len(found.kept):
+        if not isinstance(other, KeptWhole) and len(other.kept) < len(fx_trace.kept):
             return other
-    return found
+    return fx_trace
 
 
-def _follow(
+def _trace_by_fx(
     module: nn.Module, num_inputs: int, constants: dict[str, Any], *, reads_buffers: bool
-) -> _Followed | KeptWhole:
+) -> _FxTrace | KeptWhole:
+    """Trace a module anew without each submodule that fails, until the trace succeeds."""
     kept: list[KeptWhole] = []
 
     def again() -> fx.GraphModule:
-        return follow(_Tracer((one.name for one in kept), reads_buffers=reads_buffers))
+        return run(_Tracer((leaf.name for leaf in kept), reads_buffers=reads_buffers))
 
-    def follow(tracer: _Tracer) -> fx.GraphModule:
+    def run(tracer: _Tracer) -> fx.GraphModule:
         with _one_at_a_time, attributes_kept(module):
             graph = tracer.trace(module, constants)
             _drop_constants(graph, num_inputs)
             return fx.GraphModule(tracer.root, graph)
 
     while True:
-        tracer = _Tracer((one.name for one in kept), reads_buffers=reads_buffers)
+        tracer = _Tracer((leaf.name for leaf in kept), reads_buffers=reads_buffers)
         before = generator_states()
         try:
-            made = follow(tracer)
+            graph_module = run(tracer)
             if generator_states() == before:
-                return _Followed(made, kept, again)
+                return _FxTrace(graph_module, kept, again)
             name, why = tracer.drew_in or "", _DRAWS
         except Exception as error:  # torch.fx raises whatever the user's code raises
             name, why = tracer.failed_in or "", reason(error)
-        if not name or any(one.name == name for one in kept):
+        if not name or any(leaf.name == name for leaf in kept):
             return KeptWhole("", why)
         kept.append(KeptWhole(name, why))
 
 
 @contextlib.contextmanager
 def attributes_kept(module: nn.Module) -> Iterator[None]:
-    """What code sets on modules while it is followed is afterwards as it was."""
-    before = [(vars(one), dict(vars(one))) for one in module.modules()]
+    """Restore on exit the attributes of all modules, whatever traced code sets on them."""
+    before = [(vars(layer), dict(vars(layer))) for layer in module.modules()]
     try:
         yield
     finally:
-        for now, kept in before:
-            for name in [one for one in now if one not in kept]:
-                del now[name]
-            now.update(kept)
+        for attributes, saved in before:
+            for name in [name for name in attributes if name not in saved]:
+                del attributes[name]
+            attributes.update(saved)
 
 
 def _constants(module: nn.Module, num_inputs: int) -> dict[str, Any]:
-    """The defaults of arguments that nobody gives."""
+    """Return the defaults of the arguments of forward() after the inputs."""
     parameters = [
-        one
-        for one in inspect.signature(module.forward).parameters.values()
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        parameter
+        for parameter in inspect.signature(module.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     rest = parameters[num_inputs:]
-    return {one.name: one.default for one in rest if one.default is not one.empty}
+    return {p.name: p.default for p in rest if p.default is not p.empty}
 
 
 def _drop_constants(graph: fx.Graph, num_inputs: int) -> None:
-    """Without the inputs that are constants, and what torch.fx asserts of them."""
+    """Remove the inputs that are constants, and what torch.fx asserts about them."""
 
     def drop(node: fx.Node) -> None:
         for user in list(node.users):
             drop(user)
         graph.erase_node(node)
 
-    given = [node for node in graph.nodes if node.op == "placeholder"]
-    for node in given[num_inputs:]:
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in placeholders[num_inputs:]:
         drop(node)
 
 
-def _others(inputs: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Inputs at which code that branches on them may go another way."""
-    for change in (1, -1, 0, 0.37, 1.9, -7.3, 100, -1e4):
-        yield tuple(one * change if one.is_floating_point() else one.flip(0) for one in inputs)
+def _variants(inputs: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield inputs on which code that branches on their values may take another branch."""
+    for factor in (1, -1, 0, 0.37, 1.9, -7.3, 100, -1e4):
+        yield tuple(x * factor if x.is_floating_point() else x.flip(0) for x in inputs)
 
 
 def _by_children(module: nn.Module, inputs: Sequence[Tensor]) -> fx.GraphModule | None:
-    """Children that are called one after the other, each once, with what the one before gave."""
+    """Chain the children, if each is called once, with the output of the one before; else None."""
     calls: list[tuple[str, Any, Any]] = []
     states = [generator_states()]
 
-    def note(_: nn.Module, args: Any, out: Any, name: str) -> None:
-        calls.append((name, args, out))
+    def record(_: nn.Module, args: Any, output: Any, name: str) -> None:
+        calls.append((name, args, output))
         states.append(generator_states())
 
     handles = []
     for name, child in module.named_children():
-        handles.append(child.register_forward_hook(partial(note, name=name)))
+        handles.append(child.register_forward_hook(partial(record, name=name)))
         handles.append(
             child.register_forward_pre_hook(lambda *_: states.append(generator_states()))
         )
     try:
         with torch.no_grad():
-            result = module(*inputs)
+            outputs = module(*inputs)
     finally:
         for handle in handles:
             handle.remove()
     states.append(generator_states())
-    if states[::2] != states[1::2]:  # between its children the module draws by itself
+    if states[::2] != states[1::2]:  # the module's own code draws between its children
         return None
-    given: Any = inputs[0] if len(inputs) == 1 else None
-    for _, args, out in calls:
-        if len(args) != 1 or args[0] is not given:
+    value: Any = inputs[0] if len(inputs) == 1 else None
+    for _, args, output in calls:
+        if len(args) != 1 or args[0] is not value:
             return None
-        given = out
+        value = output
     names = [name for name, _, _ in calls]
-    if not calls or given is not result or len(set(names)) < len(names):
+    if not calls or value is not outputs or len(set(names)) < len(names):
         return None
     graph = fx.Graph()
-    at = graph.placeholder("inputs")
+    node = graph.placeholder("inputs")
     for name in names:
-        at = graph.call_module(name, (at,))
-    graph.output(at)
+        node = graph.call_module(name, (node,))
+    graph.output(node)
     return fx.GraphModule(module, graph)
 
 
 class WholeModel(nn.Module):
-    """A module that is one operation."""
+    """A module whose only operation is to call the model."""
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
@@ -379,28 +388,28 @@ class WholeModel(nn.Module):
 
 def _as_one(module: nn.Module, num_inputs: int) -> fx.GraphModule:
     graph = fx.Graph()
-    given = tuple(graph.placeholder(f"input_{number}") for number in range(num_inputs))
-    graph.output(graph.call_module("whole", given))
+    placeholders = tuple(graph.placeholder(f"input_{number}") for number in range(num_inputs))
+    graph.output(graph.call_module("whole", placeholders))
     return fx.GraphModule(WholeModel(module), graph)
 
 
 def _computes_the_same(module: nn.Module, other: nn.Module, inputs: Sequence[Tensor]) -> bool:
-    """Whether both give the same for the example, with the same random state."""
+    """Whether both return the same tensors for some inputs, from the same random state."""
     results = []
-    for one in (module, other):
+    for function in (module, other):
         with untouched(module), torch.no_grad():
             torch.manual_seed(0)
             try:
-                given = one(*(tensor.clone() for tensor in inputs))
+                outputs = function(*(tensor.clone() for tensor in inputs))
             except Exception:  # a traced graph that raises is not the same
                 return False
-            results.append(torch.utils._pytree.tree_leaves(given))
-    ours, theirs = ([x for x in one if isinstance(x, Tensor)] for one in results)
-    if len(ours) != len(theirs) or not ours:
+            results.append(torch.utils._pytree.tree_leaves(outputs))
+    expected, actual = ([x for x in leaves if isinstance(x, Tensor)] for leaves in results)
+    if len(expected) != len(actual) or not expected:
         return False
-    if any(one.is_meta for one in ours):
-        return all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
+    if any(tensor.is_meta for tensor in expected):
+        return all(a.shape == b.shape for a, b in zip(expected, actual, strict=True))
     return all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(expected, actual, strict=True)
     )

@@ -1,10 +1,10 @@
-"""A script's model spread over the workers of its run: what is asked, and what cannot be.
+"""Spread a script's model over the workers of its run, or refuse what cannot be split.
 
-    prepare(split="network:2") -> refused by name | a batch -> weights alike -> cut -> SpreadModel
+    prepare(split="network:2") -> refused by name | a batch -> equal weights -> cut -> SpreadModel
 
-Settings that change a model, or whose workers do not step together, are refused here, each with
-what can be done instead. Above 300 lines, since each has its sentence here. This module must not
-know how parts are computed.
+Settings that change the model, or whose workers do not step together, are refused here, each with
+an alternative. Above 300 lines, since each has its own message here. This module must not know how
+parts are computed.
 """
 
 import inspect
@@ -43,14 +43,14 @@ from .shards import ShardedModel
 from .trained import BatchLoss, TrainedModel, batch_loss
 
 _WITHOUT_LOSS, _WITH_LOSS = "gpipe", "1f1b"
-"""The schedules of a pipeline where nothing is said: all forward first, where the loss is a
-script's and stands behind; and one whose micro-batches may differ in size (partition/cuts.py)."""
+"""The default schedules of a pipeline: all forward passes first, where the loss line of a script
+follows them; and one whose micro-batches may differ in size (partition/cuts.py)."""
 _SAY_HOW = (
     "and a split model is called once before it is divided: say how the script calls it, "
     "pace.prepare(..., forward=lambda model, batch: loss)"
 )
 ModelCall = Callable[[nn.Module, Any], Any]
-"""(model, batch): calls the model as the script does."""
+"""Calls a model with a batch, (model, batch), as the script does."""
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str, str]] = (
     (
         lambda c: c.protocol.partition("+")[0] != "full-sync",
@@ -69,24 +69,24 @@ _REFUSED: Sequence[tuple[Callable[[Context], bool], str, str]] = (
     (lambda c: c.compress != "none", "--compress", "--compress none"),
     (lambda c: c.fast != "none", "--fast", "--fast none"),
 )
-"""What cannot be beside a split, how it is called, and what a run goes on without it by."""
+"""Settings that no split supports: a test for each, its name, and the flag of a run without it."""
 
 
-def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | None:
-    """How this run's model is divided; None: each worker has all of it.
+def split_of(argument: str | None, context: Context, exchange: Any) -> SplitName | None:
+    """Return how this run's model is divided; None: each worker has a whole copy.
 
     Args:
-        asked: what ``prepare`` was told; None: what ``--split`` says.
+        argument: ``split`` of ``prepare``; None: ``--split`` decides.
 
     Raises:
-        ConfigError: the two differ, or this run cannot carry it.
+        ConfigError: the two differ, or this run does not support the split.
     """
-    text = context.split if asked is None else asked
-    name, told = (read_split(one, context.workers) for one in (text, context.split))
-    if told not in (None, name):
+    text = context.split if argument is None else argument
+    name, flag = (read_split(split, context.workers) for split in (text, context.split))
+    if flag not in (None, name):
         raise ConfigError(
-            f"prepare(split={asked!r}) and --split {context.split}: one run is divided in one way; "
-            "leave one of them out"
+            f"prepare(split={argument!r}) and --split {context.split}: one run is divided in one "
+            "way; leave one of them out"
         )
     if name is None:
         return None
@@ -103,8 +103,10 @@ def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | 
         )
     for is_refused, what, without in _REFUSED:
         if is_refused(context):
-            had = context.resume and without
-            instead = f"{without} (the run that goes on may have it)" if had else "leave it out"
+            is_resumed = context.resume and without
+            instead = (
+                f"{without} (the run that goes on may have it)" if is_resumed else "leave it out"
+            )
             raise ConfigError(
                 f"{what} is not carried where a model is split ({text}): {instead}, or use "
                 f"--split data; what runs is full-sync over {', '.join(CARRIED[1:])}"
@@ -117,26 +119,26 @@ def refuse_objects(
     optimizers: Sequence[Optimizer],
     loader: DataLoader[Any] | None,
     device: torch.device,
-    **asked: bool,
+    **arguments: bool,
 ) -> None:
     """Raise ConfigError where these objects cannot be split.
 
     Args:
-        asked: other arguments of ``prepare``, by their names, and whether they were given.
+        arguments: whether other arguments of ``prepare`` were given, by their names.
     """
-    found = [f"prepare({name}=...)" for name, is_given in asked.items() if is_given]
+    refused = [f"prepare({name}=...)" for name, is_given in arguments.items() if is_given]
     if len(models) > 1 or len(optimizers) > 1:
-        found.append(f"{len(models)} models with {len(optimizers)} optimizers")
+        refused.append(f"{len(models)} models with {len(optimizers)} optimizers")
     if loader is None:
-        found.append("a loop without a loader")
+        refused.append("a loop without a loader")
     elif isinstance(loader.dataset, IterableDataset):
-        found.append("a stream")
+        refused.append("a stream")
     if device.type != "cpu":
-        found.append(f"device {device} (parts are sent between CPUs)")
-    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
-        found.append("an optimizer that calls its closure again (LBFGS)")
-    if found:
-        raise ConfigError(f"{found[0]} is not carried where a model is split; use --split data")
+        refused.append(f"device {device} (parts are sent between CPUs)")
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+        refused.append("an optimizer that calls its closure again (LBFGS)")
+    if refused:
+        raise ConfigError(f"{refused[0]} is not carried where a model is split; use --split data")
 
 
 def spread_over(
@@ -148,10 +150,11 @@ def spread_over(
     forward: Forward | None,
     mini_batch: int,
 ) -> SpreadModel:
-    """The model, each part on its worker from now on.
+    """Divide the model over the workers, and return this worker's side of it.
 
     Args:
-        mini_batch: samples of a worker's, the most.
+        forward: computes the script's loss, (model, batch), where it is known.
+        mini_batch: samples of the largest mini-batch of a worker.
     """
     ranks, num_samples = exchange.ranks, partial(_num_samples, exchange)
     assert ranks is not None
@@ -175,15 +178,15 @@ def spread_over(
     if known is None:
         return PipelinedModel(model, optimizers, cut, groups, num_samples)
     assert isinstance(forward, LossForward)
-    made = TrainedModel(model, optimizers, cut, groups, num_samples, known)
-    forward.trained = made.train_on
-    return made
+    spread = TrainedModel(model, optimizers, cut, groups, num_samples, known)
+    forward.trained = spread.train_on
+    return spread
 
 
 def _scheduled(
     name: SplitName, model: nn.Module, loader: DataLoader[Any], forward: Forward | None
 ) -> tuple[SplitName, BatchLoss | None]:
-    """With its schedule; the loss, where the last part is to compute it."""
+    """Add a schedule to a split; return it, and the loss if the last part is to compute it."""
     if name.schedule == _WITHOUT_LOSS:
         return name, None
     if name.schedule:
@@ -198,20 +201,20 @@ def _scheduled(
 def _inputs(
     model: nn.Module, loader: DataLoader[Any], call: ModelCall, size: int
 ) -> tuple[Tensor, ...]:
-    """What the script calls the model with, of so many samples."""
+    """Return what the script calls the model with, for a number of samples."""
     with kept_random_state():
-        found: tuple[Tensor, ...] = inputs_of(model, call, _batch(loader, size))
-    return found
+        args: tuple[Tensor, ...] = inputs_of(model, call, _batch(loader, size))
+    return args
 
 
 def _keep_where_small(model: nn.Module) -> None:
-    """Where the heap is lean because a model is split, and not by its user."""
-    if is_lean(os.environ) and sum(one.nbytes for one in model.parameters()) <= SMALL_BYTES:
+    """Keep freed memory for a small model, if the heap is lean because of the split alone."""
+    if is_lean(os.environ) and sum(p.nbytes for p in model.parameters()) <= SMALL_BYTES:
         keep(True)
 
 
 def _look(model: nn.Module, loader: DataLoader[Any], call: ModelCall, mini_batch: int) -> None:
-    """One forward pass of so many samples, as an evaluation makes it."""
+    """Run one forward pass on a mini-batch, as an evaluation does."""
     with kept_random_state(), _evaluating(model):
         try:
             call(model, _batch(loader, mini_batch))
@@ -223,16 +226,16 @@ def _look(model: nn.Module, loader: DataLoader[Any], call: ModelCall, mini_batch
 
 
 def usual_call(model: nn.Module) -> ModelCall:
-    """Calls it as a script most likely does with a batch; its loss is left out."""
-    signature = inspect.signature(model.forward)  # of its own: a split one takes anything
+    """Return a function that calls the model with a batch as a script most likely does."""
+    signature = inspect.signature(model.forward)  # its own: the one of a split model takes anything
 
     def call(_: nn.Module, batch: Any) -> Any:
-        for given, named in _ways(batch, signature):
+        for args, kwargs in _likely_calls(batch, signature):
             try:
-                signature.bind(*given, **named)
+                signature.bind(*args, **kwargs)
             except TypeError:
                 continue
-            return model(*given, **named)
+            return model(*args, **kwargs)
         raise ConfigError(
             f"{type(model).__name__} takes {signature}, which no part of the loader's batch "
             f"fits, {_SAY_HOW}"
@@ -241,13 +244,13 @@ def usual_call(model: nn.Module) -> ModelCall:
     return call
 
 
-def _ways(
+def _likely_calls(
     batch: Any, signature: inspect.Signature
 ) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
-    """What a model may be called with, the most likely first."""
+    """Yield arguments that a model may be called with, the most likely first."""
     if isinstance(batch, Mapping):
         yield (), dict(batch)
-        yield (), {name: one for name, one in batch.items() if name in signature.parameters}
+        yield (), {name: value for name, value in batch.items() if name in signature.parameters}
     elif isinstance(batch, list | tuple):
         yield batch[:1], {}
         if batch and isinstance(batch[0], list | tuple):
@@ -258,25 +261,25 @@ def _ways(
 
 
 def _num_samples(exchange: StoreExchange) -> int:
-    """Of this worker's mini-batch."""
+    """Return the samples of this worker's mini-batch, 0 where it has none."""
     grant = exchange.grant()
-    return sum(one.num_samples for one in grant.leases) if grant is not None else 0
+    return sum(lease.num_samples for lease in grant.leases) if grant is not None else 0
 
 
 def known_loss(
     name: SplitName, model: nn.Module, loader: DataLoader[Any], forward: Forward | None
 ) -> BatchLoss:
-    """The loss, which the last part computes.
+    """Return the loss, for the last part to compute.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the last part cannot compute it.
     """
     try:
         if not isinstance(forward, LossForward):
             raise ConfigError("a script's loss stands behind model(x)")
         with kept_random_state():
-            every = partial(_batch, loader, is_spread=True)
-            return batch_loss(model, forward.loss, every)
+            batch = partial(_batch, loader, is_spread=True)
+            return batch_loss(model, forward.loss, batch)
     except ConfigError as error:
         raise ConfigError(
             f"split {name}: {name.schedule} needs the loss of each micro-batch in the last part, "
@@ -286,17 +289,17 @@ def known_loss(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode; afterwards each in its own again."""
+    """Put every module into evaluation mode, and back on exit."""
     with modes_kept(model):
         model.eval()
         yield
 
 
 def _batch(loader: DataLoader[Any], size: int, *, is_spread: bool = False) -> Any:
-    """The first samples of the data set, as the loader would make a batch of them.
+    """Collate the first samples of the data set as the loader would.
 
     Args:
-        is_spread: not the first, but from all of it.
+        is_spread: whether samples from all over the data set are taken instead of the first.
     """
     dataset: Any = loader.dataset
     stride = max(1, len(dataset) // size) if is_spread else 1
@@ -305,32 +308,32 @@ def _batch(loader: DataLoader[Any], size: int, *, is_spread: bool = False) -> An
 
 
 def _share_weights(ranks: Ranks, model: nn.Module) -> None:
-    """The first worker's become everyone's, as they do where nothing is split."""
+    """Copy the first worker's weights to all, as where nothing is split."""
     with torch.no_grad():
-        for one in (*model.parameters(), *model.buffers()):
-            held = one.detach().contiguous()
-            flat = held.view(-1).view(torch.uint8) if held.numel() else None
+        for tensor in (*model.parameters(), *model.buffers()):
+            weights = tensor.detach().contiguous()
+            flat = weights.view(-1).view(torch.uint8) if weights.numel() else None
             if flat is not None:
                 ranks.share(flat).wait()
-                one.copy_(held)
+                tensor.copy_(weights)
 
 
 def refuse_uneven_state(ranks: Ranks, optimizers: Sequence[Optimizer]) -> None:
-    """Weights are shared, optimizer state is not: each worker steps its part with its own.
+    """Check that all workers begin with the same optimizer state, which is not copied to all.
 
     Raises:
         ConfigError: some workers have loaded it, and others have not.
     """
-    held = [
+    keys = [
         [
-            sorted(map(str, one.state.get(x, ())))
-            for group in one.param_groups
-            for x in group["params"]
+            sorted(map(str, optimizer.state.get(parameter, ())))
+            for group in optimizer.param_groups
+            for parameter in group["params"]
         ]
-        for one in optimizers
+        for optimizer in optimizers
     ]
-    every = tell_all(ranks.everyone, zlib.crc32(json.dumps(held).encode()))
-    other = next((number for number, one in enumerate(every) if one != every[0]), 0)
+    checksums = tell_all(ranks.everyone, zlib.crc32(json.dumps(keys).encode()))
+    other = next((number for number, crc in enumerate(checksums) if crc != checksums[0]), 0)
     if other:
         raise ConfigError(
             f"worker {other} begins with state of other parameters in its optimizer than worker 0 "

@@ -1,12 +1,12 @@
-"""One worker's side of a model that several compute together: what all ways to spread it share.
+"""Define one worker's side of a model that several workers compute: what all splits share.
 
     model(x), backward()   -> meet (meeting.py) -> what a member of the family does
-    model.state_dict()     -> the whole model's, from all (whole.py)
+    model.state_dict()     -> the whole model's, from all workers (whole.py)
 
-Members: model.py (parts behind one another), layered.py (layers divided over channels), shards.py
-(each parameter in pieces). What a run steps
-here is ``own``: to exchange, store and optimizer that is the model. This module must not know the
-loop. Above 300 lines with what a whole model is to its script.
+Members of the family: model.py (parts one after the other), layered.py (layers divided over
+channels), shards.py (each parameter in pieces). A run steps ``own`` here: to exchange, store and
+optimizer, that is the model. This module must not know the loop. Above 300 lines, since it also
+presents the whole model to the script.
 """
 
 import abc
@@ -39,11 +39,11 @@ STALE = (
 
 
 class OwnTensors(nn.Module):
-    """What a worker holds of a model, under the model's names.
+    """The tensors of a model that a worker holds, under the model's names.
 
     Args:
-        parameters, buffers: with their names.
-        computed: whose modules compute here, and may make buffers anew.
+        parameters, buffers: pairs of name and tensor.
+        computed: the module that computes here; it may replace buffers.
     """
 
     def __init__(
@@ -54,36 +54,40 @@ class OwnTensors(nn.Module):
     ) -> None:
         super().__init__()
         self.computed = computed
-        self._held, self._kept = parameters, buffers
+        self._named_parameters, self._named_buffers = parameters, buffers
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        return iter(self._held)
+        return iter(self._named_parameters)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        return iter(self._kept)
+        return iter(self._named_buffers)
 
 
 class SpreadModel(abc.ABC):
-    """One worker's side.
+    """One worker's side of a spread model.
 
     Args:
-        module: the script's, whole.
-        num_samples: of this worker's mini-batch, 0 where it has none.
+        module: the script's whole module.
+        optimizers: over the module.
+        groups: the worker's groups.
+        num_samples: returns the samples of this worker's mini-batch, 0 where it has none.
 
     Attributes:
-        own: what a run steps here.
-        note, sent_bytes: for the plan: how it is divided, and what flows between workers an update.
-        shared: names of parameters of this worker that others step, too.
-        shared_sizes: of all such: name, type and elements.
-        counted: names of those whose norm is counted here.
-        sums_buffers: whether each worker has buffers of its own, whose mean is taken.
-        buffers: of the module, where parts compute with them; ``changed_buffers``: which of them a
-            script has changed since the last update, in any worker of the copy, a bit each.
-        starts: of parameters that are pieces, where in the whole each begins (see `SpreadState`).
+        own: the tensors that the run steps here.
+        note: how the model is divided, for the plan.
+        sent_bytes: bytes between workers per update, for the plan.
+        shared: names of this worker's parameters that other workers step, too.
+        shared_sizes: name, dtype and number of elements of all parameters that are shared.
+        counted: names of the parameters whose norm is counted here.
+        sums_buffers: whether each worker has its own buffers, whose mean is taken.
+        buffers: buffers of the module, where parts compute with them.
+        changed_buffers: which of these a script has changed since the last update, in any worker of
+            the copy, one bit each.
+        starts: where each parameter that is a piece begins in the whole (see `SpreadState`).
     """
 
     own: OwnTensors
@@ -96,13 +100,13 @@ class SpreadModel(abc.ABC):
     buffers: Sequence[Tensor] = ()
     changed_buffers = 0
     is_alone = False
-    """Whether all others wait until this worker has gone through something."""
+    """Whether all other workers wait for this one (``pace.once()``)."""
     starts: dict[str, int]
     whole: SpreadState
     num_hooked: Callable[[], int] = int
-    """Gradients that backward passes have left; filled in when a run begins."""
+    """Returns how many gradients backward passes have left; filled in when a run begins."""
     version: Callable[[], int]
-    """Of the parameters that this worker holds; filled in when it joins the run."""
+    """Returns the version of this worker's parameters; filled in when it joins the run."""
 
     def __init__(
         self,
@@ -115,36 +119,36 @@ class SpreadModel(abc.ABC):
         self._meeting = Meeting(groups.copy, groups.members)
         self._shares: list[float] | None = None
         self._num_back = self._num_seen = 0
-        """Gradients that came through ``model(x)`` since the last step, and all until then."""
+        """Gradients through ``model(x)`` since the last step, and all gradients until then."""
         self.starts = {}
         parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
-        self._names = {id(one): name for name, one in [*parameters, *buffers]}
-        self._parameter_names = {id(one): name for name, one in parameters}
+        self._names = {id(tensor): name for name, tensor in [*parameters, *buffers]}
+        self._parameter_names = {id(parameter): name for name, parameter in parameters}
         self._state_names = [
-            (name, self._names.get(id(one), ""))
-            for name, one in module.state_dict(keep_vars=True).items()
+            (name, self._names.get(id(tensor), ""))
+            for name, tensor in module.state_dict(keep_vars=True).items()
         ]
-        if odd := [name for name, own in self._state_names if not own]:
+        if odd := [name for name, first_name in self._state_names if not first_name]:
             raise ConfigError(
                 f"{odd[0]!r} of model.state_dict() is no parameter and no buffer, and a split "
                 "model keeps these alone; use --split data"
             )
         self._without_memory = (
-            [(name, torch.empty_like(one, device="meta")) for name, one in parameters],
-            [(name, torch.empty_like(one, device="meta")) for name, one in buffers],
+            [(name, torch.empty_like(tensor, device="meta")) for name, tensor in parameters],
+            [(name, torch.empty_like(tensor, device="meta")) for name, tensor in buffers],
         )
         self._groups_of = [
-            [[self._names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+            [[self._names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
             for optimizer in optimizers
         ]
 
     def _stand_in(self, optimizers: Sequence[Optimizer]) -> None:
-        """From now on the module is computed by all.
+        """Take the place of the module's methods: all workers compute it from now on.
 
         Raises:
             ConfigError: this worker would have nothing to step.
         """
-        if not any(parameters_of(one) for one in optimizers):
+        if not any(parameters_of(optimizer) for optimizer in optimizers):
             raise ConfigError(
                 f"worker {self.groups.seat} would have nothing to train: use fewer parts"
             )
@@ -158,34 +162,36 @@ class SpreadModel(abc.ABC):
         self.own.zero_grad(set_to_none)
 
     @abc.abstractmethod
-    def _forward(self, *given: Any, **named: Any) -> Any:
-        """What ``model(...)`` is; all workers of the copy call it."""
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute ``model(...)``; all workers of the copy call it."""
 
-    # -- what all have come to ------------------------------------------------------------------
+    # -- meetings -------------------------------------------------------------------------------
 
-    def _meet(self, mine: Intent) -> list[Intent]:
-        """What all have come to, once that is what this worker has; until then it serves."""
+    def _meet(self, intent: Intent) -> list[Intent]:
+        """Serve other workers until all do what this one is about to do; return all intents."""
         if self.is_alone:
             raise ConfigError(
                 "the model is called inside pace.once(), where all others wait, and it is split: "
                 "call it outside"
             )
         while True:
-            every = self._meeting.show(mine)
-            doing = self._meeting.decide(every)
-            if doing is mine.doing:
-                return every
-            self._serve(doing, every)
+            intents = self._meeting.show(intent)
+            doing = self._meeting.decide(intents)
+            if doing is intent.doing:
+                return intents
+            self._serve(doing, intents)
 
     @abc.abstractmethod
-    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
-        """Do this worker's part of what others have come to."""
+    def _serve(self, doing: PartTask, intents: Sequence[Intent]) -> None:
+        """Do this worker's part of what others are about to do."""
 
-    def _note_shares(self, every: Sequence[Intent]) -> None:
-        """By what each worker's gradient is weighed, from the samples of their mini-batches: also
-        of those who are through with theirs."""
-        samples = [one.samples for one in every]
-        self._shares = [one / max(1, sum(samples)) for one in samples]
+    def _note_shares(self, intents: Sequence[Intent]) -> None:
+        """Note the weights of the workers' gradients, their shares of the samples.
+
+        Workers that are done with their mini-batches count, too.
+        """
+        samples = [intent.samples for intent in intents]
+        self._shares = [count / max(1, sum(samples)) for count in samples]
 
     def _refuse_outside(self) -> None:
         if not self._num_samples():
@@ -195,41 +201,43 @@ class SpreadModel(abc.ABC):
             )
 
     def come_to_end(self, why: End = End.PUSH, num_samples: int = 0) -> None:
-        """A step, an epoch or an evaluation is over here: serve all others until they are there.
+        """Serve all other workers until they, too, reach the end of a step, epoch or evaluation.
 
         Args:
-            num_samples: of the mini-batch that a step was on.
+            num_samples: samples of the mini-batch of a step.
         """
         has_more, changed = int(self._has_more_gradients()), self._changed_buffers()
-        every = self._meet(Intent(PartTask.STEP_END, why, has_more, num_samples, seed=changed))
+        intents = self._meet(Intent(PartTask.STEP_END, why, has_more, num_samples, seed=changed))
         self._ended()
-        self.changed_buffers = functools.reduce(operator.or_, (one.seed for one in every))
-        if why is End.PUSH and any(one.rows for one in every):
+        self.changed_buffers = functools.reduce(operator.or_, (intent.seed for intent in intents))
+        if why is End.PUSH and any(intent.rows for intent in intents):
             self._check_gradients(has_batch=num_samples > 0)
 
     def _changed_buffers(self) -> int:
-        """See ``changed_buffers``: of this worker."""
+        """Return which buffers have changed in this worker, as in ``changed_buffers``."""
         return 0
 
     @contextmanager
     def _through_model(self) -> Iterator[None]:
-        """Gradients that come meanwhile came through ``model(x)``."""
+        """Count the gradients that arrive in a block as those that come through ``model(x)``."""
         before = self.num_hooked()
         yield
         self._num_back += self.num_hooked() - before
 
     def _has_more_gradients(self) -> bool:
-        """Whether parameters have got gradients that do not come through ``model(x)``."""
+        """Whether parameters got gradients since the last step that bypass ``model(x)``."""
         now = self.num_hooked()
         has_more = now - self._num_seen > self._num_back
         self._num_seen, self._num_back = now, 0
         return has_more
 
     def _check_gradients(self, *, has_batch: bool) -> None:
-        """Some worker has such gradients; raise ConfigError where one device would have others.
+        """Raise ConfigError where gradients that bypass ``model(x)`` would be wrong.
+
+        It is called in all workers if any of them has such gradients.
 
         Args:
-            has_batch: whether this worker has made a step on a mini-batch.
+            has_batch: whether this worker's step was on a mini-batch.
         """
         if not has_batch:
             raise ConfigError(
@@ -239,113 +247,128 @@ class SpreadModel(abc.ABC):
             )
 
     def _ended(self) -> None:
-        """All are there: what was kept for backward passes is needed no more."""
+        """Drop what was kept for backward passes; all workers have reached a step's end."""
         return
 
     def passed(self) -> tuple[str, float] | None:
-        """An epoch is over in all workers.
+        """Check the model after an epoch, which is over in all workers.
 
         Returns:
-            In the first of them, where the model is divided worse than was predicted: by how much,
-            in words, and the seconds that this has cost until now.
+            In the first worker, if the parts are less balanced than predicted: a message, and the
+            seconds that this has cost until now; otherwise None.
 
         Raises:
-            ConfigError: parameters came after ``prepare``, or are gone.
+            ConfigError: parameters were added after ``prepare``, or removed.
         """
         check_names(self._module, self._parameter_names)
         return self._divided_worse()
 
     def _divided_worse(self) -> tuple[str, float] | None:
-        """See `passed`."""
+        """Return what `passed` returns."""
         return None
 
     def mark_buffers(self) -> None:  # noqa: B027  most do not look at them
-        """They are what they are in all workers."""
+        """Note that all workers have the same buffers now."""
 
     def stepped(self) -> None:  # noqa: B027  most have nothing to do
-        """The optimizer has stepped on ``own``."""
+        """Note that the optimizer has stepped on ``own``."""
 
     def take_shares(self) -> list[float] | None:
-        """By what gradients were weighed since the last time; None: there was no pass."""
+        """Return the workers' weights since the last call; None: there was no pass."""
         shares, self._shares = self._shares, None
         return shares
 
     # -- the whole model ------------------------------------------------------------------------
 
     def lay_out(self, layout: Layout, read: Callable[[], tuple[Tensor, Tensor | None]]) -> None:
-        """The layout of this part is known: that of all, and who hands out what."""
-        grouped = [name for one in self._groups_of for group in one for name in group]
+        """Make the layout of the whole model, and begin to hand out this worker's part.
+
+        Args:
+            layout: of this worker's part.
+            read: see `SpreadState`.
+        """
+        grouped = [name for groups in self._groups_of for group in groups for name in group]
         self.whole = SpreadState(
             self.groups, layout, self._without_memory, grouped, read, self.starts
         )
         whole = self.whole.layout
         self._place_of = {
-            one.name: one for one in (*whole.parameters.places, *whole.buffers.places)
+            place.name: place for place in (*whole.parameters.places, *whole.buffers.places)
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the whole model at this worker's version."""
+        """Return the parameters and buffers of the whole model at this worker's version."""
         return self.whole.tensors(self.version())
 
     def shapes(self) -> dict[str, Tensor]:
-        """What ``model.state_dict()`` has, without memory."""
-        every = {name: one for part in self._without_memory for name, one in part}
-        return {name: every[own] for name, own in self._state_names}
+        """Return the tensors of ``model.state_dict()`` without memory, on the meta device."""
+        tensors = {name: tensor for part in self._without_memory for name, tensor in part}
+        return {name: tensors[first_name] for name, first_name in self._state_names}
 
     def read(self, name: str) -> Tensor:
-        """One of them at this worker's version; no worker makes room for more than that one."""
+        """Return one tensor of ``model.state_dict()`` at this worker's version, and no other.
+
+        Args:
+            name: in ``model.state_dict()``.
+        """
         return self.read_place(self._place_of[dict(self._state_names)[name]])
 
     def _state_dict(self, *_: Any, prefix: str = "", **__: Any) -> "OrderedDict[str, Tensor]":
-        found = self.tensors()
-        return OrderedDict((prefix + name, found[own]) for name, own in self._state_names)
+        tensors = self.tensors()
+        return OrderedDict(
+            (prefix + name, tensors[first_name]) for name, first_name in self._state_names
+        )
 
     def optimizer_state(self, number: int, optimizer: Optimizer) -> dict[str, Any]:
-        """What ``state_dict`` of this optimizer is, over the whole model."""
+        """Return the ``state_dict`` of an optimizer over the whole model.
+
+        Args:
+            number: of the optimizer.
+        """
         rows = self.whole.states(self.version())
         state: dict[int, dict[str, Any]] = {}
-        groups, at = [], 0
+        groups, start = [], 0
         for names, group in zip(self._groups_of[number], optimizer.param_groups, strict=True):
             values = {key: value for key, value in group.items() if key != "params"}
-            groups.append({**values, "params": list(range(at, at + len(names)))})
-            for index, name in enumerate(names, at):
+            groups.append({**values, "params": list(range(start, start + len(names)))})
+            for index, name in enumerate(names, start):
                 row = dict(rows.get(name, {}))
                 if int(row.pop(EXISTS, torch.zeros(1))) and row:
                     state[index] = row
-            at += len(names)
+            start += len(names)
         return {"state": state, "param_groups": groups}
 
     def read_place(self, place: TensorPlace) -> Tensor:
-        """What lies at a place of the whole layout, at this worker's version."""
+        """Return the tensor at a place of the whole layout, at this worker's version."""
         return self.whole.fetch(place, self.version())
 
     def keep_state_dict(self, optimizers: Sequence[Optimizer]) -> None:
-        """``state_dict()`` of each optimizer is of the whole model."""
-        for number, one in enumerate(optimizers):
-            one.state_dict = partial(self.optimizer_state, number, one)  # type: ignore[method-assign]  # of this optimizer alone
-            one.load_state_dict = _refuse_to_load_state  # type: ignore[method-assign]  # the same
+        """Make ``state_dict()`` of each optimizer return the whole model's state."""
+        for number, optimizer in enumerate(optimizers):
+            optimizer.state_dict = partial(self.optimizer_state, number, optimizer)  # type: ignore[method-assign]  # of this optimizer alone
+            optimizer.load_state_dict = _refuse_to_load_state  # type: ignore[method-assign]  # the same
 
     def own_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Of all parameters of the model those that lie here, whose gradients are clipped as one.
+        """Return this worker's parameters, for a clip that was given all of the model's.
 
         Raises:
-            ConfigError: some that are trained are left out.
+            ConfigError: trained parameters are left out.
         """
-        given = {id(one) for one in parameters}
-        left = [
-            self._names[id(one)]
-            for one in self._module.parameters()
-            if one.requires_grad and id(one) not in given
+        given = {id(parameter) for parameter in parameters}
+        missing = [
+            self._names[id(parameter)]
+            for parameter in self._module.parameters()
+            if parameter.requires_grad and id(parameter) not in given
         ]
-        if left:
+        if missing:
             raise ConfigError(
-                f"a clip was given without {left[0]!r}: the average is clipped as a whole, "
+                f"a clip was given without {missing[0]!r}: the average is clipped as a whole, "
                 "pace.clip_grad_norm_(model.parameters(), ...)"
             )
         return list(self.own.parameters())
 
     def close(self) -> None:
-        """The run is over."""
+        """End the worker's side when the run is over."""
         if hasattr(self, "whole"):
             self.whole.close()
 

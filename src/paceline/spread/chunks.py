@@ -1,9 +1,9 @@
-"""Micro-batches of all workers, and what crosses the borders between parts, for any rows of one.
+"""Cut the mini-batches of all workers into micro-batches, and size what crosses borders for them.
 
     worker 0   mini-batch of 7 rows, 3 micro-batches of a third   ->  3 2 2
     worker 1   mini-batch of 2 rows                               ->  1 1
-    in turns   0.0 (3)  1.0 (1)  0.1 (2)  1.1 (1)  0.2 (2)      where outputs go back to each
-    else       0.0 (3)  0.1 (2)  0.2 (2)  1.0 (1)  1.1 (1)      one worker's behind another's
+    in turns   0.0 (3)  1.0 (1)  0.1 (2)  1.1 (1)  0.2 (2)      where outputs go back to each worker
+    otherwise  0.0 (3)  0.1 (2)  0.2 (2)  1.0 (1)  1.1 (1)      one worker's after another's
 
 This module must not know what is computed.
 """
@@ -19,10 +19,10 @@ _ROUNDING = 1e-9
 
 
 class TensorShape(NamedTuple):
-    """What crosses a border, for any number of rows of a micro-batch.
+    """The type and shape of a tensor that crosses a border, for any number of rows.
 
     Attributes:
-        fixed, growing: each dimension is ``fixed + growing * rows``.
+        fixed, growing: each dimension is ``fixed + growing * rows``, for rows of a micro-batch.
     """
 
     dtype: torch.dtype
@@ -30,21 +30,21 @@ class TensorShape(NamedTuple):
     growing: tuple[int, ...]
 
     def empty(self, rows: int) -> Tensor:
-        """Room for one."""
+        """Return an uninitialized tensor for a number of rows."""
         return torch.empty(self._size(rows), dtype=self.dtype)
 
     def length(self, rows: int) -> int:
-        """Of its first dimension, which may be several to a row: (rows * words, classes)."""
+        """Return the first dimension, which may be several per row: (rows * words, classes)."""
         return self.fixed[0] + self.growing[0] * rows
 
     def is_of(self, tensor: Tensor, rows: int) -> bool:
-        """Whether this is one, of so many rows."""
+        """Whether a tensor has this type and shape, for a number of rows."""
         return tensor.dtype is self.dtype and list(tensor.shape) == self._size(rows)
 
     def other_size(self, tensor: Tensor) -> int | None:
-        """The first dimension of a row that is another."""
+        """Return the first dimension, but for rows, in which a tensor has another size; or None."""
         pairs = enumerate(zip(tensor.shape, self.fixed, strict=True))
-        return next((at for at, (one, wanted) in pairs if at and one != wanted), None)
+        return next((dim for dim, (size, wanted) in pairs if dim and size != wanted), None)
 
     def num_bytes(self, rows: int) -> int:
         return math.prod(self._size(rows)) * self.dtype.itemsize
@@ -58,7 +58,7 @@ class TensorShape(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A micro-batch: whose it is, which of theirs, and its rows."""
+    """A micro-batch: the worker that owns it, its number among that worker's, and its rows."""
 
     owner: int
     number: int
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
 
 
 def chunk_rows(rows: int, shares: Sequence[float]) -> list[int]:
-    """The rows of each micro-batch: as near to its share as can be, and at least one.
+    """Divide rows over micro-batches, as close to their shares as possible, and at least one each.
 
     Example:
         >>> chunk_rows(7, (1 / 3, 1 / 3, 1 / 3)), chunk_rows(128, (0.25, 0.75))
@@ -74,33 +74,33 @@ def chunk_rows(rows: int, shares: Sequence[float]) -> list[int]:
     """
     if rows < len(shares):
         return [1] * rows
-    found = [max(1, math.floor(rows * one + _ROUNDING)) for one in shares]
-    left = [rows * one - got for one, got in zip(shares, found, strict=True)]
-    for at in sorted(range(len(found)), key=lambda i: -left[i])[: max(0, rows - sum(found))]:
-        found[at] += 1
-    while sum(found) > rows:  # some had less than one
-        found[found.index(max(found))] -= 1
-    return found
+    sizes = [max(1, math.floor(rows * share + _ROUNDING)) for share in shares]
+    lacking = [rows * share - size for share, size in zip(shares, sizes, strict=True)]
+    for at in sorted(range(len(sizes)), key=lambda i: -lacking[i])[: max(0, rows - sum(sizes))]:
+        sizes[at] += 1
+    while sum(sizes) > rows:  # some shares were less than one row
+        sizes[sizes.index(max(sizes))] -= 1
+    return sizes
 
 
 def chunks_of(
     rows: Sequence[int], shares: Sequence[Sequence[float]], *, in_turns: bool
 ) -> list[Chunk]:
-    """The micro-batches of all workers, in the order in which they are computed.
+    """Return the micro-batches of all workers, in the order in which they are computed.
 
     Args:
-        rows: of each worker's mini-batch.
-        shares: of each worker's mini-batch, what each of its micro-batches is.
-        in_turns: a worker's next one follows one of each other's.
+        rows: rows of each worker's mini-batch.
+        shares: for each worker, the share of its mini-batch that each of its micro-batches is.
+        in_turns: whether workers take turns; otherwise one worker's all come before the next's.
     """
-    own = [chunk_rows(*one) for one in zip(rows, shares, strict=True)]
-    found = [
+    worker_sizes = [chunk_rows(*mini_batch) for mini_batch in zip(rows, shares, strict=True)]
+    chunks = [
         Chunk(owner, number, size)
-        for owner, sizes in enumerate(own)
+        for owner, sizes in enumerate(worker_sizes)
         for number, size in enumerate(sizes)
     ]
-    return sorted(found, key=lambda one: one.number) if in_turns else found
+    return sorted(chunks, key=lambda chunk: chunk.number) if in_turns else chunks
 
 
 Values = Mapping[int, Sequence[Tensor]]
-"""Of a worker's own chunks, by their index."""
+"""Tensors of each of a worker's own chunks, by the chunk's number."""

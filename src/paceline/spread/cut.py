@@ -1,12 +1,12 @@
-"""Where a model is cut for its workers: measured by the first of them, the same in all.
+"""Cut a model for its workers: the first worker measures and chooses, and all use its cut.
 
-    a mini-batch of the data -> what the script calls the model with -> operations (splits/tracing)
-         -> proved: rows are computed by themselves       -> costs of pieces, measured
-         -> the cut, and micro-batches (partition/)        -> this worker's part, and all borders
+    a mini-batch of the data -> the arguments of the model    -> operations (splits/tracing)
+         -> proved: rows do not depend on each other          -> costs of pieces, measured
+         -> the cut, and micro-batches (partition/)           -> this worker's part, and all borders
 
-What a cut would compute otherwise than the model is refused here, before anything runs: batch norm
-in training, outputs that are no rows, code that reads ``self.training`` itself, buffers that each
-forward pass changes. Above 300 lines, since all that a cut is proved by stands beside it.
+A model that would compute something else in parts is refused here, before anything runs: batch norm
+in training, outputs without a row per sample, code that reads ``self.training`` itself, buffers
+that each forward pass changes. Above 300 lines, since a cut and its proofs are read together.
 """
 
 import statistics
@@ -49,29 +49,29 @@ BUFFER_CHANGES = (
     "one for each micro-batch, not for each batch; use --split data or shard"
 )
 _UNEVEN = 1.15
-"""So many times faster than another one a worker gets more to do."""
+"""The ratio of speeds from which on a faster worker gets more work."""
 _MOST_ROUNDS = 3
-"""Of measuring how fast workers are."""
+"""The largest number of rounds in which the workers' speeds are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCut:
-    """What a worker knows of the cut.
+    """The cut, as every worker knows it.
 
     Args:
-        parts: of all, in their order.
-        code: the model's own, which is not run.
-        borders: what crosses each: inputs, ..., outputs.
-        flow: where gradients cross them.
-        form: what the model gives, as torch's trees have it.
-        shares: of each worker's mini-batch, by its number in the copy, what each micro-batch is.
-        order: of a copy's workers, whose part comes first.
-        schedule: what micro-batches follow in training.
-        fixed_rows: of each micro-batch, where it can be no other; None: any number.
-        balance: that is predicted, the mean over the most.
-        note: for the plan.
-        sent_bytes: between all workers, an update.
-        frozen: modules whose buffers a forward pass would change if they were in training.
+        parts: all parts, in order.
+        code: the model's own code, which is not run.
+        borders: what crosses each border: inputs, ..., outputs.
+        flow: where gradients cross the borders.
+        form: form of the model's outputs, as a pytree spec.
+        shares: for each worker of a copy, the share of its mini-batch that each micro-batch is.
+        order: a copy's workers in the order of their parts.
+        schedule: name of the schedule that micro-batches follow in training.
+        fixed_rows: the only possible number of rows of a micro-batch; None: any number.
+        balance: predicted mean load over the largest.
+        note: description of the cut, for the plan.
+        sent_bytes: bytes between all workers per update.
+        frozen: names of modules whose buffers a forward pass would change in training mode.
     """
 
     parts: tuple[ModelPart, ...]
@@ -90,15 +90,15 @@ class ModelCut:
 
 
 FEW = 4
-"""Samples with which operations are found."""
+"""Number of samples with which a model is traced."""
 _MEASURED_S = 0.4
-"""About how long the batch that is measured may take for a step."""
+"""About how long a step on the measured batch may take, in seconds."""
 
 
-def measured_s(model: nn.Module, given: Sequence[Tensor]) -> float:
-    """What this worker takes for these, forward and backward."""
+def measured_s(model: nn.Module, args: Sequence[Tensor]) -> float:
+    """Measure the seconds that this worker takes, forward and backward."""
     with untouched(model):
-        return sum(TimedClock().both(lambda: model(*given), model))
+        return sum(TimedClock().both(lambda: model(*args), model))
 
 
 def make_cut(
@@ -109,30 +109,30 @@ def make_cut(
     name: SplitName,
     seconds: Callable[[nn.Module, Sequence[Tensor]], float] = measured_s,
 ) -> ModelCut:
-    """The cut; all workers come to the same.
+    """Choose the cut; all workers get the same.
 
     Args:
-        mini_batch: samples of a worker's, the most.
-        name: with its schedule; gpipe where it says none.
-        seconds: measures how fast this worker is, while all others do, too.
+        mini_batch: samples of the largest mini-batch of a worker.
+        name: how the model is divided; gpipe if it names no schedule.
+        seconds: measures this worker's seconds, while all others measure theirs, too.
 
     Raises:
         ConfigError: the model cannot be cut into so many parts, or would compute something else.
     """
     name = name if name.schedule else replace(name, schedule="gpipe")
-    given = inputs(min(mini_batch, FEW))
-    code = followed(model, given)
+    few = inputs(min(mini_batch, FEW))
+    code = followed(model, few)
     traced = code.traced
     _refuse_too_few(traced, name)
-    refuse_other_results(model, traced, given)
-    frozen = _refuse_changes(model, given)
+    refuse_other_results(model, traced, few)
+    frozen = _refuse_changes(model, few)
     seat = ranks.everyone.rank
-    took_s, speeds = _measured_speeds(lambda: seconds(model, given), ranks.everyone, name)
-    most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
-    cores, own = num_cores() / torch.get_num_threads(), None
-    if seat < max(1, cores):  # as many as compute at a time, since they take memory's time, too
-        own = _choose(traced, inputs, (most, mini_batch), name, speeds)
-    chosen = tell_all(ranks.everyone, own)[0]
+    few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name)
+    most = min(mini_batch, max(FEW, int(_MEASURED_S * len(few[0]) / max(few_s, 1e-9))))
+    cores, choice = num_cores() / torch.get_num_threads(), None
+    if seat < max(1, cores):  # as many workers as compute at a time: they share memory bandwidth
+        choice = _choose(traced, inputs, (most, mini_batch), name, speeds)
+    chosen = tell_all(ranks.everyone, choice)[0]
     _refuse_other_pieces(traced, chosen, seat)
     parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["most"])
     is_fixed = traced.how == "torch.export"
@@ -153,25 +153,25 @@ def make_cut(
 
 
 def _refuse_other_pieces(traced: TracedModel, chosen: dict[str, Any], seat: int) -> None:
-    """Raise ConfigError where this worker has found another model than the first."""
-    if (found := len(traced.pieces)) != (wanted := len(chosen["part_of"])):
+    """Raise ConfigError where this worker's model has other pieces than the first worker's."""
+    if (num_pieces := len(traced.pieces)) != (num_first := len(chosen["part_of"])):
         raise ConfigError(
-            f"worker {seat} finds {found} pieces in the model, and worker 0 {wanted}: build it "
-            "alike in all"
+            f"worker {seat} finds {num_pieces} pieces in the model, and worker 0 {num_first}: "
+            "build it alike in all"
         )
 
 
-def followed(model: nn.Module, given: Sequence[Tensor]) -> FollowedCode:
-    """The model's operations, where workers that hold parts of them compute what it computes.
+def followed(model: nn.Module, args: Sequence[Tensor]) -> FollowedCode:
+    """Trace a model whose operations can be divided over workers.
 
     Raises:
-        ConfigError: they would not.
+        ConfigError: workers would not compute what the model computes.
     """
     refuse_batch_norm(model, is_frozen=model.training)
     with modes_kept(model):
-        sets = set_by_forward(model.train(), given)
-        traced = trace(model, given)
-        other = trace(model.eval(), given)
+        sets = set_by_forward(model.train(), args)
+        traced = trace(model, args)
+        other = trace(model.eval(), args)
     if difference(traced.graph_module, other.graph_module):
         how = ", followed by torch.export," if traced.how == "torch.export" else ""
         raise ConfigError(
@@ -182,36 +182,36 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> FollowedCode:
 
 
 def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:
-    """Raise ConfigError where there are more parts than pieces, with what keeps pieces together."""
-    wanted = name.parts * name.parts_each
-    if (found := len(traced.pieces)) >= wanted:
+    """Raise ConfigError where there are more parts than pieces, naming what was kept whole."""
+    num_parts = name.parts * name.parts_each
+    if (num_pieces := len(traced.pieces)) >= num_parts:
         return
-    kept = "; ".join(f"{one.name or 'it'} is kept whole: {one.why}" for one in traced.kept[:2])
+    kept = "; ".join(f"{part.name or 'it'} is kept whole: {part.why}" for part in traced.kept[:2])
     raise ConfigError(
-        f"{name} is {wanted} parts, and {type(traced.module).__name__} has {found} "
-        f"piece{'s' * (found > 1)} that can be cut apart{f' ({kept})' if kept else ''}: use fewer "
-        "parts, or --split shard"
+        f"{name} is {num_parts} parts, and {type(traced.module).__name__} has {num_pieces} "
+        f"piece{'s' * (num_pieces > 1)} that can be cut apart{f' ({kept})' if kept else ''}: use "
+        "fewer parts, or --split shard"
     )
 
 
-def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
-    """Raise ConfigError where rows of a batch are not computed each by itself."""
-    if any(not one.ndim or len(one) != len(given[0]) for one in given):
+def refuse_other_results(model: nn.Module, traced: TracedModel, args: Sequence[Tensor]) -> None:
+    """Raise ConfigError where the rows of a batch depend on each other."""
+    if any(not x.ndim or len(x) != len(args[0]) for x in args):
         raise ConfigError(
-            f"{type(model).__name__} is called with tensors {[list(one.shape) for one in given]}: "
+            f"{type(model).__name__} is called with tensors {[list(x.shape) for x in args]}: "
             "a split model's inputs have a row for each sample"
         )
-    if len(given[0]) < 2:
+    if len(args[0]) < 2:
         return
-    middle = len(given[0]) // 2
-    halves = [[one[:middle] for one in given], [one[middle:] for one in given]]
+    middle = len(args[0]) // 2
+    halves = [[x[:middle] for x in args], [x[middle:] for x in args]]
     with modes_kept(model), untouched(model), torch.no_grad():
-        whole = leaves_of(model.eval()(*given))
-        parts = [leaves_of(model(*half)) for half in halves]
-    for one, first, second in zip(whole, *parts, strict=True):
-        is_rows = one.ndim and len(one) == len(first) + len(second)
+        outputs = leaves_of(model.eval()(*args))
+        half_outputs = [leaves_of(model(*half)) for half in halves]
+    for whole, first, second in zip(outputs, *half_outputs, strict=True):
+        is_rows = whole.ndim and len(whole) == len(first) + len(second)
         if not is_rows or not torch.allclose(
-            one, torch.cat([first, second]), rtol=_CLOSE, atol=_CLOSE, equal_nan=True
+            whole, torch.cat([first, second]), rtol=_CLOSE, atol=_CLOSE, equal_nan=True
         ):
             raise ConfigError(
                 f"{type(model).__name__} gives something else for a batch than for its halves: its "
@@ -220,16 +220,17 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[
             )
 
 
-def _refuse_changes(model: nn.Module, given: Sequence[Tensor]) -> tuple[str, ...]:
-    """Modules whose buffers a forward pass in training changes, all of them frozen.
+def _refuse_changes(model: nn.Module, args: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the names of modules whose buffers a forward pass in training mode changes.
 
     Raises:
-        ConfigError: one is not, and micro-batches would change it several times an update.
+        ConfigError: one of them is not frozen: micro-batches would change it more than once per
+            update.
     """
     with modes_kept(model), untouched(model), torch.no_grad():
-        before = {name: one.clone() for name, one in model.named_buffers()}
-        model.train()(*given)
-        changed = [n for n, one in model.named_buffers() if not are_equal(before.get(n), one)]
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        model.train()(*args)
+        changed = [name for name, b in model.named_buffers() if not are_equal(before.get(name), b)]
     owners = {name: name.rpartition(".")[0] for name in changed}
     for name, owner in owners.items():
         if model.get_submodule(owner).training or not model.training:
@@ -240,28 +241,32 @@ def _refuse_changes(model: nn.Module, given: Sequence[Tensor]) -> tuple[str, ...
 def _measured_speeds(
     measure_s: Callable[[], float], everyone: MemberGroup, name: SplitName
 ) -> tuple[float, list[float]]:
-    """What this worker takes, and the speeds of a copy's: all measure at once, and again where they
-    differ, since one whose neighbour still loads something is not slow."""
-    found = list[list[float]]()
-    while len(found) < _MOST_ROUNDS:
-        tell_all(everyone, len(found))
-        found.append(tell_all(everyone, measure_s()))
-        if len(set(speeds := _speeds(found[-1], name))) == 1:
+    """Measure the seconds of this worker, and the speeds of a copy's workers.
+
+    All workers measure at once, and again if their speeds differ: a worker may seem slow only
+    because its neighbour is still loading something.
+    """
+    rounds = list[list[float]]()
+    while len(rounds) < _MOST_ROUNDS:
+        tell_all(everyone, len(rounds))
+        rounds.append(tell_all(everyone, measure_s()))
+        if len(set(speeds := _speeds(rounds[-1], name))) == 1:
             break
     else:
-        speeds = _speeds([statistics.median(one) for one in zip(*found, strict=True)], name)
-    return found[-1][everyone.rank], speeds
+        medians = [statistics.median(worker_s) for worker_s in zip(*rounds, strict=True)]
+        speeds = _speeds(medians, name)
+    return rounds[-1][everyone.rank], speeds
 
 
 def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
-    """Of a copy's workers beside the first of all; of several copies the slowest counts.
+    """Return the speeds of a copy's workers relative to worker 0; the slowest of copies counts.
 
-    What is not much slower or faster is as fast.
+    Speeds that differ little are returned as equal.
     """
     slowest = [max(seconds[number :: name.parts]) for number in range(name.parts)]
-    found = [seconds[0] / one for one in slowest]
-    is_even = max(found) < _UNEVEN * min(found)
-    return [1.0] * name.parts if is_even else found
+    speeds = [seconds[0] / worker_s for worker_s in slowest]
+    is_even = max(speeds) < _UNEVEN * min(speeds)
+    return [1.0] * name.parts if is_even else speeds
 
 
 def _choose(
@@ -271,47 +276,47 @@ def _choose(
     name: SplitName,
     speeds: Sequence[float],
 ) -> dict[str, Any]:
-    """What the first worker finds best, as plain data.
+    """Choose the fastest cut, as plain data.
 
     Args:
-        sizes: the most samples that are measured, and those of a mini-batch.
+        sizes: samples of the largest batch that is measured, and of a mini-batch.
     """
     each = name.parts_each
     cores = num_cores() / torch.get_num_threads() / name.copies
     choices = _measured(traced, inputs, sizes, name.parts)
-    if each > 1:  # worker k has parts k, k + P, ...: whose they are is not chosen
+    if each > 1:  # worker k has parts k, k + P, ...: their order is fixed
         speeds = [1.0] * (name.parts * each)
     setting = Pipeline(
         workers=workers(name.parts * each, speeds=speeds), link=measure_loopback(),
         schedule=name.schedule, parts_each=each,
     )  # fmt: skip
-    found = fastest_cut(choices, setting, cores)
-    cut, part_of = found.placement, found.placement.part_of()
+    fastest = fastest_cut(choices, setting, cores)
+    cut, part_of = fastest.placement, fastest.placement.part_of()
     return {
-        "part_of": [part_of[node] for node in range(len(found.graph))],
-        "most": found.micro_batches // name.parts,
-        "ends": found.ends,
+        "part_of": [part_of[node] for node in range(len(fastest.graph))],
+        "most": fastest.micro_batches // name.parts,
+        "ends": fastest.ends,
         "balance": cut.balance_of(name.parts),
-        "order": [one.worker for one in cut.parts] if each == 1 else list(range(name.parts)),
-        "note": _note(found, name) + _of_speeds(cut, speeds),
+        "order": [part.worker for part in cut.parts] if each == 1 else list(range(name.parts)),
+        "note": _note(fastest, name) + _note_of_speeds(cut, speeds),
     }
 
 
 def _measured(
     traced: TracedModel, inputs: Inputs, sizes: tuple[int, int], num_workers: int
 ) -> Iterator[MicroBatches]:
-    """How many micro-batches a mini-batch can be, and what pieces take for each.
+    """Yield the possible numbers of micro-batches, and the measured costs of each.
 
     Args:
-        sizes: the most samples that are measured, and those of a mini-batch.
+        sizes: samples of the largest batch that is measured, and of a mini-batch.
     """
     largest, mini_batch = sizes
     if traced.how == "torch.export":  # its sizes are fixed: traced anew
-        for most in MICRO_BATCHES_EACH:
-            if mini_batch % most == 0:
-                given = inputs(mini_batch // most)
-                graph = measure(trace(traced.module, given), given).graph
-                yield MicroBatches(most * num_workers, graph)
+        for each in MICRO_BATCHES_EACH:
+            if mini_batch % each == 0:
+                args = inputs(mini_batch // each)
+                graph = measure(trace(traced.module, args), args).graph
+                yield MicroBatches(each * num_workers, graph)
         return
     least = max(1, largest // MICRO_BATCHES_EACH[-1])
     large = measure(traced, inputs(largest)).graph
@@ -323,39 +328,40 @@ def _measured(
     def graph_at(rows: int, size: float) -> WorkGraph:
         return small.at(rows * size, least, large, largest)
 
-    for most in MICRO_BATCHES_EACH:
-        if most <= mini_batch:
-            at = partial(graph_at, _rows(mini_batch, most))
-            yield MicroBatches(most * num_workers, at(1.0), at)
+    for each in MICRO_BATCHES_EACH:
+        if each <= mini_batch:
+            at = partial(graph_at, _rows(mini_batch, each))
+            yield MicroBatches(each * num_workers, at(1.0), at)
 
 
-def _note(found: FastestCut, name: SplitName) -> str:
-    """The cut in one line of the plan."""
-    cut, graph, said = found.placement, found.graph, list[str]()
-    for one in cut.parts:
-        first = graph.nodes[one.nodes[0]].name.partition(" .. ")[0]
-        last = graph.nodes[one.nodes[-1]].name.rpartition(" .. ")[2]
-        said.append(first if first == last else f"{first} .. {last}")
+def _note(fastest: FastestCut, name: SplitName) -> str:
+    """Describe the cut in one line of the plan."""
+    cut, graph, layers = fastest.placement, fastest.graph, list[str]()
+    for part in cut.parts:
+        first = graph.nodes[part.nodes[0]].name.partition(" .. ")[0]
+        last = graph.nodes[part.nodes[-1]].name.rpartition(" .. ")[2]
+        layers.append(first if first == last else f"{first} .. {last}")
     return (
-        f"{replace(name, schedule='')}: {' | '.join(said)}; {found.micro_batches} micro-batches by "
-        f"{name.schedule}{_of_ends(found.ends)}, balance {cut.balance_of(name.parts):.0%}, "
-        f"{found.seconds * 1e3:.1f} ms a step predicted, without the optimizer"
+        f"{replace(name, schedule='')}: {' | '.join(layers)}; {fastest.micro_batches} "
+        f"micro-batches by {name.schedule}{_note_of_ends(fastest.ends)}, "
+        f"balance {cut.balance_of(name.parts):.0%}, "
+        f"{fastest.seconds * 1e3:.1f} ms a step predicted, without the optimizer"
     )
 
 
-def _of_ends(ends: EndSizes) -> str:
+def _note_of_ends(ends: EndSizes) -> str:
     if ends == ALIKE:
         return ""
     return f", the first {ends.first:g} and the last {ends.last:g} times as large as others"
 
 
-def _of_speeds(cut: Placement, speeds: Sequence[float]) -> str:
+def _note_of_speeds(cut: Placement, speeds: Sequence[float]) -> str:
     if len(set(speeds)) == 1:
         return ""
-    said = ", ".join(f"{speeds[one.worker]:.2f}" for one in cut.parts)
-    return f"; workers' speeds, part by part: {said}"
+    part_speeds = ", ".join(f"{speeds[part.worker]:.2f}" for part in cut.parts)
+    return f"; workers' speeds, part by part: {part_speeds}"
 
 
-def _rows(mini_batch: int, most: int) -> int:
-    """Of the largest micro-batch."""
-    return max(1, -(-mini_batch // most))
+def _rows(mini_batch: int, each: int) -> int:
+    """Return the rows of the largest of ``each`` micro-batches."""
+    return max(1, -(-mini_batch // each))

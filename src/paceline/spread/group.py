@@ -1,12 +1,12 @@
-"""Those who hold one copy of a model together, and those who hold the same part of it.
+"""Group the workers that hold one copy of a model together, and those that hold the same part.
 
     2x2      copy      part 0    part 1
-             workers   0         1          one copy: what a pipeline flows through
-                       2         3          the other
-                       twins     twins      gradients are summed
+             workers   0         1          one copy: a pipeline flows through it
+                       2         3          the other copy
+                       twins     twins      sum their gradients
 
-A number in a group counts its workers from 0: in a copy it is the part. This module must not know
-what is sent.
+A worker's number in a group counts from 0: in a copy it is the number of its part. This module must
+not know what is sent.
 """
 
 import abc
@@ -24,15 +24,15 @@ from ..partition.names import SplitName
 
 
 class PeerGroup(MemberGroup):
-    """A group whose workers also send to each other."""
+    """A group whose workers can also send to each other."""
 
     @abc.abstractmethod
     def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """A message on its way; ``tensor``, contiguous, stays as it is until it has left."""
+        """Begin to send a contiguous tensor, which must not change until it is sent."""
 
     @abc.abstractmethod
     def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """Room for what comes; messages of one tag from one peer arrive in order."""
+        """Begin to receive into a tensor; messages of one tag from one peer arrive in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class Ranks:
     """How the workers of a run reach each other, as an engine gives it.
 
     Attributes:
-        everyone: all of them, by their seats.
-        part: a group of these, by a name that no other one has; all of them make it.
-        words: a connection for words to whoever listens.
-        share: the first worker's bytes become everyone's.
+        everyone: the group of all workers, by their seats.
+        part: makes a group of some workers under a unique name; each of them must call it.
+        words: opens a connection for short requests to any worker.
+        share: begins to broadcast the first worker's bytes to all.
     """
 
     everyone: MemberGroup
@@ -56,9 +56,9 @@ class SplitGroups:
     """The groups of one worker.
 
     Args:
-        ranks: of the run.
+        ranks: all workers of the run.
         name: how the model is divided.
-        order: of a copy's workers, whose part comes first; none: as they are numbered.
+        order: a copy's workers in the order of their parts; empty: as they are numbered.
     """
 
     def __init__(self, ranks: Ranks, name: SplitName, order: Sequence[int] = ()) -> None:
@@ -67,11 +67,11 @@ class SplitGroups:
         members, twins = name.copy_of(self.seat), name.twins_of(self.seat)
         self.members = tuple(members[number] for number in order) if order else members
         self.copy = ranks.part(f"copy {members[0]}", self.members)
-        """Those of this copy."""
+        """The workers of this copy."""
         self.twins = ranks.part(f"twins {twins[0]}", twins) if name.copies > 1 else None
-        """Those who hold the same part; None: there is one copy."""
+        """The workers that hold the same part; None: there is one copy."""
         self.asks = ranks.part(f"asks {members[0]}", self.members)
-        """Those of this copy once more, for threads that hand out parts."""
+        """The workers of this copy again, for threads that hand out parts."""
 
     @property
     def part(self) -> int:
@@ -80,15 +80,15 @@ class SplitGroups:
 
 
 def tell_all(group: MemberGroup, value: Any) -> list[Any]:
-    """What all say, by number, as plain data."""
+    """Exchange a value of plain data with the group; return all workers' values, by number."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = torch.zeros(group.size, dtype=torch.int64)
     group.all_gather(torch.tensor([len(text)]), sizes).wait()
     most = int(sizes.max())
-    mine, every = torch.zeros(most, dtype=torch.uint8), torch.zeros(most * group.size).byte()
-    mine[: len(text)] = text
-    group.all_gather(mine, every).wait()
-    rows = every.view(group.size, most)
+    padded, gathered = torch.zeros(most, dtype=torch.uint8), torch.zeros(most * group.size).byte()
+    padded[: len(text)] = text
+    group.all_gather(padded, gathered).wait()
+    rows = gathered.view(group.size, most)
     return [
         json.loads(bytes(row[:size].tolist()))
         for row, size in zip(rows, sizes.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What each worker of a copy is about to do, said before any of them does it.
+"""Announce what each worker of a copy is about to do, before any of them does it.
 
     worker 0   FORWARD | FORWARD | BACKWARD | STEP_END
     worker 1   FORWARD | FORWARD | BACKWARD | STEP_END        all the same: they do it
@@ -9,8 +9,8 @@
     worker 0   LOOK     | FORWARD                             a look changes nothing, so it comes
     worker 1   FORWARD  | FORWARD                             first, and all compute their parts
 
-So no two of them can wait for different things. What is decided is a function of what was said
-(`decide`). This module must not know models.
+So no two workers can wait for different things. The decision is a pure function of the intents that
+were shown (`decide`). This module must not know models.
 """
 
 import zlib
@@ -26,16 +26,16 @@ from ..exchange.group import MemberGroup
 
 
 class PartTask(IntEnum):
-    """What a worker has come to."""
+    """What a worker is about to do."""
 
     STEP_END = 0
-    """It pushes, or an epoch or evaluation is over for it: until all are here it serves."""
+    """It pushes, or its epoch or evaluation is over; it serves others until all are here."""
     FORWARD = 1
     LOOK = 2
     """A forward pass without gradients."""
     BACKWARD = 3
     TRAIN = 4
-    """There and back by a schedule, where the loss is known."""
+    """Forward and backward by a schedule, where the loss is known."""
 
 
 _WORDS = {
@@ -56,19 +56,19 @@ _END_WORDS = {
 
 
 class Intent(NamedTuple):
-    """What a worker says.
+    """What a worker announces, as whole numbers.
 
     Attributes:
-        number: of the forward pass that a backward pass is of; at a step's end why, see `End`.
-        rows: of its inputs; of a backward pass which outputs have a gradient here, a bit each; at a
-            step's end whether its gradients are of more than the model's outputs.
-        samples: of its mini-batch, by which its gradient is weighed.
-        mode: of its modules, see `mode_of`.
-        seed: of the random numbers of this pass, where all have the same; below 0: of none. At a
-            step's end which buffers have changed here, a bit each.
-        odd: which tensor it is called with has rows of another size than the model was divided for,
-            its targets last; below 0: none.
-        odd_dim, odd_size: the first dimension that is another, and how large it is.
+        number: BACKWARD: the number of the forward pass; STEP_END: the reason, see `End`.
+        rows: rows of its inputs; BACKWARD: which outputs have a gradient here, one bit each;
+            STEP_END: whether parameters have gradients that did not come through ``model(x)``.
+        samples: of its mini-batch, which weigh its gradient.
+        mode: the mode of its modules, see `mode_of`.
+        seed: of this pass's random numbers, where all workers draw the same; below 0: none are
+            drawn. STEP_END: which buffers have changed here, one bit each.
+        odd: index of the argument, targets last, whose rows have another size than the model was
+            divided for; below 0: none has.
+        odd_dim, odd_size: the first dimension of other size, and its size.
     """
 
     doing: PartTask
@@ -83,7 +83,7 @@ class Intent(NamedTuple):
 
 
 def mode_of(flags: Iterable[bool]) -> int:
-    """One number for which modules are in training: 0 none, 1 all, else another one for each mix.
+    """Return a number for which modules are in training: 0 none, 1 all, else a hash of the mix.
 
     Example:
         >>> mode_of([True, True]), mode_of([False, False]), mode_of([True, False]) > 1
@@ -96,67 +96,64 @@ def mode_of(flags: Iterable[bool]) -> int:
 
 
 class Meeting:
-    """One worker's place among those of its copy.
+    """One worker's place in the meetings of its copy.
 
     Args:
-        members: their seats, for messages.
+        members: seats of the copy's workers, for messages.
     """
 
     def __init__(self, group: MemberGroup, members: Sequence[int]) -> None:
         self._group, self._members = group, tuple(members)
-        self._every = torch.zeros(group.size * len(Intent._fields), dtype=torch.int64)
+        self._gathered = torch.zeros(group.size * len(Intent._fields), dtype=torch.int64)
 
-    def show(self, mine: Intent) -> list[Intent]:
-        """What all have come to, by their numbers."""
-        self._group.all_gather(torch.tensor([int(one) for one in mine]), self._every).wait()
-        rows = self._every.view(self._group.size, -1).tolist()
+    def show(self, intent: Intent) -> list[Intent]:
+        """Show this worker's intent to all, and return all intents, by the workers' numbers."""
+        fields = torch.tensor([int(value) for value in intent])
+        self._group.all_gather(fields, self._gathered).wait()
+        rows = self._gathered.view(self._group.size, -1).tolist()
         return [Intent(PartTask(row[0]), *row[1:]) for row in rows]
 
-    def decide(self, every: Sequence[Intent]) -> PartTask:
-        """What all do now.
-
-        Raises:
-            ConfigError: two have come to different things.
-        """
-        return decide(every, self._members)
+    def decide(self, intents: Sequence[Intent]) -> PartTask:
+        """Return what all workers do now; raise as `decide` does."""
+        return decide(intents, self._members)
 
 
-def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
-    """What all do now: STEP_END where all are there, for one reason.
+def decide(intents: Sequence[Intent], members: Sequence[int]) -> PartTask:
+    """Return what all workers do now: STEP_END once all have reached it, for the same reason.
 
     Args:
-        members: their seats.
+        members: seats of the workers.
 
     Raises:
-        ConfigError: two have come to different things.
+        ConfigError: two workers would do things that do not fit together.
     """
-    busy = [(one, seat) for one, seat in zip(every, members, strict=True) if one.doing]
-    for one, seat in busy:
-        if one.odd >= 0:
+    busy = [(intent, seat) for intent, seat in zip(intents, members, strict=True) if intent.doing]
+    for intent, seat in busy:
+        if intent.odd >= 0:
             raise ConfigError(
-                f"worker {seat} calls the model with a tensor, number {one.odd} of what it is "
-                f"given, of size {one.odd_size} in dimension {one.odd_dim}, and a split model was "
-                "divided for another one, that of the first batch: pad to one size, or use "
-                "--split data or shard"
+                f"worker {seat} calls the model with a tensor, number {intent.odd} of what it is "
+                f"given, of size {intent.odd_size} in dimension {intent.odd_dim}, and a split "
+                "model was divided for another one, that of the first batch: pad to one size, or "
+                "use --split data or shard"
             )
     if looking := [pair for pair in busy if pair[0].doing is PartTask.LOOK]:
         busy = looking
     if not busy:
-        _refuse_other_ends(every, members)
+        _refuse_other_ends(intents, members)
         return PartTask.STEP_END
     first, seat = busy[0]
-    for one, other in busy[1:]:
-        if one.doing is first.doing and (one.number == first.number or one.number < 0):
+    for intent, other in busy[1:]:
+        if intent.doing is first.doing and (intent.number == first.number or intent.number < 0):
             continue
-        here, there = _WORDS[first.doing], _WORDS[one.doing]
+        here, there = _WORDS[first.doing], _WORDS[intent.doing]
         if here == there:
-            here, there = f"{here} of its call {first.number}", f"of its call {one.number}"
+            here, there = f"{here} of its call {first.number}", f"of its call {intent.number}"
         raise ConfigError(
             f"worker {seat} {here} where worker {other} {there}: a split model is computed by all "
             "workers together, so each calls it, and backward(), as often and in the same order"
         )
-    for one, other in busy[1:]:
-        if one.mode != first.mode:
+    for intent, other in busy[1:]:
+        if intent.mode != first.mode:
             raise ConfigError(
                 f"the model is in another mode on worker {seat} than on worker {other} "
                 "(model.train(), model.eval()), and they compute it together: set it in all alike"
@@ -164,11 +161,11 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
     return first.doing
 
 
-def _refuse_other_ends(every: Sequence[Intent], members: Sequence[int]) -> None:
-    """Raise ConfigError where these would wait for different things from now on."""
-    for one, seat in zip(every, members, strict=True):
-        if one.number != every[0].number:
-            here, there = (_END_WORDS[End(found)] for found in (every[0].number, one.number))
+def _refuse_other_ends(intents: Sequence[Intent], members: Sequence[int]) -> None:
+    """Raise ConfigError where workers at a step's end would wait for different things."""
+    for intent, seat in zip(intents, members, strict=True):
+        if intent.number != intents[0].number:
+            here, there = (_END_WORDS[End(end)] for end in (intents[0].number, intent.number))
             raise ConfigError(
                 f"worker {members[0]} {here} where worker {seat} {there}: workers of a split model "
                 "come to these together, so let all do it, not one alone (if pace.is_main)"

@@ -1,11 +1,11 @@
-"""A model in parts behind one another, each on a worker: a pipeline.
+"""Compute a model in parts, one after the other, each on its worker: a pipeline.
 
     model(x)          -> meet -> micro-batches through all parts -> outputs; one node of a graph
     loss.backward()   -> that node -> meet -> gradients through all parts
     model.parameters()   the same objects; those of other parts are absent (replica/absent.py)
 
-This module must not know the loop. Above 300 lines, since what a pass is refused for stands beside
-it.
+This module must not know the loop. Above 300 lines, since a pass and the reasons to refuse it are
+read together.
 """
 
 import functools
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _MUCH_WORSE = 0.85
 _MOST_BITS = 62
 _FAR, _CLOSE = 1e4, 1e-2
-"""How much larger one gradient is than another where a hook is tried, and how close sums are."""
+"""To try a hook: how much larger one gradient is than another, and how close sums must be."""
 _NOTHING = Intent(PartTask.STEP_END)
 ChunksOfOwn = dict[int, list[Tensor]]
 """The tensors of each of a worker's micro-batches."""
@@ -47,9 +47,9 @@ class PipelinedModel(SpreadModel):
     """One worker's side of a model in parts.
 
     Args:
-        module: the script's, whole; its other parts are given up here.
-        optimizers: over it; they keep what they have of this part.
-        num_samples: of this worker's mini-batch, 0 where it has none.
+        module: the script's whole module; this worker gives up the parameters of other parts.
+        optimizers: over the module; they keep this part's parameters and state.
+        num_samples: returns the samples of this worker's mini-batch, 0 where it has none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PipelinedModel(SpreadModel):
         self._pipeline = self._make_runner()
         self._passes: dict[int, Passed] = {}
         self._num_passes = 0
-        """Of all steps, so that none of an earlier one is taken for one of this."""
+        """Counted over all steps, so that a pass of an earlier step is not taken for a new one."""
         self._used: dict[int, list[list[int]]] = {}
         self._is_back = False
         self._lost_s = 0.0
@@ -73,36 +73,36 @@ class PipelinedModel(SpreadModel):
         self._hold(optimizers)
         self._stand_in(optimizers)
         self.buffers = list(module.buffers())
-        number_of = {id(one): number for number, one in enumerate(self.buffers)}
+        number_of = {id(buffer): number for number, buffer in enumerate(self.buffers)}
         self._owners = [
-            (owner, key, number_of[id(one)])
+            (owner, key, number_of[id(buffer)])
             for owner in module.modules()
-            for key, one in owner._buffers.items()
-            if one is not None
+            for key, buffer in owner._buffers.items()
+            if buffer is not None
         ]
         self.mark_buffers()
-        self._layers = [(name, one) for name, one in module.named_modules() if name]
+        self._layers = [(name, layer) for name, layer in module.named_modules() if name]
         cut.code.retire()
 
     def _make_runner(self) -> "PartRunner | ColumnRunner":
         return PartRunner(self._modules(), self.groups.copy, self.cut.borders)
 
     def _modules(self) -> list[nn.Module]:
-        """Of this worker's parts."""
-        own = self.cut.parts[self.groups.part :: self.groups.copy.size]
-        return [part.module for part in own]
+        """Return the modules of this worker's parts."""
+        parts = self.cut.parts[self.groups.part :: self.groups.copy.size]
+        return [part.module for part in parts]
 
     def _hold(self, optimizers: Sequence[Optimizer]) -> None:
-        """Give up what this worker does not step."""
+        """Keep this worker's parameters, and give up all others."""
         named = dict(self._module.named_parameters())
         holders = self._holders(named)
         self.own = self._own_tensors(named, holders)
-        every = sorted(name for name, parts in holders.items() if len(parts) > 1)
-        self.shared_sizes = [(name, named[name].dtype, named[name].numel()) for name in every]
+        tied = sorted(name for name, workers in holders.items() if len(workers) > 1)
+        self.shared_sizes = [(name, named[name].dtype, named[name].numel()) for name in tied]
         here = self.groups.part
-        mine = {name for name, parts in holders.items() if here in parts}
-        self.shared = frozenset(mine & set(every))
-        self.counted = frozenset(name for name in mine if holders[name][0] == here)
+        held = {name for name, workers in holders.items() if here in workers}
+        self.shared = frozenset(held & set(tied))
+        self.counted = frozenset(name for name in held if holders[name][0] == here)
         self._give_up_others(optimizers, named, holders)
         self._tied = sorted(self.shared)
         for number, name in enumerate(self._tied):
@@ -110,11 +110,11 @@ class PipelinedModel(SpreadModel):
         refuse_uneven_hooks(self.own.named_parameters())
 
     def _holders(self, named: dict[str, nn.Parameter]) -> dict[str, list[int]]:
-        """The workers that hold each parameter: the first one, where nobody computes with it."""
+        """Return the workers that hold each parameter; an unused one is held by the first."""
         size = self.groups.copy.size
         parts = [(number % size, part) for number, part in enumerate(self.cut.parts)]
         return {
-            name: sorted({number for number, part in parts if name in part.parameters}) or [0]
+            name: sorted({worker for worker, part in parts if name in part.parameters}) or [0]
             for name in named
         }
 
@@ -123,14 +123,14 @@ class PipelinedModel(SpreadModel):
     ) -> OwnTensors:
         here, buffers = self.groups.part, dict(self._module.named_buffers())
         used = {name for part in self.cut.parts for name in part.buffers}
-        own = self.cut.parts[here :: self.groups.copy.size]
-        mine = {name for part in own for name in part.buffers}
+        parts = self.cut.parts[here :: self.groups.copy.size]
+        held = {name for part in parts for name in part.buffers}
         if here == 0:
-            mine |= buffers.keys() - used
+            held |= buffers.keys() - used
         return OwnTensors(
-            [(name, one) for name, one in named.items() if here in holders[name]],
-            [(name, one) for name, one in buffers.items() if name in mine],
-            own[0].module if len(own) == 1 else nn.ModuleList(part.module for part in own),
+            [(name, parameter) for name, parameter in named.items() if here in holders[name]],
+            [(name, buffer) for name, buffer in buffers.items() if name in held],
+            parts[0].module if len(parts) == 1 else nn.ModuleList(part.module for part in parts),
         )
 
     def _give_up_others(
@@ -139,102 +139,105 @@ class PipelinedModel(SpreadModel):
         named: dict[str, nn.Parameter],
         holders: dict[str, list[int]],
     ) -> None:
-        mine = {id(one) for one in self.own.parameters()}
+        held = {id(parameter) for parameter in self.own.parameters()}
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["params"] = [one for one in group["params"] if id(one) in mine]
-            for one in [one for one in optimizer.state if id(one) not in mine]:
-                del optimizer.state[one]
-        for name, one in named.items():
-            if id(one) not in mine:
-                forget(one, name, f"on worker {self.groups.members[holders[name][0]]}")
+                group["params"] = [p for p in group["params"] if id(p) in held]
+            for parameter in [p for p in optimizer.state if id(p) not in held]:
+                del optimizer.state[parameter]
+        for name, parameter in named.items():
+            if id(parameter) not in held:
+                forget(parameter, name, f"on worker {self.groups.members[holders[name][0]]}")
 
     def _ended(self) -> None:
         self._passes.clear()
 
     def _divided_worse(self) -> tuple[str, float] | None:
-        """Whether parts are busy otherwise than the cut was made for."""
+        """Compare how long the parts were busy with the balance that the cut was made for."""
         busy = tell_all(self.groups.copy, self._pipeline.busy_s)
         self._pipeline.busy_s = 0.0
         mean = sum(busy) / len(busy)
         if not min(busy) or mean >= _MUCH_WORSE * self.cut.balance * max(busy):
             return None
         self._lost_s += max(busy) - mean / self.cut.balance
-        shares = " | ".join(f"{one / sum(busy):.0%}" for one in busy)
-        said = (
+        shares = " | ".join(f"{part_s / sum(busy):.0%}" for part_s in busy)
+        message = (
             f"parts were busy {shares} of the time, a balance of {mean / max(busy):.0%} where "
             f"{self.cut.balance:.0%} was predicted"
         )
-        return (said, self._lost_s) if self.groups.seat == 0 else None
+        return (message, self._lost_s) if self.groups.seat == 0 else None
 
-    def _checked(self, given: Sequence[Any], named: Iterable[str] = ()) -> tuple[int, ChunksOfOwn]:
-        """The rows of this worker's mini-batch, and its micro-batches.
+    def _checked(self, args: Sequence[Any], kwargs: Iterable[str] = ()) -> tuple[int, ChunksOfOwn]:
+        """Check a call of the model; return the rows of the mini-batch, and its micro-batches.
+
+        Args:
+            kwargs: names of keyword arguments.
 
         Raises:
-            ConfigError: the model is called otherwise than it was cut for.
+            ConfigError: the call does not fit the inputs that the model was cut for.
         """
-        wanted = self.cut.borders[0]
-        is_right = len(given) == len(wanted) and all(
-            isinstance(one, Tensor) and one.dtype is shape.dtype and one.ndim == len(shape.fixed)
-            for one, shape in zip(given, wanted, strict=True)
+        shapes = self.cut.borders[0]
+        is_right = len(args) == len(shapes) and all(
+            isinstance(x, Tensor) and x.dtype is shape.dtype and x.ndim == len(shape.fixed)
+            for x, shape in zip(args, shapes, strict=True)
         )
-        if named or not is_right:
+        if kwargs or not is_right:
             raise ConfigError(
-                f"a split model was cut for {len(wanted)} tensors of {[s.dtype for s in wanted]}, "
-                f"and is called with {[getattr(one, 'dtype', type(one).__name__) for one in given]}"
-                f"{' and ' + ', '.join(named) if named else ''}: call it as in the first batch"
+                f"a split model was cut for {len(shapes)} tensors of {[s.dtype for s in shapes]}, "
+                f"and is called with {[getattr(x, 'dtype', type(x).__name__) for x in args]}"
+                f"{' and ' + ', '.join(kwargs) if kwargs else ''}: call it as in the first batch"
             )
-        if any(one.requires_grad for one in given):
+        if any(x.requires_grad for x in args):
             raise ConfigError(
                 "a split model's inputs require gradients, which are not sent back to them"
             )
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
-        if not (rows := len(given[0])):
+        if not (rows := len(args[0])):
             raise ConfigError(
                 "a split model is called with no row: leave the call out where there is none, "
                 "if len(x): ..., in all workers alike, or use --split data"
             )
-        self._check_rows(given, rows)
-        parts = [torch.split(one, self._sizes(rows)) for one in given]
-        return rows, {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
+        self._check_rows(args, rows)
+        chunked = [torch.split(x, self._sizes(rows)) for x in args]
+        return rows, {number: list(xs) for number, xs in enumerate(zip(*chunked, strict=True))}
 
-    def _forward(self, *given: Any, **named: Any) -> Any:
-        """All workers of the copy call it."""
-        rows, own = self._checked(given, named)
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the model on this worker's rows, together with all workers of the copy."""
+        rows, own = self._checked(args, kwargs)
         keeps = torch.is_grad_enabled()
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        every = self._meet(self._called(doing, rows, given, self.cut.borders[0]))
-        number, outputs = self._run(every, own, keeps=keeps)
-        made = [torch.cat(one) for one in zip(*(outputs[i] for i in sorted(outputs)), strict=True)]
+        intents = self._meet(self._called(doing, rows, args, self.cut.borders[0]))
+        number, chunks = self._run(intents, own, keeps=keeps)
+        outputs = [torch.cat(ys) for ys in zip(*(chunks[i] for i in sorted(chunks)), strict=True)]
         if keeps:
-            made = list(_Computed.apply(self, number, self._anchor, *made))  # type: ignore[no-untyped-call]  # torch's has no types
-        return torch.utils._pytree.tree_unflatten(made, self.cut.form)
+            outputs = list(_Computed.apply(self, number, self._anchor, *outputs))  # type: ignore[no-untyped-call]  # torch's has no types
+        return torch.utils._pytree.tree_unflatten(outputs, self.cut.form)
 
     def _sizes(self, rows: int) -> list[int]:
-        """Of the micro-batches of this worker's mini-batch."""
+        """Return the rows of each micro-batch of this worker's mini-batch."""
         return chunk_rows(rows, self.cut.shares[self.groups.part])
 
     def _called(
-        self, doing: PartTask, rows: int, given: Sequence[Tensor], shapes: Sequence[TensorShape]
+        self, doing: PartTask, rows: int, args: Sequence[Tensor], shapes: Sequence[TensorShape]
     ) -> Intent:
-        """What this worker comes to with these; the first that has rows of another size is told."""
+        """Return the intent to call the model, with the first argument of another size, if any."""
         odd = (-1, 0, 0)
-        for number, (one, shape) in enumerate(zip(given, shapes, strict=True)):
-            if (dim := shape.other_size(one)) is not None:
-                odd = (number, dim, one.shape[dim])
+        for number, (x, shape) in enumerate(zip(args, shapes, strict=True)):
+            if (dim := shape.other_size(x)) is not None:
+                odd = (number, dim, x.shape[dim])
                 break
         return Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed(), *odd)
 
     def _seed(self) -> int:
-        """Of random numbers that all workers have the same; below 0: of none."""
+        """Return a seed for random numbers that all workers draw alike; below 0: none are drawn."""
         return -1
 
-    def _check_rows(self, given: Sequence[Tensor], rows: int) -> None:
-        """Raise ConfigError where these cannot be micro-batches, or a layer has a hook."""
-        if any(len(one) != rows for one in given):
+    def _check_rows(self, args: Sequence[Tensor], rows: int) -> None:
+        """Raise ConfigError where micro-batches of the arguments, or of a layer, are impossible."""
+        if any(len(x) != rows for x in args):
             raise ConfigError(
-                f"a split model is called with tensors of {[len(one) for one in given]} rows: its "
+                f"a split model is called with tensors of {[len(x) for x in args]} rows: its "
                 "inputs have a row for each sample"
             )
         fixed = self.cut.fixed_rows
@@ -248,8 +251,8 @@ class PipelinedModel(SpreadModel):
         for name in self.cut.frozen:
             if self._module.get_submodule(name).training:
                 raise ConfigError(BUFFER_CHANGES.format(name))
-        for name, one in self._layers:
-            if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks:
+        for name, layer in self._layers:
+            if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
                 raise ConfigError(
                     f"layer {name!r} has a hook, which would see the micro-batches of all workers, "
                     "and on one of them: take it off, or use --split data or shard"
@@ -257,43 +260,56 @@ class PipelinedModel(SpreadModel):
         self.cut.code.check()
 
     def _run(
-        self, every: Sequence[Intent], own: ChunksOfOwn, *, keeps: bool
+        self, intents: Sequence[Intent], own: ChunksOfOwn, *, keeps: bool
     ) -> tuple[int, ChunksOfOwn]:
-        """A forward pass that all have come to, or serve."""
+        """Run a forward pass with all workers.
+
+        Args:
+            own: this worker's micro-batches; empty: it only computes its part for others.
+
+        Returns:
+            The number of the pass, -1 without ``keeps``, and the outputs of ``own``.
+        """
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        doers = only(doing, every)
-        chunks = chunks_of([one.rows for one in doers], self.cut.shares, in_turns=True)
-        with in_mode(self._module, next(one.mode for one in doers if one.doing)):
+        callers = only(doing, intents)
+        chunks = chunks_of([intent.rows for intent in callers], self.cut.shares, in_turns=True)
+        with in_mode(self._module, next(intent.mode for intent in callers if intent.doing)):
             outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:
             return -1, outputs
         number, self._num_passes = self._num_passes, self._num_passes + 1
         self._passes[number] = passed
-        self._note_shares(every)
+        self._note_shares(intents)
         return number, outputs
 
-    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
+    def _serve(self, doing: PartTask, intents: Sequence[Intent]) -> None:
         """Compute this part for others."""
         if doing is not PartTask.BACKWARD:
-            self._run(every, {}, keeps=doing is PartTask.FORWARD)
+            self._run(intents, {}, keeps=doing is PartTask.FORWARD)
             return
-        passed = self._passed(max(one.number for one in every if one.doing is doing))
-        self._run_back(passed, every, [None] * len(self.cut.borders[-1]))
+        passed = self._passed(max(intent.number for intent in intents if intent.doing is doing))
+        self._run_back(passed, intents, [None] * len(self.cut.borders[-1]))
 
     def _mode(self) -> int:
         return module_mode(self._module)
 
     def backward(self, number: int, gradients: Sequence[Tensor | None]) -> None:
-        """Of the forward pass of this number, from the gradients of this worker's outputs."""
+        """Run the backward pass of a forward pass.
+
+        Args:
+            number: of the forward pass.
+            gradients: of this worker's outputs.
+        """
         self._refuse_outside()
         passed = self._passed(number)
-        outputs = sum(1 << at for at, one in enumerate(gradients) if one is not None)
+        outputs = sum(1 << at for at, gradient in enumerate(gradients) if gradient is not None)
         if len(gradients) > _MOST_BITS:
             outputs = -1
-        every = self._meet(Intent(PartTask.BACKWARD, number, outputs))
-        self._run_back(passed, every, gradients)
+        intents = self._meet(Intent(PartTask.BACKWARD, number, outputs))
+        self._run_back(passed, intents, gradients)
 
     def _passed(self, number: int) -> Passed:
+        """Return a forward pass; raise ConfigError where it can have no backward pass any more."""
         if (passed := self._passes.get(number)) is None:
             raise ConfigError(STALE)
         if not passed.kept:
@@ -304,33 +320,35 @@ class PipelinedModel(SpreadModel):
         return passed
 
     def _run_back(
-        self, passed: Passed, every: Sequence[Intent], gradients: Sequence[Tensor | None]
+        self, passed: Passed, intents: Sequence[Intent], gradients: Sequence[Tensor | None]
     ) -> None:
+        """Run a backward pass with all workers, with gradients weighed by the worker's share."""
         assert self._shares is not None
         share = self._shares[self.groups.part]
-        rows = [one.rows for one in passed.chunks if one.owner == self.groups.part]
+        rows = [chunk.rows for chunk in passed.chunks if chunk.owner == self.groups.part]
         outputs = functools.reduce(
-            operator.or_, (one.rows for one in only(PartTask.BACKWARD, every))
+            operator.or_, (intent.rows for intent in only(PartTask.BACKWARD, intents))
         )
         self._pipeline.used = used = self._used_of(outputs)
-        parts = []
+        chunked = []
         for number in used[-1]:
-            shape, one = self.cut.borders[-1][number], gradients[number]
-            whole = shape.empty(sum(rows)).zero_() if one is None else one * share
-            parts.append(torch.split(whole, [shape.length(size) for size in rows]))
-        own = {chunk: [part[chunk] for part in parts] for chunk in range(len(rows))}
+            shape, gradient = self.cut.borders[-1][number], gradients[number]
+            weighed = shape.empty(sum(rows)).zero_() if gradient is None else gradient * share
+            chunked.append(torch.split(weighed, [shape.length(size) for size in rows]))
+        own = {number: [chunks[number] for chunks in chunked] for number in range(len(rows))}
         with self._going_back():
             self._pipeline.backward(passed, own)
 
     @contextmanager
     def _going_back(self) -> Iterator[None]:
-        """Gradients come through ``model(x)`` meanwhile."""
+        """A block in which gradients come through ``model(x)``."""
         self._is_back = True
         with torch.enable_grad(), self._through_model():
             yield
         self._is_back = False
 
     def _used_of(self, outputs: int) -> list[list[int]]:
+        """Return `used_tensors` for those outputs that have gradients, one bit each."""
         if outputs not in self._used:
             self._used[outputs] = used_tensors(self.cut.borders, self.cut.flow, outputs)
         return self._used[outputs]
@@ -339,41 +357,41 @@ class PipelinedModel(SpreadModel):
         self._marks = self._buffer_marks()
 
     def _buffer_marks(self) -> list[tuple[int, int]]:
-        """Another one of a buffer that was written, or whose memory was replaced."""
-        return [(one._version, one.data_ptr()) for one in self.buffers]
+        """Return a mark per buffer, which changes as it is written or its memory is replaced."""
+        return [(buffer._version, buffer.data_ptr()) for buffer in self.buffers]
 
     def _take_buffers(self) -> None:
-        """Values of buffers that the script has made anew go where the old ones lie.
+        """Copy buffers that the script has replaced into the tensors that parts compute with.
 
         Raises:
-            ConfigError: one has another type or shape since.
+            ConfigError: a new one has another type or shape.
         """
         for owner, key, number in self._owners:
-            mine, found = self.buffers[number], owner._buffers.get(key)
-            if found is mine:
+            old, new = self.buffers[number], owner._buffers.get(key)
+            if new is old:
                 continue
-            if found is not None and (found.dtype, found.shape) == (mine.dtype, mine.shape):
+            if new is not None and (new.dtype, new.shape) == (old.dtype, old.shape):
                 with torch.no_grad():
-                    mine.copy_(found)
-                owner._buffers[key] = mine
+                    old.copy_(new)
+                owner._buffers[key] = old
             elif key not in owner._non_persistent_buffers_set:  # those are caches of any size
                 raise ConfigError(
-                    f"buffer {self._names[id(mine)]!r} was made another one after prepare(), which "
+                    f"buffer {self._names[id(old)]!r} was made another one after prepare(), which "
                     "parts of a split model do not have: keep its type and shape, or use "
                     "--split data"
                 )
 
     def _changed_buffers(self) -> int:
         self._take_buffers()
-        now = self._buffer_marks()
-        if now == self._marks:
+        marks = self._buffer_marks()
+        if marks == self._marks:
             return 0
-        pairs = enumerate(zip(now, self._marks, strict=True))
-        found = sum(1 << number for number, (one, before) in pairs if one != before)
-        return found if len(now) <= _MOST_BITS else -1
+        pairs = enumerate(zip(marks, self._marks, strict=True))
+        changed = sum(1 << number for number, (now, before) in pairs if now != before)
+        return changed if len(marks) <= _MOST_BITS else -1
 
     def _arrived(self, number: int, _: Tensor) -> None:
-        """A parameter that several parts have has got a gradient."""
+        """Check the gradient of a tied parameter, as it arrives."""
         if not self._is_back:
             raise ConfigError(
                 f"parameter {self._tied[number]!r} gets a gradient that does not come through "
@@ -382,16 +400,16 @@ class PipelinedModel(SpreadModel):
             )
 
 
-def only(doing: PartTask, every: Sequence[Intent]) -> list[Intent]:
-    """What those said who do this; the others nothing."""
-    return [one if one.doing is doing else _NOTHING for one in every]
+def only(doing: PartTask, intents: Sequence[Intent]) -> list[Intent]:
+    """Return the intents of workers that do a task; those of others are empty."""
+    return [intent if intent.doing is doing else _NOTHING for intent in intents]
 
 
 def refuse_uneven_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise ConfigError where a parameter's hook makes of a sum what it does not of its parts."""
-    for name, one in named:
-        for hook in list((one._backward_hooks or {}).values()):
-            if not _keeps_sums(hook, one):
+    """Raise ConfigError where a parameter's hook is not linear in the gradient."""
+    for name, parameter in named:
+        for hook in list((parameter._backward_hooks or {}).values()):
+            if not _keeps_sums(hook, parameter):
                 raise ConfigError(
                     f"parameter {name!r} has a hook that is not linear, and it would see the "
                     "gradient of each micro-batch, a part of the batch's: clip by "
@@ -400,31 +418,33 @@ def refuse_uneven_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def _keeps_sums(hook: Callable[[Tensor], Tensor | None], parameter: Tensor) -> bool:
+    """Whether a hook of a sum of two gradients returns the sum of what it returns for each."""
+
     def after(gradient: Tensor) -> Tensor:
-        made = hook(given := gradient.clone())
-        return given if made is None else made
+        result = hook(copy := gradient.clone())
+        return copy if result is None else result
 
     with kept_random_state(), torch.no_grad():
-        one, other = torch.randn_like(parameter), torch.randn_like(parameter)
+        a, b = torch.randn_like(parameter), torch.randn_like(parameter)
         try:
-            whole, parts = after(_FAR * one + other), _FAR * after(one) + after(other)
-        except Exception:  # a script's own; it may need what comes later, and nobody can tell
+            of_sum, sum_of = after(_FAR * a + b), _FAR * after(a) + after(b)
+        except Exception:  # a script's own; it may need state that exists only in training
             return True
-    return bool(torch.allclose(whole, parts, rtol=_CLOSE, atol=_CLOSE))
+    return bool(torch.allclose(of_sum, sum_of, rtol=_CLOSE, atol=_CLOSE))
 
 
 class _Computed(torch.autograd.Function):
-    """The whole model as one node of the graph behind a worker's outputs."""
+    """The whole model as one autograd node, whose outputs are a worker's."""
 
     @staticmethod
     def forward(
-        ctx: Any, spread: PipelinedModel, number: int, anchor: Tensor, *made: Tensor
+        ctx: Any, spread: PipelinedModel, number: int, anchor: Tensor, *outputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.number = spread, number
         ctx.set_materialize_grads(False)
-        whole = [one for one in made if not (one.is_floating_point() or one.is_complex())]
-        ctx.mark_non_differentiable(*whole)
-        return tuple(one.detach() for one in made)  # no view, which may not be changed in place
+        integers = [y for y in outputs if not (y.is_floating_point() or y.is_complex())]
+        ctx.mark_non_differentiable(*integers)
+        return tuple(y.detach() for y in outputs)  # no views, which must not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:

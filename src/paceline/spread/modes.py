@@ -1,4 +1,4 @@
-"""The mode of a model's modules, which all of a copy's workers compute a pass in.
+"""Read and set the training mode of modules, in which all workers of a copy compute a pass.
 
 This module must not know parts.
 """
@@ -13,29 +13,29 @@ from .meeting import mode_of
 
 
 def module_mode(module: nn.Module) -> int:
-    """One number for which modules are in training, see `mode_of`."""
-    return mode_of(one.training for one in module.modules())
+    """Return a number for which of a model's modules are in training, see `mode_of`."""
+    return mode_of(layer.training for layer in module.modules())
 
 
 @contextmanager
 def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Afterwards every module is in its own mode again."""
-    before = [(one, one.training) for one in module.modules()]
+    """Restore the mode of every module on exit."""
+    before = [(layer, layer.training) for layer in module.modules()]
     try:
         yield
     finally:
-        for one, is_training in before:
-            one.training = is_training
+        for layer, is_training in before:
+            layer.training = is_training
 
 
 @contextmanager
 def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
-    """Its modules in the mode that others are in, meanwhile.
+    """Put all modules into the mode that other workers are in, and back on exit.
 
     Raises:
-        ConfigError: it is a mix, and here it is another one.
+        ConfigError: the mode is a mix, and this worker's is a different one.
     """
-    if (mine := module_mode(module)) == mode:
+    if (own_mode := module_mode(module)) == mode:
         yield
         return
     if mode > 1:
@@ -44,22 +44,23 @@ def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
             "here they are others (model.train(), model.eval()): set them in all workers alike"
         )
     with modes_kept(module):
-        for one in module.modules():
-            one.training = bool(mode)
+        for layer in module.modules():
+            layer.training = bool(mode)
         yield
-    assert module_mode(module) == mine
+    assert module_mode(module) == own_mode
 
 
 def refuse_batch_norm(module: nn.Module, *, is_frozen: bool = True) -> None:
-    """Raise ConfigError where batch norm is in training, with its names.
+    """Raise ConfigError where a batch norm layer is in training.
 
     Args:
-        is_frozen: what is in evaluation stays so; else ``module.train()`` is yet to come.
+        is_frozen: whether layers in evaluation mode stay in it; otherwise ``module.train()`` is yet
+            to come.
     """
     names = [
         name
-        for name, one in module.named_modules()
-        if isinstance(one, nn.modules.batchnorm._BatchNorm) and (one.training or not is_frozen)
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not is_frozen)
     ]
     if names:
         raise ConfigError(

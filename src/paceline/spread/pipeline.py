@@ -1,16 +1,16 @@
-"""Micro-batches through the parts of a model, and their gradients back.
+"""Send micro-batches through the parts of a model, and their gradients back.
 
     part 0   F0 F1 F2 F3 ............ B0 B1 B2 B3        forward: when the scripts call the model
     part 1      F0 F1 F2 F3 ..... B0 B1 B2 B3            backward: when they call backward()
 
     inputs   of each worker -> part 0         outputs     last part -> each worker
-    border   part k -> part k + 1             gradients   all of it the other way
+    border   part k -> part k + 1             gradients   all of these the other way
 
-So it is where a script's loss stands between the two (gpipe: Y. Huang et al., "GPipe", 2019,
-section 2.2); scheduled.py goes back earlier, where the loss is known. Where a worker has several
-parts, they are k, k + P, ... of P workers. Micro-batches of all workers take turns, so that
-nobody's outputs come last. What a part needs for its backward pass it keeps. This module must not
-know what a loss is.
+This is the order where a script's loss stands between forward and backward (gpipe: Y. Huang et al.,
+"GPipe", 2019, section 2.2); scheduled.py starts backward passes earlier, where the loss is known.
+If a worker has several parts, they are k, k + P, ... for P workers. Micro-batches of all workers
+take turns, so that no worker gets all of its outputs last. A part keeps what its backward pass
+needs. This module must not know what a loss is.
 """
 
 import time
@@ -29,8 +29,8 @@ from .chunks import Chunk, TensorShape, Values
 from .group import PeerGroup
 
 INPUT, TARGET, LOSS, _OUTPUT, _OUTPUT_GRAD, _BORDERS = range(6)
-"""Tags: of two kinds of messages between the same two workers neither waits for the other. From the
-last one on there are two for each border, there and back."""
+"""Tags of messages, so that messages of one kind between two workers do not wait for another kind.
+From ``_BORDERS`` on there are two tags for each border, forward and back."""
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Passed:
     """A forward pass that a backward pass may follow.
 
     Attributes:
-        kept: of each of this worker's parts, and each chunk, what it was given and made; empty: the
-            backward pass is over.
+        kept: inputs and outputs of each of this worker's parts, for each chunk; empty: the backward
+            pass is over.
     """
 
     chunks: list[Chunk]
@@ -47,12 +47,13 @@ class Passed:
 
 
 class PartRunner:
-    """One worker's parts.
+    """Runs one worker's parts.
 
     Args:
-        modules: of its parts, each of which takes what crosses the border before it and gives what
-            crosses the one behind it; the first is as the worker is numbered.
-        borders: what crosses each: inputs, ..., outputs.
+        modules: modules of its parts. Each takes what crosses the border before it and returns what
+            crosses the border after it; the first part has the worker's number in its copy.
+        group: the workers of the copy.
+        borders: what crosses each border: inputs, ..., outputs.
     """
 
     def __init__(
@@ -68,210 +69,223 @@ class PartRunner:
         self._late = LateWeights(modules)
         self._sent: list[tuple[Pending, Tensor]] = []
         self.used: Sequence[Sequence[int]] = ()
-        """Which tensors of each border get gradients, by their numbers, in the pass that is under
-        way (`borders.used_tensors`)."""
+        """The numbers of the tensors of each border that get gradients in the current pass
+        (`borders.used_tensors`)."""
         self.busy_s = 0.0
-        """Of computing, forward and backward, since it was set to 0."""
+        """Seconds of computing, forward and backward, since it was set to 0."""
 
     def forward(
         self, chunks: list[Chunk], own: Values, *, keeps: bool
     ) -> tuple[dict[int, list[Tensor]], Passed | None]:
-        """All micro-batches through these parts; the outputs of those that are this worker's.
+        """Compute all micro-batches through these parts; return the outputs of this worker's own.
 
         Args:
-            keeps: a backward pass may follow.
+            chunks: micro-batches of all workers.
+            own: inputs of this worker's micro-batches.
+            keeps: whether a backward pass may follow.
+
+        Returns:
+            The outputs, by the micro-batches' numbers, and the pass if ``keeps``.
         """
         passed = Passed(chunks) if keeps else None
-        given = [self.given_of(one, self.here, own) for one in chunks]
+        inputs = [self.inputs_of(chunk, self.here, own) for chunk in chunks]
         outputs: dict[int, Sequence[Tensor] | Incoming] = {}
-        for one in self._mine(chunks):
+        for chunk in self._own_chunks(chunks):
             if self.here:
-                self._send(own[one.number], 0, INPUT)
+                self._send(own[chunk.number], 0, INPUT)
             if self.here != self._end:
-                rooms = [shape.empty(one.rows) for shape in self._borders[-1]]
-                outputs[one.number] = self.expect(rooms, self._end, _OUTPUT)
+                buffers = [shape.empty(chunk.rows) for shape in self._borders[-1]]
+                outputs[chunk.number] = self.expect(buffers, self._end, _OUTPUT)
         with torch.set_grad_enabled(keeps), self._late.kept():
             for part in self._parts:
                 if part != self.here:
-                    given = [self.given_of(one, part, own) for one in chunks]
+                    inputs = [self.inputs_of(chunk, part, own) for chunk in chunks]
                 kept = []
-                for at, one in enumerate(chunks):
-                    entering = self._entering(part, given[at], keeps=keeps)
-                    given[at] = ()
-                    made = leaves_of(self._compute(part, entering))
+                for at, chunk in enumerate(chunks):
+                    entering = self._entering(part, inputs[at], keeps=keeps)
+                    inputs[at] = ()
+                    leaving = leaves_of(self._compute(part, entering))
                     if keeps:
-                        kept.append((entering, made))
-                    self._give(one, part, made, outputs)
+                        kept.append((entering, leaving))
+                    self._pass_on(chunk, part, leaving, outputs)
                 if passed is not None:
                     passed.kept.append(kept)
-        found = {number: there(one) for number, one in outputs.items()}
+        own_outputs = {number: arrived(tensors) for number, tensors in outputs.items()}
         self._finish()
-        return found, passed
+        return own_outputs, passed
 
-    def _mine(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        return [one for one in chunks if one.owner == self.here]
+    def _own_chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        return [chunk for chunk in chunks if chunk.owner == self.here]
 
-    def given_of(self, one: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
-        """What a part is given of a micro-batch, on its way as soon as its maker has it."""
-        if part == 0 and one.owner == 0:
-            return own[one.number]
-        source, tag = (one.owner, INPUT) if part == 0 else (self._worker(part - 1), _there_of(part))
-        return self.expect([shape.empty(one.rows) for shape in self._borders[part]], source, tag)
+    def inputs_of(self, chunk: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
+        """Return a part's inputs for a micro-batch, or begin to receive them."""
+        if part == 0 and chunk.owner == 0:
+            return own[chunk.number]
+        source, tag = (chunk.owner, INPUT) if part == 0 else (self._worker(part - 1), _tag(part))
+        return self.expect([shape.empty(chunk.rows) for shape in self._borders[part]], source, tag)
 
     def _worker(self, part: int) -> int:
         return part % self._group.size
 
     def _entering(
-        self, part: int, given: "Sequence[Tensor] | Incoming", *, keeps: bool
+        self, part: int, inputs: "Sequence[Tensor] | Incoming", *, keeps: bool
     ) -> list[Tensor]:
-        found = there(given)
+        """Wait for a part's inputs; if ``keeps``, they get gradients, but for the model's own."""
+        entering = arrived(inputs)
         if keeps and part:
-            found = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in found]
-        return found
+            entering = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in entering]
+        return entering
 
     def _compute(self, part: int, entering: Sequence[Tensor]) -> Any:
         start_s = time.perf_counter()
-        made = self._modules[part // self._group.size](*entering)
+        outputs = self._modules[part // self._group.size](*entering)
         self.busy_s += time.perf_counter() - start_s
-        return made
+        return outputs
 
-    def _give(
+    def _pass_on(
         self,
-        one: Chunk,
+        chunk: Chunk,
         part: int,
-        made: Sequence[Tensor],
+        results: Sequence[Tensor],
         outputs: "dict[int, Sequence[Tensor] | Incoming]",
     ) -> None:
-        """What it has made goes on, or to whose it is."""
-        refuse_other_sizes(made, self._borders[part + 1], one.rows)
-        leaving = [tensor.detach() for tensor in made]
+        """Send a part's results to the next part, or the last part's to the chunk's owner."""
+        refuse_other_sizes(results, self._borders[part + 1], chunk.rows)
+        leaving = [tensor.detach() for tensor in results]
         if part < self.last:
-            self._send(leaving, self._worker(part + 1), _there_of(part + 1))
-        elif one.owner == self.here:
-            outputs[one.number] = leaving
+            self._send(leaving, self._worker(part + 1), _tag(part + 1))
+        elif chunk.owner == self.here:
+            outputs[chunk.number] = leaving
         else:
-            self._send(leaving, one.owner, _OUTPUT)
+            self._send(leaving, chunk.owner, _OUTPUT)
 
     def backward(self, passed: Passed, own: Values) -> None:
-        """The gradients of all micro-batches through these parts, which add them to their own.
+        """Compute the gradients of all micro-batches, and add them up in these parts.
 
         Args:
-            own: of those outputs of this worker's chunks that are ``used``.
+            own: gradients of those outputs of this worker's chunks that are ``used``.
         """
         if self.here != self._end:
-            for one in self._mine(passed.chunks):
-                self._send(own[one.number], self._end, _OUTPUT_GRAD)
+            for chunk in self._own_chunks(passed.chunks):
+                self._send(own[chunk.number], self._end, _OUTPUT_GRAD)
         for part in reversed(self._parts):
-            coming = [self.gradients_of(one, part, own) for one in passed.chunks]
+            incoming = [self.gradients_of(chunk, part, own) for chunk in passed.chunks]
             kept = passed.kept.pop()
             for at in range(len(passed.chunks)):
-                given, made = kept[at]
+                entering, leaving = kept[at]
                 kept[at] = ([], [])
-                gradients, coming[at] = there(coming[at]), ()
-                self._go_back(part, given, made, gradients)
+                gradients, incoming[at] = arrived(incoming[at]), ()
+                self._go_back(part, entering, leaving, gradients)
         self._add_late()
         self._finish()
 
     def _go_back(
         self,
         part: int,
-        given: Sequence[Tensor],
-        made: Sequence[Tensor],
+        entering: Sequence[Tensor],
+        leaving: Sequence[Tensor],
         gradients: Sequence[Tensor],
     ) -> None:
-        """One micro-batch through a part, and what it was given has gradients for the one before.
+        """Take one micro-batch back through a part, and send its inputs' gradients on.
 
         Args:
-            gradients: of what it made that is used.
+            gradients: of those of its outputs that are used.
         """
         pairs = [
-            (made[number], gradient)
+            (leaving[number], gradient)
             for number, gradient in zip(self.used[part + 1], gradients, strict=True)
-            if made[number].requires_grad
+            if leaving[number].requires_grad
         ]
         if pairs:
             self._compute_back(*zip(*pairs, strict=True))
-        self._give_back(part, given)
+        self._send_back(part, entering)
 
-    def _compute_back(self, made: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def _compute_back(self, leaving: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         start_s = time.perf_counter()
-        torch.autograd.backward(made, gradients)
+        torch.autograd.backward(leaving, gradients)
         self.busy_s += time.perf_counter() - start_s
 
     def _add_late(self) -> None:
-        """The gradients of weights that nobody has waited for."""
+        """Add the late gradients of weights, for which no other worker has waited."""
         start_s = time.perf_counter()
         self._late.add()
         self.busy_s += time.perf_counter() - start_s
 
-    def _give_back(self, part: int, given: Sequence[Tensor]) -> None:
+    def _send_back(self, part: int, entering: Sequence[Tensor]) -> None:
+        """Send the gradients of a part's used inputs to the part before it."""
         if part:
-            entered = [given[number] for number in self.used[part]]
-            back = [torch.zeros_like(x) if x.grad is None else x.grad for x in entered]
-            self._send(back, self._worker(part - 1), _back_of(part))
+            used = [entering[number] for number in self.used[part]]
+            gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in used]
+            self._send(gradients, self._worker(part - 1), _back_tag(part))
 
-    def gradients_of(self, one: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
-        """Of what a part has made of a micro-batch."""
+    def gradients_of(self, chunk: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
+        """Return the gradients of a part's outputs for a micro-batch, or begin to receive them."""
         is_last = part == self.last
-        if is_last and one.owner == self.here:
-            return own[one.number]
+        if is_last and chunk.owner == self.here:
+            return own[chunk.number]
         source, tag = (
-            (one.owner, _OUTPUT_GRAD) if is_last else (self._worker(part + 1), _back_of(part + 1))
+            (chunk.owner, _OUTPUT_GRAD)
+            if is_last
+            else (self._worker(part + 1), _back_tag(part + 1))
         )
         shapes = self._borders[part + 1]
-        rooms = [shapes[number].empty(one.rows) for number in self.used[part + 1]]
-        return self.expect(rooms, source, tag)
+        buffers = [shapes[number].empty(chunk.rows) for number in self.used[part + 1]]
+        return self.expect(buffers, source, tag)
 
     # -- messages -------------------------------------------------------------------------------
 
     def _send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> None:
-        for one in tensors:
-            whole = one.contiguous()
-            self._sent.append((self._group.begin_send(whole, peer, tag), whole))
+        for tensor in tensors:
+            message = tensor.contiguous()
+            self._sent.append((self._group.begin_send(message, peer, tag), message))
 
-    def expect(self, rooms: list[Tensor], peer: int, tag: int) -> "Incoming":
-        return Incoming(rooms, [self._group.begin_receive(one, peer, tag) for one in rooms])
+    def expect(self, buffers: list[Tensor], peer: int, tag: int) -> "Incoming":
+        """Begin to receive tensors into buffers."""
+        pending = [self._group.begin_receive(buffer, peer, tag) for buffer in buffers]
+        return Incoming(buffers, pending)
 
     def _finish(self) -> None:
-        """All that was sent has arrived."""
+        """Wait until all messages have been sent."""
         for pending, _ in self._sent:
             pending.wait()
         self._sent.clear()
 
 
 class Incoming(NamedTuple):
-    """Tensors on their way here, while others are computed."""
+    """Tensors on their way here, while other work is done."""
 
-    rooms: list[Tensor]
-    under_way: list[Pending]
+    buffers: list[Tensor]
+    pending: list[Pending]
 
 
-def there(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
-    """Once they have arrived."""
+def arrived(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
+    """Return tensors once they have arrived."""
     if not isinstance(tensors, Incoming):
         return list(tensors)
-    for one in tensors.under_way:
-        one.wait()
-    return tensors.rooms
+    for pending in tensors.pending:
+        pending.wait()
+    return tensors.buffers
 
 
-def refuse_other_sizes(made: Sequence[Tensor], shapes: Sequence[TensorShape], rows: int) -> None:
-    """Raise ConfigError where this is not what the next worker has made room for."""
-    if len(made) != len(shapes) or not all(
-        shape.is_of(one, rows) for one, shape in zip(made, shapes, strict=True)
+def refuse_other_sizes(tensors: Sequence[Tensor], shapes: Sequence[TensorShape], rows: int) -> None:
+    """Raise ConfigError where a part's outputs are not those that the next worker expects."""
+    if len(tensors) != len(shapes) or not all(
+        shape.is_of(tensor, rows) for tensor, shape in zip(tensors, shapes, strict=True)
     ):
         raise ConfigError(
-            f"a part of the model gives {[list(one.shape) for one in made]} for {rows} samples, "
-            f"where the first batch says {[list(one.empty(rows).shape) for one in shapes]}: sizes "
+            f"a part of the model gives {[list(tensor.shape) for tensor in tensors]} for {rows} "
+            f"samples, where the first batch says "
+            f"{[list(shape.empty(rows).shape) for shape in shapes]}: sizes "
             "that depend on the data cannot cross a split model's borders; use --split data or "
             "shard"
         )
 
 
-def _there_of(border: int) -> int:
-    """The tag of what crosses a border forward."""
+def _tag(border: int) -> int:
+    """Return the tag of messages that cross a border forward."""
     return _BORDERS + 2 * border
 
 
-def _back_of(border: int) -> int:
+def _back_tag(border: int) -> int:
+    """Return the tag of gradients that cross a border back."""
     return _BORDERS + 2 * border + 1

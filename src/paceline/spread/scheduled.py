@@ -1,16 +1,17 @@
-"""Micro-batches there and back in the order of a schedule, where the loss is known.
+"""Run micro-batches forward and backward in the order of a schedule, where the loss is known.
 
     part 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3        inputs   of each worker -> part 0
     part 1   .. F0 B0 F1 B1 F2 B2 F3 B3 ..        targets  of each worker -> the last part
                                                   losses   the last part -> each worker, at the end
 
-The last part computes the loss of each micro-batch, so each can go back as soon as the schedule
-(partition/schedules.py) says so, and fewer are alive at a time. This module must not know whose
-loss it is.
+The last part computes the loss of each micro-batch, so its backward pass can start as soon as the
+schedule (partition/schedules.py) says so, and fewer micro-batches are alive at a time. This module
+must not know whose loss it is.
 
-*Rejected:* the schedules of `torch.distributed.pipelining`, which run on groups that torch knows by
-name (a script's ``destroy_process_group`` would end them), take all micro-batches from the first
-worker's process and all targets from the last one's, and end with torch's own words where one dies.
+*Rejected:* the schedules of `torch.distributed.pipelining`, which run on groups registered with
+torch by name (a script's ``destroy_process_group`` would end them), take all micro-batches from the
+first worker's process and all targets from the last one's, and end with torch's own error where a
+worker dies.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,21 +24,21 @@ from ..exchange.group import Pending
 from ..partition.schedules import FORWARD, PipelineAction
 from .borders import leaves_of
 from .chunks import Chunk, TensorShape, Values
-from .pipeline import INPUT, LOSS, TARGET, Incoming, PartRunner, there
+from .pipeline import INPUT, LOSS, TARGET, Incoming, PartRunner, arrived
 
 KnownLoss = Callable[[Any, Tensor], Tensor]
-"""(outputs as the model gives them, targets) -> the mean over their rows."""
+"""(outputs in the model's form, targets) -> the mean loss over their rows."""
 _Kept = dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]]
-"""Of each part and micro-batch that is alive, what it was given and made; of the last, its loss."""
+"""Inputs and outputs of each part and micro-batch that is alive; the last part keeps its loss."""
 
 
 class KnownLosses(NamedTuple):
     """What the last part needs to compute losses.
 
     Attributes:
-        target: what targets are.
-        weights: of each chunk in the update.
-        parts_of_own: of each chunk in its own worker's loss.
+        target: type and shape of targets.
+        weights: weight of each chunk in the update.
+        parts_of_own: weight of each chunk in its own worker's loss.
     """
 
     loss: KnownLoss
@@ -47,10 +48,10 @@ class KnownLosses(NamedTuple):
 
 
 class ScheduledRunner(PartRunner):
-    """One worker's parts, which also go back by a schedule."""
+    """Runs one worker's parts, forward and backward by a schedule."""
 
     _kept: _Kept
-    _given: dict[tuple[int, int], list[tuple[Pending, Tensor]]]
+    _outgoing: dict[tuple[int, int], list[tuple[Pending, Tensor]]]
 
     def train(
         self,
@@ -60,84 +61,92 @@ class ScheduledRunner(PartRunner):
         actions: Iterable[PipelineAction],
         known: KnownLosses,
     ) -> float:
-        """All micro-batches there and back, in the schedule's order; this worker's mean loss.
+        """Run all micro-batches forward and backward in the schedule's order.
 
         Args:
-            own, targets: of this worker's chunks.
+            chunks: micro-batches of all workers.
+            own, targets: inputs and targets of this worker's chunks.
+            actions: the schedule of all workers.
+
+        Returns:
+            The mean loss of this worker's chunks.
         """
-        for one in self._mine(chunks):
+        for chunk in self._own_chunks(chunks):
             if self.here:
-                self._send(own[one.number], 0, INPUT)
+                self._send(own[chunk.number], 0, INPUT)
             if self.here != self._end:
-                self._send(targets[one.number], self._end, TARGET)
-        due = [one for one in actions if one.rank == self.here]
-        coming = _Coming(self, chunks, own, targets, known.target)
-        for action in due:
-            coming.expect(action)
-        self._kept, self._given = {}, {}
+                self._send(targets[chunk.number], self._end, TARGET)
+        own_actions = [action for action in actions if action.rank == self.here]
+        arrivals = _Arrivals(self, chunks, own, targets, known.target)
+        for action in own_actions:
+            arrivals.expect(action)
+        self._kept, self._outgoing = {}, {}
         losses = [0.0] * self._group.size
         with self._late.kept():
-            for action in due:
+            for action in own_actions:
                 if action.kind == FORWARD:
                     number = action.micro_batch
-                    found = self._go_on(action, chunks[number], coming, known.loss)
-                    losses[chunks[number].owner] += found * known.parts_of_own[number]
+                    loss = self._step_forward(action, chunks[number], arrivals, known.loss)
+                    losses[chunks[number].owner] += loss * known.parts_of_own[number]
                 else:
-                    self._return(action, coming, known.weights)
+                    self._step_back(action, arrivals, known.weights)
         self._add_late()
         return self._share_losses(chunks, losses)
 
-    def _go_on(
-        self, action: PipelineAction, one: Chunk, coming: "_Coming", loss: KnownLoss
+    def _step_forward(
+        self, action: PipelineAction, chunk: Chunk, arrivals: "_Arrivals", loss: KnownLoss
     ) -> float:
-        """Forward; the loss, where this is the last part."""
+        """Compute a forward action; return the loss in the last part, otherwise 0."""
         part, number = action.stage, action.micro_batch
-        entering = self._entering(part, coming.take(action), keeps=True)
-        made = self._compute(part, entering)
+        entering = self._entering(part, arrivals.take(action), keeps=True)
+        outputs = self._compute(part, entering)
         if part < self.last:
-            self._kept[part, number] = entering, (found := leaves_of(made))
+            self._kept[part, number] = entering, (leaving := leaves_of(outputs))
             before = len(self._sent)
-            self._give(one, part, found, {})
-            self._given[part, number] = self._sent[before:]
+            self._pass_on(chunk, part, leaving, {})
+            self._outgoing[part, number] = self._sent[before:]
             del self._sent[before:]
             return 0.0
-        mean = loss(made, coming.target_of(number))
+        mean = loss(outputs, arrivals.target_of(number))
         self._kept[part, number] = entering, [mean]
         return float(mean.detach())
 
-    def _return(self, action: PipelineAction, coming: "_Coming", weights: Sequence[float]) -> None:
-        """Backward; what was sent on has arrived, since its gradient has."""
+    def _step_back(
+        self, action: PipelineAction, arrivals: "_Arrivals", weights: Sequence[float]
+    ) -> None:
+        """Compute a backward action; its forward message has arrived, since its gradient has."""
         part, number = action.stage, action.micro_batch
-        given, made = self._kept.pop((part, number))
+        entering, leaving = self._kept.pop((part, number))
         if part < self.last:
-            gradients = there(coming.take(action))
-            for pending, _ in self._given.pop((part, number)):
+            gradients = arrived(arrivals.take(action))
+            for pending, _ in self._outgoing.pop((part, number)):
                 pending.wait()
-            self._go_back(part, given, made, gradients)
+            self._go_back(part, entering, leaving, gradients)
             return
-        self._compute_back(made, [torch.full_like(made[0], weights[number])])
-        self._give_back(part, given)
+        self._compute_back(leaving, [torch.full_like(leaving[0], weights[number])])
+        self._send_back(part, entering)
 
     def _share_losses(self, chunks: Sequence[Chunk], losses: Sequence[float]) -> float:
-        """Each worker is told its own."""
-        found = torch.zeros(1, dtype=torch.float64)
-        owners = {one.owner for one in chunks}
+        """Send each worker its loss from the last part; return this worker's."""
+        own_loss = torch.zeros(1, dtype=torch.float64)
+        owners = {chunk.owner for chunk in chunks}
         if self.here == self._end:
             for owner in owners - {self.here}:
                 self._send([torch.tensor([losses[owner]], dtype=torch.float64)], owner, LOSS)
-            found[0] = losses[self.here]
+            own_loss[0] = losses[self.here]
         elif self.here in owners:
-            self._group.begin_receive(found, self._end, LOSS).wait()
+            self._group.begin_receive(own_loss, self._end, LOSS).wait()
         self._finish()
-        return float(found)
+        return float(own_loss)
 
 
-class _Coming:
-    """What this worker's actions need of others.
+class _Arrivals:
+    """What this worker's actions receive from other workers.
 
-    Room is made for all before the first: who asks gloo for a message while another one arrives
-    waits for that (4 MB between processes: 5 ms). So what crosses a border lies here once for each
-    micro-batch, and what is computed of it for as many as the schedule has alive.
+    All receives are posted before the first action: a receive that is posted to gloo while another
+    message arrives waits for that message (4 MB between processes: 5 ms). So a border's tensors are
+    held here for every micro-batch, and the activations computed from them only for as many as the
+    schedule has alive.
     """
 
     def __init__(
@@ -150,27 +159,29 @@ class _Coming:
     ) -> None:
         self._runner, self._chunks, self._own = runner, chunks, own
         self._targets, self._target = targets, target
-        self._found: dict[PipelineAction, Sequence[Tensor] | Incoming] = {}
-        self._expected: dict[int, Sequence[Tensor] | Incoming] = {}
+        self._tensors: dict[PipelineAction, Sequence[Tensor] | Incoming] = {}
+        self._chunk_targets: dict[int, Sequence[Tensor] | Incoming] = {}
 
     def expect(self, action: PipelineAction) -> None:
-        """Room for what it needs."""
-        runner, one = self._runner, self._chunks[action.micro_batch]
+        """Begin to receive what an action needs."""
+        runner, chunk = self._runner, self._chunks[action.micro_batch]
         is_last = action.stage == runner.last
         if action.kind == FORWARD:
-            self._found[action] = runner.given_of(one, action.stage, self._own)
+            self._tensors[action] = runner.inputs_of(chunk, action.stage, self._own)
             if is_last:
-                self._expected[action.micro_batch] = self._target_coming(one)
+                self._chunk_targets[action.micro_batch] = self._expect_target(chunk)
         elif not is_last:
-            self._found[action] = runner.gradients_of(one, action.stage, {})
+            self._tensors[action] = runner.gradients_of(chunk, action.stage, {})
 
     def take(self, action: PipelineAction) -> Sequence[Tensor] | Incoming:
-        return self._found.pop(action)
+        """Return what an action needs, and keep it no longer."""
+        return self._tensors.pop(action)
 
-    def _target_coming(self, one: Chunk) -> Sequence[Tensor] | Incoming:
-        if one.owner == self._runner.here:
-            return self._targets[one.number]
-        return self._runner.expect([self._target.empty(one.rows)], one.owner, TARGET)
+    def _expect_target(self, chunk: Chunk) -> Sequence[Tensor] | Incoming:
+        if chunk.owner == self._runner.here:
+            return self._targets[chunk.number]
+        return self._runner.expect([self._target.empty(chunk.rows)], chunk.owner, TARGET)
 
     def target_of(self, number: int) -> Tensor:
-        return there(self._expected.pop(number))[0]
+        """Wait for the targets of a micro-batch."""
+        return arrived(self._chunk_targets.pop(number))[0]

@@ -1,10 +1,10 @@
-"""A model in parts whose loss is known: its micro-batches go back as soon as a schedule says so.
+"""Train a model in parts whose loss is known: forward and backward passes follow a schedule.
 
-    loss = forward(model, batch)   -> meet -> there and back through all parts -> this worker's loss
+    loss = forward(model, batch)   -> meet -> forward and back through all parts -> own loss
     loss.backward()                   nothing is left to do
 
-Each of a copy's workers has a mini-batch of its own, as in model.py; its targets go to the last
-part, which computes the loss of each micro-batch. This module must not know the loop.
+Each worker of a copy has its own mini-batch, as in model.py; its targets go to the last part, which
+computes the loss of each micro-batch. This module must not know the loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +29,15 @@ from .scheduled import KnownLoss, KnownLosses, ScheduledRunner
 
 _CLOSE = 1e-4
 _TRIED, _CUTS = 16, (1, 5, 8)
-"""Rows on which a loss is tried, and where they are cut in two."""
+"""Rows on which a loss is tried, and after which of them they are cut in two."""
 
 
 class BatchLoss(NamedTuple):
     """A loss that is a mean over rows.
 
     Attributes:
-        target: what its targets are.
-        outputs: which of the model's outputs it looks at, a bit each.
+        target: type and shape of its targets.
+        outputs: which of the model's outputs it depends on, one bit each.
     """
 
     loss: KnownLoss
@@ -46,16 +46,16 @@ class BatchLoss(NamedTuple):
 
 
 def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -> BatchLoss:
-    """The loss of micro-batches, whose weighed sum is that of the mini-batch.
+    """Check that a loss is a mean over rows, so that it can be computed for each micro-batch.
 
     Args:
-        batch: so many samples, from all of the data, as the loader makes a batch of them.
+        batch: returns a number of samples, from all over the data, as the loader collates them.
 
     Raises:
-        ConfigError: it is no such loss; why, without a subject.
+        ConfigError: it is not; the message is a reason that begins with "its".
     """
     few, more = batch(_TRIED), batch(_TRIED + 1)
-    if not all(_is_pair(one) for one in (few, more)):
+    if not all(_is_pair(pair) for pair in (few, more)):
         raise ConfigError("its batches are no pair of tensors with a row for each sample")
     inputs, targets = few
     if targets.shape[1:] != more[1].shape[1:]:
@@ -63,8 +63,8 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
     try:
         with modes_kept(model), untouched(model):
             is_mean = all(
-                _is_mean(model.eval(), loss, inputs, one, first)
-                for one in (targets, targets.flip(0))
+                _is_mean(model.eval(), loss, inputs, rows, first)
+                for rows in (targets, targets.flip(0))
                 for first in _CUTS
             )
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -79,7 +79,7 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
 def _is_mean(
     model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor, first: int
 ) -> bool:
-    """Whether the loss of all rows is made of that of the first ones and that of the others."""
+    """Whether the loss of all rows is the mean of that of the first ones and of the others."""
     cuts = (slice(0, _TRIED), slice(0, first), slice(first, _TRIED))
     with torch.no_grad():
         whole, *parts = (loss(model(inputs[rows]), targets[rows]) for rows in cuts)
@@ -89,23 +89,23 @@ def _is_mean(
 
 
 def _outputs_of(model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor) -> int:
-    """Which outputs it looks at, a bit each."""
+    """Return which outputs the loss depends on, one bit each."""
     with torch.no_grad():
         leaves, form = torch.utils._pytree.tree_flatten(model(inputs))
-    made = [one.clone() for one in leaves]
-    given = [one.requires_grad_() for one in made if one.is_floating_point() or one.is_complex()]
+    outputs = [leaf.clone() for leaf in leaves]
+    floats = [y.requires_grad_() for y in outputs if y.is_floating_point() or y.is_complex()]
     with torch.enable_grad():
-        found = loss(torch.utils._pytree.tree_unflatten(made, form), targets)
-        if not found.requires_grad:
+        value = loss(torch.utils._pytree.tree_unflatten(outputs, form), targets)
+        if not value.requires_grad:
             return 0
-        gradients = torch.autograd.grad(found, given, allow_unused=True)
-    used = {id(one) for one, x in zip(given, gradients, strict=True) if x is not None}
-    return sum(1 << number for number, one in enumerate(made) if id(one) in used)
+        gradients = torch.autograd.grad(value, floats, allow_unused=True)
+    used = {id(y) for y, gradient in zip(floats, gradients, strict=True) if gradient is not None}
+    return sum(1 << number for number, y in enumerate(outputs) if id(y) in used)
 
 
 def _is_pair(batch: Any) -> bool:
     is_two = isinstance(batch, list | tuple) and len(batch) == 2
-    return is_two and all(isinstance(one, Tensor) and one.ndim for one in batch)
+    return is_two and all(isinstance(tensor, Tensor) and tensor.ndim for tensor in batch)
 
 
 class TrainedModel(PipelinedModel):
@@ -132,7 +132,7 @@ class TrainedModel(PipelinedModel):
         return self._scheduled
 
     def train_on(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of this worker's mini-batch, whose gradients all parts have when it is there."""
+        """Return the loss of this worker's mini-batch; all parts have its gradients by then."""
         self._refuse_outside()
         rows, own = self._checked((inputs,))
         wanted = self._known.target
@@ -143,27 +143,27 @@ class TrainedModel(PipelinedModel):
                 f"{rows} samples, and is given {len(targets)} of {targets.dtype}"
             )
         shapes = (*self.cut.borders[0], self._known.target)
-        every = self._meet(self._called(PartTask.TRAIN, rows, (inputs, targets), shapes))
+        intents = self._meet(self._called(PartTask.TRAIN, rows, (inputs, targets), shapes))
         parts = torch.split(targets, self._sizes(rows))
-        chunks = {number: [one] for number, one in enumerate(parts)}
-        found = self._train(every, own, chunks)
-        found = found.to(next(one.dtype for one in self.cut.borders[-1] if one.has_gradient))
-        return _Done.apply(found, self._anchor)  # type: ignore[no-untyped-call,no-any-return]  # torch's has no types
+        own_targets = {number: [part] for number, part in enumerate(parts)}
+        loss = self._train(intents, own, own_targets)
+        loss = loss.to(next(shape.dtype for shape in self.cut.borders[-1] if shape.has_gradient))
+        return _Done.apply(loss, self._anchor)  # type: ignore[no-untyped-call,no-any-return]  # torch's has no types
 
-    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
+    def _serve(self, doing: PartTask, intents: Sequence[Intent]) -> None:
         if doing is PartTask.TRAIN:
-            self._train(every, {}, {})
+            self._train(intents, {}, {})
         else:
-            super()._serve(doing, every)
+            super()._serve(doing, intents)
 
-    def _train(self, every: Sequence[Intent], own: ChunksOfOwn, targets: ChunksOfOwn) -> Tensor:
-        """There and back; all workers of the copy do it."""
-        self._note_shares(every)
+    def _train(self, intents: Sequence[Intent], own: ChunksOfOwn, targets: ChunksOfOwn) -> Tensor:
+        """Run all workers' mini-batches forward and backward; return this worker's loss."""
+        self._note_shares(intents)
         assert self._shares is not None
-        every = only(PartTask.TRAIN, every)
-        chunks = chunks_of([one.rows for one in every], self.cut.shares, in_turns=False)
-        of_own = [one.rows / every[one.owner].rows for one in chunks]
-        weights = [self._shares[one.owner] * of_own[at] for at, one in enumerate(chunks)]
+        intents = only(PartTask.TRAIN, intents)
+        chunks = chunks_of([intent.rows for intent in intents], self.cut.shares, in_turns=False)
+        of_own = [chunk.rows / intents[chunk.owner].rows for chunk in chunks]
+        weights = [self._shares[chunk.owner] * of_own[at] for at, chunk in enumerate(chunks)]
         known = KnownLosses(self._known.loss, self._known.target, weights, of_own)
         size, each = self.groups.copy.size, len(self._modules())
         # A last batch may have another number of micro-batches than the schedule can take.
@@ -171,14 +171,14 @@ class TrainedModel(PipelinedModel):
         schedule = SCHEDULES["gpipe" if is_odd else self.cut.schedule]
         actions = schedule(size, len(chunks), each)
         self._scheduled.used = self._used_of(self._known.outputs)
-        mode = next(one.mode for one in every if one.doing)
+        mode = next(intent.mode for intent in intents if intent.doing)
         with in_mode(self._module, mode), self._going_back():
             loss = self._scheduled.train(chunks, own, targets, actions, known)
         return torch.tensor(loss, dtype=torch.float64)
 
 
 class _Done(torch.autograd.Function):
-    """A loss whose gradients are there already."""
+    """A loss whose backward pass is done already."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, anchor: Tensor) -> Tensor:
