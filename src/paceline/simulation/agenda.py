@@ -167,7 +167,7 @@ class Agenda:
             at_s: when they are granted.
             is_updated: whether the version that they work with is made at this moment.
         """
-        entries: list[Entry] = []
+        new: list[Entry] = []
         next_number, boundary_s = self.next_number, self._all_done_s
         if self._sum is not None and (tickets or is_updated):
             at_s = self._sum.ready_s(at_s, is_updated=is_updated)
@@ -182,26 +182,22 @@ class Agenda:
                     finish, done_s = self.finishers[member], begun_s
                     for _ in range(steps):
                         done_s = finish(done_s)
-                entries.append(
-                    (done_s, next_number(), self._computed_event(ticket, begun_s, done_s))
-                )
+                new.append((done_s, next_number(), self._computed_event(ticket, begun_s, done_s)))
                 continue
             queue = self._queues[self.worker_of[member]]
             busy_s = queue.take(steps)
             if self._cores is None:
                 begun_s, done_s = queue.finish(begun_s, begun_s + busy_s)
-                entries.append(
-                    (done_s, next_number(), self._computed_event(ticket, begun_s, done_s))
-                )
+                new.append((done_s, next_number(), self._computed_event(ticket, begun_s, done_s)))
             else:
                 self.begun_s[member] = _NEVER_S
-                entries.append((begun_s, next_number(), Coming(member, ticket)))
+                new.append((begun_s, next_number(), Coming(member, ticket)))
         heap = self.heap
-        if len(entries) * 8 > len(heap):
-            heap += entries
+        if len(new) * 8 > len(heap):
+            heap += new
             heapify(heap)
         else:
-            for entry in entries:
+            for entry in new:
                 heappush(heap, entry)
 
     def end(self, member: int, at_s: float, *, is_called_off: bool = False) -> float:

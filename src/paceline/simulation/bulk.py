@@ -83,12 +83,7 @@ class BulkDriver(abc.ABC):
         return self._workers * at_s
 
     def _count(self, times_s: _Floats, staleness: _Ints | None = None) -> None:
-        """Count updates.
-
-        Args:
-            times_s: of the updates.
-            staleness: the number of pushes by their lag in versions; None if none lags.
-        """
+        """Count updates at these times; ``staleness`` has the pushes by lag, None if none lags."""
         counts = self.counts
         num_pushes = len(times_s) * self._pushes
         counts.times_s.frombytes(np.ascontiguousarray(times_s).tobytes())
@@ -276,10 +271,7 @@ class _ChainRounds(BulkDriver):
         self._count(times_s)
 
     def _chains(self) -> tuple[_Floats, _Ints]:
-        """Return the times of a round's pushes since its begin, and their workers.
-
-        There may be more pushes than the round needs.
-        """
+        """Return the times of a round's pushes, or of more than it needs, and their workers."""
         workers, depth, limit_s = self._everybody, 0, np.inf
         ends_s = self._pool.look(workers)
         all_ends_s, all_workers = [ends_s], [workers]
