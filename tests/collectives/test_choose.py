@@ -67,7 +67,7 @@ def test_the_reason_is_one_sentence_with_the_next_best() -> None:
     assert "latency" in choose(100, 8, ETHERNET, names=("ring", "tree")).reason
     assert choose(8, 1, ETHERNET).reason == "ring: 8 B between 1 ranks take no time"
     only = choose(1000, 4, ETHERNET, names=("ring",))
-    assert only.reason.endswith("nothing else was asked")
+    assert only.reason.endswith("there is no other candidate")
     assert only.crossovers == ()
 
 
@@ -93,7 +93,7 @@ def test_with_a_late_rank_the_others_begin_without_it() -> None:
     late = choose(size, 8, link, names=names, late=3, late_s=0.1)
     assert late.name == "straggler-aware:3"
     assert late.seconds > 0.1
-    assert "of it waiting for who is late; the next, " in late.reason
+    assert "of it waiting for the late rank; the next, " in late.reason
     assert choose(size, 8, link, names=names, late=3, late_s=0.0).name != "straggler-aware:3"
     assert "straggler-aware:3" in candidates(8, late=3)
     with pytest.raises(ConfigError, match="rank 8 is late, but ranks are 0 to 7"):

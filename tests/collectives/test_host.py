@@ -123,5 +123,5 @@ def test_what_cannot_be_read_is_refused(spoil: object) -> None:
 
 def test_another_number_of_ranks_was_not_measured() -> None:
     ring: Collective = parse("ring", 4)
-    with pytest.raises(ConfigError, match=r"ring is for 4 ranks; measured are 3"):
+    with pytest.raises(ConfigError, match=r"ring is for 4 ranks; 3 were measured"):
         cost(3, 2).seconds(ring, ALL_REDUCE, 100)

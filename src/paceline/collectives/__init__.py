@@ -1,27 +1,27 @@
-"""The collectives by name, and how a name on the command line becomes one.
+"""The table of collectives by name, and the parser of the names on the command line.
 
-    transfers       the words: transfers, rounds, operations
-    base            the contract of a member, and what a message costs
+    transfers       the vocabulary: transfers, rounds, operations
+    base            the contract of a member, and the cost of a message
 
-    rings           ring, bidirectional-ring; several rings at once, as they are found
+    rings           ring, bidirectional-ring; several rings at once, as a search finds them
     trees           tree, double-tree
     direct          hub, fully-connected
     butterflies     halving-doubling, bine
     hierarchical    rings within hosts and between them
-    straggler       straggler-aware: the others begin without the one that is late
+    straggler       straggler-aware: the other ranks begin without the late one
 
-    proof           a schedule on sets of contributors, and on plain numbers
-    topology        links between ranks and switches; machines that were recorded
-    cost            a schedule on a topology: seconds, and bytes a rank
-    host            a schedule between processes of one machine, by rounds that were measured there
-    crossings       where one takes over from another, measured and predicted
-    optimum         the least that a topology allows, by all its cuts
-    ring_search     the rings in a topology, several at once
-    choose          which member is the fastest for so many bytes, and where another takes over
+    proof           runs a schedule on sets of contributors, and on plain numbers
+    topology        links between ranks and switches; topologies of known machines
+    cost            a schedule's seconds and bytes per rank on a topology
+    host            a schedule's seconds between processes of one machine, from rounds measured there
+    crossings       the sizes at which one collective overtakes another, measured and predicted
+    optimum         the least time that a topology allows, over all its cuts
+    ring_search     the best rings in a topology, one or several at once
+    choose          the fastest member for a buffer's size, and where another one takes over
 
-A new collective is a file here, or a section in that of its sister, and one line in the table; the
-tests in tests/collectives run over the table. How members exchange bytes while they train is
-another family: `exchange/`, whose averagings may follow a schedule of these.
+A new collective is a file here, or a section in the file of a related one, and one line in the
+table; the tests in tests/collectives run over the table. How the members of a run exchange bytes
+while they train is another family, `exchange/`, whose averagings may follow these schedules.
 """
 
 from ..fields import NameNumber, read_name, spelled
@@ -57,7 +57,7 @@ ALIASES = {
 
 
 def spelling(name: str) -> str:
-    """How a collective of the table is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
+    """Return how a collective is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
     return spelled(name, _numbers(name))
 
 
@@ -67,14 +67,14 @@ def _numbers(name: str) -> tuple[NameNumber, ...]:
 
 
 def parse(text: str, num_ranks: int) -> Collective:
-    """The collective that ``name`` or ``name:number`` means.
+    """Return the collective that ``name`` or ``name:number`` stands for.
 
     Args:
-        num_ranks: that take part.
+        num_ranks: the ranks that take part.
 
     Raises:
-        ConfigError: the name is unknown, its number is missing, not one, or out of its range, or it
-            is not for so many ranks.
+        ConfigError: the name is unknown; its number is missing, not a number, or out of range; or
+            the collective does not work for this many ranks.
 
     Example:
         >>> str(parse("hierarchical:4", num_ranks=8))
@@ -82,7 +82,6 @@ def parse(text: str, num_ranks: int) -> Collective:
         >>> str(parse("star", num_ranks=3))
         'hub'
     """
-    name, values = read_name(
-        text, "collective", {one: _numbers(one) for one in COLLECTIVES}, ALIASES
-    )
+    numbers = {name: _numbers(name) for name in COLLECTIVES}
+    name, values = read_name(text, "collective", numbers, ALIASES)
     return COLLECTIVES[name](num_ranks, *values)

@@ -1,14 +1,15 @@
-"""What a collective is: who sends which chunk to whom, and what that costs by its closed formula.
+"""The contract of a collective: who sends which chunk to whom, and the closed formula of its cost.
 
-A member lists the operations that it has, gives their rounds (the words stand in transfers.py), and
-says what they take between equals. Most say only how chunks spread: adding up is the same,
-backwards (`Spreading`). A member must not know tensors, processes or clocks.
+A member lists the operations that it supports, yields their rounds (transfers.py defines the
+terms), and states what they cost between identical ranks. Most members state only how chunks
+spread, since adding up is the same schedule run backwards (`Spreading`). A member must not know
+tensors, processes or clocks.
 
-Of the formulas: n bytes, P ranks; alpha the latency of a message, o what it costs each end, beta
-the seconds a byte, gamma the seconds of adding a byte.
+Symbols of the formulas: n bytes, P ranks; alpha the latency of a message, o its overhead at each
+end, beta the seconds per byte, gamma the seconds of adding a byte.
 
 Source: E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, "Collective communication: theory,
-practice, and experience", Concurrency and Computation 19(13), 2007 (cost); the overhead a message:
+practice, and experience", Concurrency and Computation 19(13), 2007 (cost); overhead per message:
 A. Alexandrov, M. Ionescu, K. Schauser, C. Scheiman, "LogGP: Incorporating Long Messages into the
 LogP model", SPAA 1995.
 """
@@ -27,15 +28,15 @@ from .transfers import BACKWARDS, Action, Operation, Round, backwards
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
-    """What a message costs on a network whose ranks are all alike, as the closed formulas have it.
+    """The cost of a message on a network whose ranks are all alike, as the closed formulas use it.
 
-    A message of n bytes takes ``latency_s + overhead_s + n * s_per_byte``; a rank that has k of
-    them in a round has ``k * overhead_s`` and all their bytes on its one full-duplex port.
+    A message of n bytes takes ``latency_s + overhead_s + n * s_per_byte``. A rank with k messages
+    in a round pays ``k * overhead_s``, and all their bytes pass through its one full-duplex port.
     """
 
     latency_s: float  # alpha
     s_per_byte: float  # beta
-    overhead_s: float = 0.0  # o: a message, at each end
+    overhead_s: float = 0.0  # o: per message, at each end
     reduce_s_per_byte: float = 0.0  # gamma
 
     def __post_init__(self) -> None:
@@ -45,7 +46,12 @@ class LinkCost:
                 raise ConfigError(f"{name} of a link must be at least 0 and finite, got {value}")
 
     def round_s(self, num_messages: int, num_bytes: float) -> float:
-        """A round in which the busiest rank sends so many messages of so many bytes together."""
+        """Seconds of a round.
+
+        Args:
+            num_messages: sent by the busiest rank.
+            num_bytes: of all these messages together.
+        """
         if not num_messages:
             return 0.0
         port_s = num_messages * self.overhead_s + num_bytes * self.s_per_byte
@@ -53,17 +59,17 @@ class LinkCost:
 
 
 class Collective(abc.ABC):
-    """Who sends which chunk to whom, round by round.
+    """A schedule of who sends which chunk to whom, round by round.
 
-    Invariant: every operation that it lists ends as the table of this module says, for every number
-    of ranks that it accepts, and no rank uses more than ``num_ports`` (tests/collectives).
+    Invariant: every listed operation ends as the table in transfers.py says, for every number of
+    ranks that the collective accepts, and no rank uses more than ``num_ports`` (tests/collectives).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for --help
     argument: ClassVar[NameNumber | None] = None
-    formula: ClassVar[str]  # of its all-reduce, as text; formula_s computes it
-    is_bound: ClassVar[bool] = False  # whether its formula is an upper bound, not the cost
+    formula: ClassVar[str]  # of the all-reduce, as text; formula_s computes it
+    is_bound: ClassVar[bool] = False  # whether the formula is an upper bound, not the cost
     operations: ClassVar[tuple[Operation, ...]]
 
     def __init__(self, num_ranks: int, value: int | None = None) -> None:
@@ -87,14 +93,14 @@ class Collective(abc.ABC):
         return self.name if is_default else f"{self.name}:{self.value}"
 
     def for_size(self, size_bytes: float) -> "Collective":
-        """The schedule of a buffer of so many bytes: another one where cuts depend on them.
+        """Return the schedule for a buffer of this size; another one where the chunks depend on it.
 
-        All ranks have equally many bytes, so all take the same.
+        All ranks have the same number of bytes, so all choose the same schedule.
         """
         return self
 
     def num_chunks(self, operation: Operation) -> int:
-        """Into how many parts the buffer is cut."""
+        """The number of chunks that the buffer is cut into."""
         return self.num_ranks**2 if operation is Operation.ALL_TO_ALL else self.num_ranks
 
     def num_ports(self, operation: Operation) -> int:
@@ -102,18 +108,18 @@ class Collective(abc.ABC):
         return 1
 
     def rounds(self, operation: Operation, root: int = 0) -> Iterator[Round]:
-        """The schedule.
+        """Yield the rounds of an operation.
 
         Args:
-            root: where the operation has one, from 0 to ``num_ranks - 1``.
+            root: the root of operations that have one, from 0 to ``num_ranks - 1``.
 
         Raises:
-            ConfigError: it has no such operation, has it not for so many ranks, or there is no
-                such root.
+            ConfigError: the collective does not have the operation, or not for this many ranks; or
+                there is no such root.
         """
         if operation not in self.operations:
-            have = ", ".join(one.value for one in self.operations)
-            raise ConfigError(f"{self} has no {operation.value}; it has {have}")
+            names = ", ".join(supported.value for supported in self.operations)
+            raise ConfigError(f"{self} has no {operation.value}; it has {names}")
         if not 0 <= root < self.num_ranks:
             last = self.num_ranks - 1
             raise ConfigError(
@@ -125,15 +131,15 @@ class Collective(abc.ABC):
         return iter(self._rounds(operation, root))
 
     def check(self, operation: Operation) -> None:
-        """Raises ConfigError where the operation does not fit the number of ranks."""
+        """Raise a ConfigError if the operation does not fit the number of ranks."""
         return
 
     def formula_s(self, operation: Operation, size_bytes: float, link: LinkCost) -> float:
-        """Its closed formula: seconds from when all ranks are there, on a network of equals.
+        """Seconds by the closed formula: identical ranks, counted from when all of them are ready.
 
         Args:
-            size_bytes: the whole buffer; of an all-to-all what one rank begins with. The formula
-                takes all chunks as equal.
+            size_bytes: of the whole buffer; for an all-to-all, what one rank begins with. The
+                formula takes all chunks as equally large.
         """
         if self.num_ranks == 1:
             return 0.0
@@ -141,40 +147,45 @@ class Collective(abc.ABC):
 
     @abc.abstractmethod
     def _rounds(self, operation: Operation, root: int) -> Iterable[Round]:
-        """The schedule of two ranks or more."""
+        """Yield the rounds for two or more ranks."""
 
     @abc.abstractmethod
     def _seconds(self, operation: Operation, size_bytes: float, link: LinkCost) -> float:
-        """The formula for two ranks or more."""
+        """Seconds by the formula for two or more ranks."""
 
 
 class Spreading(Collective):
-    """A collective that says how chunks spread; adding up is the same, backwards.
+    """A collective that states how chunks spread; adding up is the same schedule run backwards.
 
-    A member gives the rounds of an all-gather, a broadcast or a scatter and what they cost; the
-    all-reduce is a reduce-scatter and an all-gather where it has them, else a reduce and a
-    broadcast, at ``_hub``.
+    A member gives the rounds of an all-gather, a broadcast or a scatter, and what they cost. Its
+    all-reduce is a reduce-scatter and an all-gather if it has them, otherwise a reduce and a
+    broadcast with ``_hub`` as the root.
     """
 
     _hub = 0
 
     @abc.abstractmethod
     def _spread(self, operation: Operation, root: int) -> Iterable[Round]:
-        """The rounds of an operation that only copies: no reduce, no gather."""
+        """Yield the rounds of an operation that only copies: no reduce, no gather."""
 
     @abc.abstractmethod
     def _spread_s(
         self, operation: Operation, size_bytes: float, link: LinkCost
     ) -> tuple[float, float]:
-        """Seconds of ``_spread``, and the bytes that one rank after another adds, backwards."""
+        """The cost of ``_spread``.
 
-    def _all_reduce_of(self) -> Operation:
-        whole = Operation.ALL_GATHER in self.operations
-        return Operation.ALL_GATHER if whole else Operation.BROADCAST
+        Returns:
+            Its seconds, and the bytes that are added one after another when it runs backwards.
+        """
+
+    def _second_half(self) -> Operation:
+        """The operation that ends an all-reduce; its first half is the same one run backwards."""
+        has_all_gather = Operation.ALL_GATHER in self.operations
+        return Operation.ALL_GATHER if has_all_gather else Operation.BROADCAST
 
     def _rounds(self, operation: Operation, root: int) -> Iterable[Round]:
         if operation is Operation.ALL_REDUCE:
-            forward = self._all_reduce_of()
+            forward = self._second_half()
             adding = backwards(self._spread(forward, self._hub), Action.REDUCE)
             return chain(adding, self._spread(forward, self._hub))
         if operation in BACKWARDS:
@@ -186,7 +197,7 @@ class Spreading(Collective):
         is_all_reduce = operation is Operation.ALL_REDUCE
         forward = BACKWARDS.get(operation, operation)
         if is_all_reduce:
-            forward = self._all_reduce_of()
+            forward = self._second_half()
         spread_s, reduced_bytes = self._spread_s(forward, size_bytes, link)
         reduce_s = reduced_bytes * link.reduce_s_per_byte if operation.is_reducing else 0.0
         return (2.0 if is_all_reduce else 1.0) * spread_s + reduce_s

@@ -1,25 +1,25 @@
-"""halving-doubling: partners twice as far away each round, with half as much to tell.
+"""halving-doubling: partners twice as far away each round, with half as much to exchange.
 
-    P = 8, reduce-scatter; in round i ranks r and r XOR 2^i give each other what the other keeps
+    P = 8, reduce-scatter; in round i ranks r and r XOR 2^i send each other the half it keeps
 
         round 0     0---1    2---3    4---5    6---7       n/2 each way
         round 1     0-------2    1-------3    4-------6    5-------7       n/4
         round 2     0---------------4    1---------------5    2---...      n/8: rank r has chunk r
-        all-gather: the same, backwards, with copies
+        all-gather: the same rounds backwards, copying instead of adding
 
     T = 2 (k (alpha + o) + beta n (P - 1) / P) + gamma n (P - 1) / P        P = 2^k
 
-The fewest bytes in the fewest rounds, where P is a power of two. Other P are folded: each rank from
-2^k on first gives all it has to rank r - 2^k, and is told the sum at the end, which costs
-2 (alpha + o + n beta) + gamma n more; of their operations only the all-reduce is there.
+The fewest bytes in the fewest rounds if P is a power of two. Other P are folded: each rank r from
+2^k on first sends its whole buffer to rank r - 2^k, and receives the sum at the end, which costs
+2 (alpha + o + n beta) + gamma n more; for such P the all-reduce is the only operation.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
 in MPICH", International Journal of High Performance Computing Applications 19(1), 2005
 (Rabenseifner's algorithm, with vector halving and distance doubling).
 
-bine: the same, with partners that are nearer on a ring of ranks.
+bine: halving-doubling with partners that are nearer on a ring of ranks.
 
-    In round i rank r tells r + d_i where r is even, r - d_i where it is odd, modulo P:
+    In round i the partner of rank r is r + d_i if r is even and r - d_i if r is odd, modulo P:
     d_i = (1 - (-2)^(i+1)) / 3 = 1, -1, 3, -5, 11, ...
 
         P = 8       halving-doubling:  1  2  4 apart          bine:  1  1  3 apart
@@ -29,9 +29,9 @@ bine: the same, with partners that are nearer on a ring of ranks.
 
     T = 2 (k (alpha + o) + beta n (P - 1) / P) + gamma n (P - 1) / P        P = 2^k
 
-On a network of equals as fast as halving-doubling. Where neighbours in rank are neighbours in the
-network, distances are two thirds as long, so that less crosses the links between groups. The chunks
-of a message do not lie side by side. Other P: as above.
+On a network of identical ranks as fast as halving-doubling. If neighbouring ranks are neighbours in
+the network, distances are two thirds as long, so that fewer bytes cross the links between groups.
+The chunks of a message do not lie side by side. Other P: as above.
 
 Source: D. De Sensi, S. Pasqualoni, L. Piarulli, T. Bonato, S. Ba, M. Turisini, J. Domke, T.
 Hoefler, "Bine Trees: Enhancing Collective Operations by Optimizing Communication Locality", SC '25
@@ -50,11 +50,11 @@ from .transfers import Action, ChunkTransfer, Operation, Round, floor_power_of_t
 
 
 class Butterfly(Spreading):
-    """In every round all ranks are in pairs; after log P rounds everybody has heard of everybody.
+    """All ranks exchange in pairs every round; after log P rounds each has data from all others.
 
-    What ``reach(r, i)`` holds is what rank r is told from round i on: itself, and what its partners
-    of rounds i, i + 1, ... then reach. In the reduce-scatter it gives its partner of round i the
-    chunks that the partner reaches from round i + 1 on.
+    ``reach(r, i)`` is the set of ranks whose data gets to rank r from round i on: r itself, and
+    whatever its partners of rounds i, i + 1, ... reach by then. In round i of the reduce-scatter,
+    r sends its partner the chunks that the partner reaches from round i + 1 on.
     """
 
     operations = (
@@ -64,23 +64,23 @@ class Butterfly(Spreading):
 
     @abc.abstractmethod
     def _partner(self, rank: int, number: int) -> int:
-        """Of a rank among the first ``num_folded``, in a round of the reduce-scatter."""
+        """Return the partner of a rank below ``num_folded`` in a round of the reduce-scatter."""
 
     @property
     def num_folded(self) -> int:
-        """2^k, the ranks that take part throughout."""
+        """2^k, the number of ranks that take part in every round."""
         return floor_power_of_two(self.num_ranks)
 
     def num_chunks(self, operation: Operation) -> int:
         return self.num_folded
 
     def check(self, operation: Operation) -> None:
-        below = self.num_folded
-        if below != self.num_ranks and operation is not Operation.ALL_REDUCE:
-            instead = "tree" if operation.has_root else "ring"
+        power = self.num_folded
+        if power != self.num_ranks and operation is not Operation.ALL_REDUCE:
+            alternative = "tree" if operation.has_root else "ring"
             raise ConfigError(
                 f"the {operation.value} of {self} needs a power of two ranks, got "
-                f"{self.num_ranks}; {below} and {2 * below} fit, or take {instead}"
+                f"{self.num_ranks}; {power} and {2 * power} fit, or take {alternative}"
             )
 
     def _rounds(self, operation: Operation, root: int) -> Iterable[Round]:
@@ -95,23 +95,23 @@ class Butterfly(Spreading):
         for number in reversed(range(num_rounds)):
             if operation is Operation.BROADCAST:
                 pairs = [(rank, self._partner(rank, number)) for rank in sorted(holders)]
-                holders.update(other for _, other in pairs)
+                holders.update(partner for _, partner in pairs)
                 yield tuple(ChunkTransfer(a, b, whole, Action.COPY) for a, b in pairs)
                 continue
-            held = reach[number + 1]
+            chunks = reach[number + 1]
             yield tuple(
-                ChunkTransfer(rank, self._partner(rank, number), held[rank], Action.COPY)
+                ChunkTransfer(rank, self._partner(rank, number), chunks[rank], Action.COPY)
                 for rank in range(size)
             )
 
     def _reach(self, num_rounds: int) -> list[list[tuple[int, ...]]]:
-        """``reach(r, i)`` for each round i, and after the last, and each rank r."""
+        """``reach(r, i)`` as a list over rounds i, with one entry more for after the last round."""
         ranks = range(self.num_folded)
         reach: list[list[tuple[int, ...]]] = [[(rank,) for rank in ranks]]
         for number in reversed(range(num_rounds)):
-            after = reach[0]
+            later = reach[0]
             partners = [self._partner(rank, number) for rank in ranks]
-            reach.insert(0, [tuple(sorted(after[r] + after[partners[r]])) for r in ranks])
+            reach.insert(0, [tuple(sorted(later[r] + later[partners[r]])) for r in ranks])
         return reach
 
     def _seconds(self, operation: Operation, size_bytes: float, link: LinkCost) -> float:
@@ -131,7 +131,7 @@ class Butterfly(Spreading):
 
 
 class HalvingDoubling(Butterfly):
-    """Partners by the bits of the rank."""
+    """Partners whose ranks differ in one bit."""
 
     name = "halving-doubling"
     summary = "pairs of ranks, ever farther, with ever less: few rounds and the fewest bytes"
@@ -142,7 +142,7 @@ class HalvingDoubling(Butterfly):
 
 
 class BineButterfly(Butterfly):
-    """Partners by the negabinary distances, which are shorter on a ring of ranks."""
+    """Partners at negabinary distances, which are shorter on a ring of ranks."""
 
     name = "bine"
     summary = "as halving-doubling, with partners nearer in rank: less between groups"
@@ -156,20 +156,28 @@ class BineButterfly(Butterfly):
 def folded(
     inner: Iterable[Round], kept: Iterable[int], extra: Iterable[int], chunks: int = 0
 ) -> Iterator[Round]:
-    """A schedule of some ranks, made one of more: each extra rank gives one of them all it has.
+    """Extend a schedule by ranks that hand in their whole buffers before it and get sums after it.
 
     4 ranks of 6      4 --> 0, 5 --> 1  |  the schedule of 0 1 2 3  |  0 --> 4, 1 --> 5
+
+    Args:
+        inner: the rounds of the kept ranks.
+        kept: the ranks of ``inner``.
+        extra: the ranks to add, at most as many as are kept.
+        chunks: the number of chunks; 0 means one for each kept rank.
     """
-    first = list(kept)
-    pairs = list(zip(extra, first, strict=False))
-    whole = tuple(range(chunks or len(first)))
-    before = tuple(ChunkTransfer(out, own, whole, Action.REDUCE) for out, own in pairs)
-    after = tuple(ChunkTransfer(own, out, whole, Action.COPY) for out, own in pairs)
+    kept_ranks = list(kept)
+    pairs = list(zip(extra, kept_ranks, strict=False))
+    whole = tuple(range(chunks or len(kept_ranks)))
+    before = tuple(
+        ChunkTransfer(added, stand_in, whole, Action.REDUCE) for added, stand_in in pairs
+    )
+    after = tuple(ChunkTransfer(stand_in, added, whole, Action.COPY) for added, stand_in in pairs)
     return chain([before] if pairs else [], inner, [after] if pairs else [])
 
 
 def folding_s(num_ranks: int, size_bytes: float, link: LinkCost) -> float:
-    """What `folded` adds: nothing for a power of two."""
+    """Seconds that `folded` adds to a schedule; 0 for a power of two."""
     if floor_power_of_two(num_ranks) == num_ranks:
         return 0.0
     return 2.0 * link.round_s(1, size_bytes) + size_bytes * link.reduce_s_per_byte

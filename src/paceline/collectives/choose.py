@@ -1,16 +1,16 @@
-"""Which collective is the fastest for so many bytes between these ranks, and why.
+"""Chooses the fastest collective for a buffer between given ranks, and says why it is the fastest.
 
     seconds
       |  tree \\                  .  ring           small buffers: the fewest rounds win
       |        `-------.    .---'                  large ones: the fewest bytes
-      |  ring  ---------\\.-'                       in between one takes over from the other:
+      |  ring  ---------\\.-'                       in between, one takes over from the other:
       |              .--' `--- tree                a crossover
       +------------------|---------------- bytes
 
-Between equals (a `LinkCost`) the closed formulas say it, in microseconds; on a `Topology` the
-schedules are run in virtual time. A member that is not for so many ranks is no candidate, and the
-straggler-aware one only where somebody is known to be late. What an estimate is worth is what its
-latencies and bandwidths are: measure them on the machine.
+Between identical ranks (a `LinkCost`) the closed formulas answer within microseconds; on a
+`Topology` the schedules are run in virtual time. A collective that does not work for this many
+ranks is no candidate, and the straggler-aware one is a candidate only if a rank is known to be
+late. An estimate is only as good as its latencies and bandwidths, so measure them on the machine.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,16 +26,14 @@ from .topology import Topology
 from .transfers import Operation
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 8, 1 << 30
-"""Between which crossovers are looked for."""
-
-
+"""The sizes between which crossovers are searched for."""
 _ROUNDING = 1e-9
 Seconds = Callable[[Collective, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:
-    """At this size one collective takes over from another."""
+    """The size at which one collective takes over from another."""
 
     size_bytes: int
     below: str
@@ -44,7 +42,7 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveChoice:
-    """The fastest collective, and what the others would take."""
+    """The fastest collective, and the seconds that the others would take."""
 
     collective: Collective
     seconds: float
@@ -54,7 +52,7 @@ class CollectiveChoice:
 
     @property
     def name(self) -> str:
-        """As it is written on the command line, if it is one of the table."""
+        """The collective as the command line spells it, if it is in the table."""
         return str(self.collective)
 
 
@@ -67,17 +65,20 @@ def choose(
     late: int | None = None,
     late_s: float = 0.0,
 ) -> CollectiveChoice:
-    """The fastest all-reduce.
+    """Choose the fastest all-reduce.
 
     Args:
+        size_bytes: of the buffer.
         links: what a message costs between any two ranks, or the topology between them.
-        names: the candidates, as they are written; all that fit where none are given, and on a
-            topology of at most eight ranks the rings that are found in it.
-        late: the rank that is known to come late, and ``late_s`` by how much. Times are from when
-            the others are there.
+        names: the candidates as the command line spells them; by default all that fit, and on a
+            topology of at most eight ranks also the rings that a search finds in it.
+        late: the rank that is known to come late, if any. Times count from when the others are
+            ready.
+        late_s: how late it is.
 
     Raises:
-        ConfigError: a name is none, or not for so many ranks, or the topology is of another number.
+        ConfigError: a name is unknown or does not fit the number of ranks, or the topology has
+            another number of ranks.
     """
     if isinstance(links, Topology) and links.num_ranks != num_ranks:
         raise ConfigError(f"{links.name} has {links.num_ranks} ranks, and {num_ranks} take part")
@@ -98,8 +99,8 @@ def choose(
         return member.formula_s(Operation.ALL_REDUCE, size, links)
 
     best = _fastest(members, size_bytes, seconds)
-    took = {str(member): seconds(member, size_bytes) for member in members}
-    ranking = dict(sorted(took.items(), key=lambda pair: (pair[0] != str(best), pair[1])))
+    seconds_of = {str(member): seconds(member, size_bytes) for member in members}
+    ranking = dict(sorted(seconds_of.items(), key=lambda pair: (pair[0] != str(best), pair[1])))
     return CollectiveChoice(
         collective=best,
         seconds=ranking[str(best)],
@@ -112,7 +113,7 @@ def choose(
 
 
 def candidates(num_ranks: int, late: int | None = None) -> list[str]:
-    """Every collective that fits so many ranks, as it is written.
+    """Return all collectives that fit this many ranks, as the command line spells them.
 
     Example:
         >>> candidates(4)[-2:]
@@ -129,31 +130,31 @@ def _needs_number(kind: type[Collective]) -> bool:
 
 
 def _fastest(members: list[Collective], size_bytes: int, seconds: Seconds) -> Collective:
-    """Of those that are equally fast the first, in the order of the table."""
-    took = [seconds(member, size_bytes) for member in members]
-    least_s = min(took) * (1.0 + _ROUNDING)
-    return next(member for member, s in zip(members, took, strict=True) if s <= least_s)
+    """Return the fastest member; of equally fast ones the first in the order of the table."""
+    times_s = [seconds(member, size_bytes) for member in members]
+    least_s = min(times_s) * (1.0 + _ROUNDING)
+    return next(member for member, s in zip(members, times_s, strict=True) if s <= least_s)
 
 
 def _crossovers(members: list[Collective], seconds: Seconds) -> Iterable[Crossover]:
-    """Where the fastest changes, each found between two powers of two and then halved down."""
+    """Yield the sizes at which the fastest changes: between powers of two, then by bisection."""
 
     def fastest(size: int) -> str:
         return str(_fastest(members, size, seconds))
 
     low, winner = SMALLEST_BYTES, fastest(SMALLEST_BYTES)
     while low < LARGEST_BYTES:
-        high, after = 2 * low, fastest(2 * low)
-        if after != winner:
+        high, next_winner = 2 * low, fastest(2 * low)
+        if next_winner != winner:
             begin, end = low, high
             while end - begin > max(1, begin // 100):
                 middle = (begin + end) // 2
                 if fastest(middle) == winner:
                     begin = middle
                 else:
-                    end, after = middle, fastest(middle)
-            yield Crossover(size_bytes=end, below=winner, above=after)
-            low, winner = end, after
+                    end, next_winner = middle, fastest(middle)
+            yield Crossover(size_bytes=end, below=winner, above=next_winner)
+            low, winner = end, next_winner
         else:
             low = high
 
@@ -161,26 +162,27 @@ def _crossovers(members: list[Collective], seconds: Seconds) -> Iterable[Crossov
 def _reason(
     ranking: dict[str, float], size_bytes: int, num_ranks: int, fixed_s: float, late_s: float
 ) -> str:
-    """One sentence: what it takes, what most of that is, and what the next would take."""
+    """One sentence: the time of the fastest, the largest part of it, and the time of the second."""
     (name, best_s), *others = ranking.items()
-    for_what = f"{format_bytes(size_bytes)} between {num_ranks} ranks"
+    buffer = f"{format_bytes(size_bytes)} between {num_ranks} ranks"
     if not best_s:
-        return f"{name}: {for_what} take no time"
+        return f"{name}: {buffer} take no time"
     waited_s = min(late_s, fixed_s)
     parts = {
-        "waiting for who is late": waited_s,
+        "waiting for the late rank": waited_s,
         "latency": fixed_s - waited_s,
         "bytes": best_s - fixed_s,
     }
-    what, most_s = max(parts.items(), key=lambda pair: pair[1])
-    took = f"{name} takes {_in_seconds(best_s)} for {for_what}, {most_s / best_s:.0%} of it {what}"
+    largest, largest_s = max(parts.items(), key=lambda pair: pair[1])
+    share = f"{largest_s / best_s:.0%} of it {largest}"
+    sentence = f"{name} takes {_format_s(best_s)} for {buffer}, {share}"
     if not others:
-        return f"{took}; nothing else was asked"
+        return f"{sentence}; there is no other candidate"
     second, second_s = others[0]
-    return f"{took}; the next, {second}, would take {_in_seconds(second_s)}"
+    return f"{sentence}; the next, {second}, would take {_format_s(second_s)}"
 
 
-def _in_seconds(seconds: float) -> str:
+def _format_s(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1.0:
             return f"{seconds * factor:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""hub: one rank is the server: all send to it, it adds up and sends the sum to all.
+"""hub: one rank is the server: all others send to it, and it sends the sum back to all.
 
     P = 4, R = 0        t=0   1 --> 0 <-- 2        t=1   1 <-- 0 --> 2
                                     ^                          |
@@ -7,7 +7,7 @@
     T = 2 (alpha + (P - 1) (o + n beta)) + gamma n (P - 1)
 
 Two rounds, and everything goes through one port: a parameter server with one shard. Its time grows
-with the workers, which is what a ring is measured against. R is the rank of the server.
+with the number of workers; a ring is measured against it. R is the rank of the server.
 
 Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
 
@@ -17,8 +17,9 @@ fully-connected: each rank is the server of its own chunk.
 
     T = 2 (alpha + (P - 1) o + beta n (P - 1) / P) + gamma n (P - 1) / P
 
-Two rounds and the fewest bytes, for P - 1 messages at once from every rank: where each pair has a
-link of its own, or messages cost little. A sharded parameter server whose shards are the workers.
+Two rounds and the fewest bytes, at the price of P - 1 messages at once from every rank: for
+networks in which each pair has a link of its own, or messages cost little. It is a sharded
+parameter server whose shards are the workers.
 Its all-to-all is one round: alpha + (P - 1) o + beta n (P - 1) / P.
 
 Source: E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, "Collective communication: theory,
@@ -77,7 +78,7 @@ class HubServer(Spreading):
 
 
 class FullyConnected(Spreading):
-    """Every rank sends its chunk to every other at once."""
+    """Every rank sends its chunk to every other rank at once."""
 
     name = "fully-connected"
     summary = "each rank adds up its own chunk for all: two rounds, P - 1 messages at once"

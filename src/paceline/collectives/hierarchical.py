@@ -1,25 +1,25 @@
-"""hierarchical: first within each host of G ranks, then between hosts, then within again.
+"""hierarchical: first within each host of G ranks, then between hosts, then within hosts again.
 
-    P = 8, G = 4; ranks of a host stand in a row
+    P = 8, G = 4; each row is a host
 
-        host 0    0 - 1 - 2 - 3        1. a ring in each host adds up: rank i of it has part i of G
-                  |   |   |   |        2. G rings between hosts, one for each part, at once:
-        host 1    4 - 5 - 6 - 7           rank i of every host has the sum of part i
+        host 0    0 - 1 - 2 - 3        1. a ring in each host adds up: its rank i gets part i of G
+                  |   |   |   |        2. G rings between the hosts at once, one for each part:
+        host 1    4 - 5 - 6 - 7           rank i of every host gets the whole sum of part i
                                        3. a ring in each host spreads the sums
 
     T = 2 (G - 1) (alpha + o + n beta / G) + 2 (H - 1) (alpha + o + n beta / P)
         + gamma n (P - 1) / P                                                        H = P / G
 
-Over a host's one link to the others go 2 (H - 1) / H n bytes each way, as for a ring of hosts, and
-only 2 (H - 1) rounds pay the long latency. Where links within a host are faster (alpha_1, beta_1)
+A host's one link to the others carries 2 (H - 1) / H n bytes each way, as in a ring of hosts, and
+only 2 (H - 1) rounds pay the long latency. If links within a host are faster (alpha_1, beta_1)
 than the host's link (alpha_2, beta_2), which its G ranks share:
 T = 2 (G - 1) (alpha_1 + n beta_1 / G) + 2 (H - 1) (alpha_2 + n beta_2 / H).
-P is a multiple of G.
+P must be a multiple of G.
 
 Source: X. Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision: Training
 ImageNet in Four Minutes", arXiv 1807.11205, 2018; H. Mikami et al., "Massively
-Distributed SGD", arXiv 1811.05233, 2018 (2D-torus all-reduce: all ranks of a host take part between
-hosts). Changed: rings on both levels.
+Distributed SGD", arXiv 1811.05233, 2018 (2D-torus all-reduce: all ranks of a host take part in the
+exchange between hosts). Changed: rings on both levels.
 """
 
 from collections.abc import Iterator
@@ -45,19 +45,19 @@ class HierarchicalRings(Spreading):
         assert self.value is not None
         self.host_size = self.value
         if num_ranks % self.host_size:
-            fitting = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
-            near = min(fitting, key=lambda size: (abs(size - self.host_size), size))
+            divisors = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
+            nearest = min(divisors, key=lambda size: (abs(size - self.host_size), size))
             raise ConfigError(
                 f"hierarchical:{self.host_size} needs a multiple of {self.host_size} ranks, got "
-                f"{num_ranks}; try hierarchical:{near}, or ring"
+                f"{num_ranks}; try hierarchical:{nearest}, or ring"
             )
 
-    def _all_reduce_of(self) -> Operation:
+    def _second_half(self) -> Operation:
         return Operation.ALL_GATHER
 
     def _spread(self, operation: Operation, root: int) -> Iterator[Round]:
         size, num_hosts = self.host_size, self.num_ranks // self.host_size
-        # Part i of a host is chunks i H ... i H + H - 1; the one of host h in it is i H + h.
+        # Part i consists of chunks i H ... i H + H - 1; chunk i H + h of it belongs to host h.
         between = [
             around(
                 range(i, self.num_ranks, size),

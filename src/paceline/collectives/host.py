@@ -1,8 +1,9 @@
-"""What a schedule takes between processes of one machine that share its cores, from few messages.
+"""The cost of a schedule between processes that share one machine's cores, from measured rounds.
 
-Between equals (cost.py) ranks do not disturb one another. Processes of one machine do: where there
-are more of them than cores a round takes what all its messages take together, however short each
-is, and the fewest messages win. So what is measured are whole rounds, each kind at some sizes:
+Identical ranks of a network (cost.py) do not slow one another down. Processes of one machine do: if
+there are more of them than cores, a round takes what all its messages take together, however short
+each is, and the schedule with the fewest messages wins. So whole rounds are measured, each kind at
+several sizes:
 
     alone    0 -> 1, all others wait                        t_1(n)
     ring     r -> r + 1, all at the same time               t_r(n)     P messages
@@ -11,18 +12,20 @@ is, and the fewest messages win. So what is measured are whole rounds, each kind
 
 A round of a schedule takes the longer of
 
-    span     over the ranks: t_1 of its largest message, and (t_f - t_1) / (P - 2) for each other
+    span     the busiest rank: t_1 of its largest message, and (t_f - t_1) / (P - 2) of each other
     work     all messages: x(n) each, and t_r / P - x for each rank that takes part,
-             x = (t_a - t_r) / (P (P - 2))                                  of two ranks x = t_r / 2
+             x = (t_a - t_r) / (P (P - 2))                              for two ranks x = t_r / 2
 
-which gives back each kind that was measured. Between two sizes a time is on the straight line,
-beyond the largest it goes on. Rounds follow one another; what a message adds is in it, so each
-kind is measured for messages that are copied and for such that are added.
+which reproduces each kind that was measured. Times between two measured sizes are interpolated
+linearly, and extrapolated beyond the largest. Rounds follow one another. The time of adding is part
+of a message's time, so each kind is measured for messages that are copied and for messages that
+are added.
 
-What it cannot know is when a process loses its core with a lock in its hand. Gloo's own thread then
-asks the same socket again and again until its scheduler turn is over: of four processes on two
-cores a round of 64 B takes 1.1 to 7 ms, a turn or several, beside 62 us of one alone (strace: 1,600
-epoll_wait in 0.3 s for one message). So with more processes than cores crossings are by chance.
+The model cannot know when a process loses its core while it holds a lock. Gloo's own thread then
+polls the same socket until its time slice is over: with four processes on two cores a round of 64 B
+takes 1.1 to 7 ms, one or several time slices, compared with 62 us for one message alone (strace:
+1,600 epoll_wait in 0.3 s for one message). So with more processes than cores, crossings are a
+matter of chance.
 
 Source of span and work: R. Brent, "The parallel evaluation of general arithmetic expressions",
 Journal of the ACM 21(2), 1974. Changed: both are measured, not counted.
@@ -31,7 +34,7 @@ Journal of the ACM 21(2), 1974. Changed: both are measured, not counted.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, Final
 
 from ..errors import ConfigError
@@ -40,22 +43,22 @@ from .base import Collective, LinkCost
 from .transfers import Action, ChunkTransfer, Operation, Round, bounds
 
 KINDS: Final = ("alone", "ring", "fan", "all")
-"""Kinds of rounds, as drawn above; of two ranks the first two, which say all."""
+"""The kinds of rounds drawn above; two ranks need only the first two."""
 
 Curve = tuple[tuple[int, float], ...]
-"""Seconds at some sizes in bytes, from small to large."""
+"""Pairs of a size in bytes and the seconds at that size, from small to large."""
 
 
 def kinds_of(num_ranks: int) -> tuple[str, ...]:
-    """Those that so many ranks have."""
+    """Return the kinds of rounds that this many ranks can form."""
     return KINDS if num_ranks > 2 else KINDS[:2]
 
 
 class RoundOfKind(Collective):
-    """A schedule that is one kind of round: what is measured.
+    """A schedule that consists of one kind of round, to be measured.
 
-    A call is two rounds of ``alone`` and of ``fan``, there and back, and one of the others. A
-    message is one of P chunks.
+    A call runs two rounds for ``alone`` and ``fan``, there and back, and one round for the others.
+    Each message is one of P chunks.
     """
 
     name = "round of a kind"
@@ -75,23 +78,27 @@ class RoundOfKind(Collective):
         return self.num_ranks - 1
 
     def _rounds(self, operation: Operation, root: int) -> Iterator[Round]:
-        size, is_adding = self.num_ranks, self.action is Action.REDUCE
+        num_ranks, is_adding = self.num_ranks, self.action is Action.REDUCE
         if self.kind == "alone":
             yield self._round([(0, 1, 0)])
             yield self._round([(1, 0, 0)])
         elif self.kind == "ring":
-            yield self._round([(rank, (rank + 1) % size, rank) for rank in range(size)])
+            yield self._round([(rank, (rank + 1) % num_ranks, rank) for rank in range(num_ranks)])
         elif self.kind == "fan":
-            yield self._round([(rank, 0, 0) for rank in range(1, size)])
-            yield self._round([(0, rank, 0) for rank in range(1, size)])
+            yield self._round([(rank, 0, 0) for rank in range(1, num_ranks)])
+            yield self._round([(0, rank, 0) for rank in range(1, num_ranks)])
         else:
             yield self._round([
-                (one, other, other if is_adding else one)
-                for one in range(size) for other in range(size) if one != other
+                (source, destination, destination if is_adding else source)
+                for source, destination in permutations(range(num_ranks), 2)
             ])  # fmt: skip
 
-    def _round(self, ends: Iterable[tuple[int, int, int]]) -> Round:
-        return tuple(ChunkTransfer(one, other, (chunk,), self.action) for one, other, chunk in ends)
+    def _round(self, messages: Iterable[tuple[int, int, int]]) -> Round:
+        """Build a round from its messages' sources, destinations and chunks."""
+        return tuple(
+            ChunkTransfer(source, destination, (chunk,), self.action)
+            for source, destination, chunk in messages
+        )
 
     def _seconds(self, operation: Operation, size_bytes: float, link: LinkCost) -> float:
         raise ConfigError(f"a {self.name} has no formula: it is measured")
@@ -99,18 +106,19 @@ class RoundOfKind(Collective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCost:
-    """What rounds take between so many processes of one machine, as measured there.
+    """The seconds of rounds between processes of one machine, as measured there.
 
     Args:
-        rounds: seconds of a round by its kind and what becomes of a message, at sizes of a message.
+        num_ranks: the processes, at least 2.
+        rounds: seconds of a round at sizes of a message, by the round's kind and the action.
         native_s: seconds of torch.distributed's own all-reduce, at sizes of the buffer; may be
             empty.
-        beside_s: by collective, ``native`` among them, what a sum that is under way adds to a rank
-            that computes meanwhile, what its thread costs with it; of native the least that was
-            seen, of a schedule the most. May be empty.
+        beside_s: by collective, including ``native``: the seconds that an all-reduce under way adds
+            to a rank that computes meanwhile, including the cost of its thread. For native it is
+            the least that was measured, for a schedule the most. May be empty.
 
     Raises:
-        ConfigError: a kind is missing, or a time is none.
+        ConfigError: a kind is missing, sizes do not rise, or a time is not positive.
     """
 
     num_ranks: int
@@ -122,30 +130,32 @@ class HostCost:
         wanted = {(kind, action) for kind in kinds_of(self.num_ranks) for action in Action}
         if self.num_ranks < 2 or self.rounds.keys() != wanted:
             raise ConfigError(f"no rounds of {self.num_ranks} processes: kinds are missing")
-        whole = [*self.rounds.values(), *self.beside_s.values()]
-        for curve in (*whole, *([self.native_s] if self.native_s else [])):
-            is_rising = all(one[0] < other[0] for one, other in pairwise(curve))
+        curves = [*self.rounds.values(), *self.beside_s.values()]
+        for curve in (*curves, *([self.native_s] if self.native_s else [])):
+            is_rising = all(point[0] < successor[0] for point, successor in pairwise(curve))
             if not curve or not is_rising or not all(n > 0 and 0 < s < 1e6 for n, s in curve):
                 raise ConfigError("no times of rounds: sizes must rise, and times be positive")
 
     @classmethod
     def read(cls, values: Any) -> "HostCost":
-        """What ``write`` gave.
+        """Build the cost from what ``write`` returned.
 
         Raises:
-            ValueError, TypeError, KeyError, ConfigError: it was something else.
+            ValueError, TypeError, KeyError, ConfigError: ``values`` is something else.
         """
         rounds = {
             (str(kind), Action(action)): _curve(points) for kind, action, points in values["rounds"]
         }
-        beside_s = {str(name): _curve(one) for name, one in dict.items(values.get("beside_s", {}))}
+        beside_s = {
+            str(name): _curve(points) for name, points in dict.items(values.get("beside_s", {}))
+        }
         return cls(
             num_ranks=count(values["num_ranks"]), rounds=rounds,
             native_s=_curve(values["native_s"]), beside_s=beside_s,
         )  # fmt: skip
 
     def write(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return the cost as JSON values, which ``read`` takes."""
         rounds = [[kind, action.value, curve] for (kind, action), curve in self.rounds.items()]
         return {
             "num_ranks": self.num_ranks, "rounds": rounds, "native_s": self.native_s,
@@ -155,66 +165,79 @@ class HostCost:
     def seconds(
         self, collective: Collective, operation: Operation, size_bytes: int, root: int = 0
     ) -> float:
-        """Seconds of an operation.
+        """The seconds that an operation takes.
 
         Args:
-            size_bytes: the whole buffer; of an all-to-all what one rank begins with.
+            size_bytes: of the whole buffer; for an all-to-all, what one rank begins with.
 
         Raises:
             ConfigError: the collective is for another number of ranks, or has no such operation.
         """
         if collective.num_ranks != self.num_ranks:
             raise ConfigError(
-                f"{collective} is for {collective.num_ranks} ranks; measured are {self.num_ranks}"
+                f"{collective} is for {collective.num_ranks} ranks; {self.num_ranks} were measured"
             )
         collective = collective.for_size(size_bytes)
         is_all_to_all = operation is Operation.ALL_TO_ALL
         total = self.num_ranks * size_bytes if is_all_to_all else size_bytes
-        lengths = [b - a for a, b in bounds(total, collective.num_chunks(operation))]
-        known: dict[object, float] = {}
+        chunk_bytes = [
+            end - begin for begin, end in bounds(total, collective.num_chunks(operation))
+        ]
+        cached_s: dict[object, float] = {}
         seconds = 0.0
         for transfers in collective.rounds(operation, root):
-            messages = [(one, sum(lengths[chunk] for chunk in one.chunks)) for one in transfers]
-            key = tuple((*one[:2], one.action, length) for one, length in messages)
-            if key not in known:
-                known[key] = self._round_s([pair for pair in messages if pair[1]])
-            seconds += known[key]
+            messages = [
+                (transfer, sum(chunk_bytes[chunk] for chunk in transfer.chunks))
+                for transfer in transfers
+            ]
+            key = tuple((*transfer[:2], transfer.action, length) for transfer, length in messages)
+            if key not in cached_s:
+                cached_s[key] = self._round_s([message for message in messages if message[1]])
+            seconds += cached_s[key]
         return seconds
 
     def native_reduce_s(self, size_bytes: int) -> float:
-        """Seconds of torch.distributed's own all-reduce, where that was measured."""
+        """The seconds of torch.distributed's own all-reduce, if it was measured."""
         return at(self.native_s, size_bytes)
 
     def _round_s(self, messages: Sequence[tuple[ChunkTransfer, int]]) -> float:
+        """The longer of a round's span and its work, in seconds."""
         if not messages:
             return 0.0
-        ends: dict[tuple[str, int], list[tuple[int, Action]]] = defaultdict(list)
-        work_s = turns_s = 0.0
-        for one, length in messages:
-            ends["from", one.source].append((length, one.action))
-            ends["to", one.destination].append((length, one.action))
-            extra_s = self._extra_s("ring", "all", length, one.action) / self.num_ranks
+        at_ends: dict[tuple[str, int], list[tuple[int, Action]]] = defaultdict(list)
+        work_s = ranks_s = 0.0
+        for transfer, length in messages:
+            at_ends["from", transfer.source].append((length, transfer.action))
+            at_ends["to", transfer.destination].append((length, transfer.action))
+            extra_s = self._extra_s("ring", "all", length, transfer.action) / self.num_ranks
             work_s += extra_s
-            turns_s += self._time("ring", length, one.action) / self.num_ranks - extra_s
-        num_turns = max(sum(side == which for which, _ in ends) for side in ("from", "to"))
-        work_s += turns_s * num_turns / len(messages)
-        return max(work_s, *(self._end_s(sorted(own, key=_length)) for own in ends.values()))
+            ranks_s += self._kind_s("ring", length, transfer.action) / self.num_ranks - extra_s
+        num_active = max(sum(side == end for end, _ in at_ends) for side in ("from", "to"))
+        work_s += ranks_s * num_active / len(messages)
+        spans = (self._span_s(sorted(lengths, key=_length)) for lengths in at_ends.values())
+        return max(work_s, *spans)
 
-    def _end_s(self, messages: Sequence[tuple[int, Action]]) -> float:
-        """Of one rank's messages, from small to large: all at its end."""
+    def _span_s(self, messages: Sequence[tuple[int, Action]]) -> float:
+        """The seconds of the messages that one rank sends, or receives; from small to large."""
         *others, largest = messages
-        return self._time("alone", *largest) + sum(
-            self._extra_s("alone", "fan", *one) for one in others
+        return self._kind_s("alone", *largest) + sum(
+            self._extra_s("alone", "fan", *message) for message in others
         )
 
-    def _extra_s(self, one: str, many: str, length: int, action: Action) -> float:
-        """What one message more takes, where ``many`` has P - 1 of each rank for one."""
+    def _extra_s(self, single: str, multiple: str, length: int, action: Action) -> float:
+        """The seconds of one message more at a rank.
+
+        Args:
+            single: a kind of round with one message at each of its ranks.
+            multiple: a kind with P - 1 messages at such a rank.
+            length: of the message, in bytes.
+        """
         if self.num_ranks == 2:
-            return self._time("ring", length, action)
-        more_s = self._time(many, length, action) - self._time(one, length, action)
+            return self._kind_s("ring", length, action)
+        more_s = self._kind_s(multiple, length, action) - self._kind_s(single, length, action)
         return max(0.0, more_s) / (self.num_ranks - 2)
 
-    def _time(self, kind: str, length: int, action: Action) -> float:
+    def _kind_s(self, kind: str, length: int, action: Action) -> float:
         return at(self.rounds[kind, action], length)
 
 
@@ -227,7 +250,7 @@ def _length(message: tuple[int, Action]) -> int:
 
 
 def at(curve: Curve, size: float) -> float:
-    """The time at a size: on the straight line between its neighbours, or beyond the last two.
+    """Return the seconds at a size, interpolated linearly, or extrapolated beyond the last point.
 
     Example:
         >>> at(((10, 1.0), (20, 3.0)), 15), at(((10, 1.0), (20, 3.0)), 30), at(((10, 1.0),), 5)

@@ -1,8 +1,8 @@
-"""ring: each rank passes chunks on to the next, first adding up, then spreading the sums.
+"""ring: each rank passes chunks on to the next, first adding them up, then spreading the sums.
 
-    P = 4, chunks 0..3; in round t rank r sends the chunk that it completed in round t - 1
+    P = 4, chunks 0..3; in round t each rank sends the chunk that it received in round t - 1
 
-        rank   0 ---> 1 ---> 2 ---> 3 ---> 0         [i] is chunk i of all numbers seen so far
+        rank   0 ---> 1 ---> 2 ---> 3 ---> 0         [i] is the sum of chunk i so far
 
         reduce-scatter  t=0   0 [3] 1    1 [0] 2    2 [1] 3    3 [2] 0
                         t=1   0 [2] 1    1 [3] 2    2 [0] 3    3 [1] 0
@@ -14,7 +14,7 @@
     T = 2 (P - 1) (alpha + o + n beta / P) + gamma n (P - 1) / P
 
 Each rank sends 2 (P - 1) n / P bytes, the least that any all-reduce can, and only to its
-neighbour: bytes a rank hardly grow with the ring, rounds do.
+neighbour. As the ring grows the bytes per rank hardly do, but the rounds do.
 
 Source: P. Patarasu, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", Journal of Parallel and Distributed Computing 69(2), 2009.
@@ -27,12 +27,12 @@ bidirectional-ring: each chunk goes both ways round, half as far.
     T = 2 floor((P - 1) / 2) (alpha + 2 o + 2 n beta / P) + gamma n (P - 1) / P
         and, where P is even, 2 (alpha + o + n beta / P) more
 
-Half the rounds of the ring and the same bytes through one port. Where the two neighbours are
-reached by two links, the bytes of a round go through both at once: n beta / P.
+Half the rounds of the ring, and the same bytes through one port. If there is a link to each of the
+two neighbours, the bytes of a round go through both at once, and take n beta / P.
 
 Source: E. Chan, R. van de Geijn, W. Gropp, R. Thakur, "Collective communication on architectures
-that support simultaneous communication over multiple links", PPoPP 2006. The all-gather backwards
-is the reduce-scatter.
+that support simultaneous communication over multiple links", PPoPP 2006. The reduce-scatter is the
+all-gather run backwards.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ SPREADING = (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.ALL_GATHE
 
 
 class RingAllReduce(Spreading):
-    """Reduce-scatter round the ring; all-gather on round it, the same way."""
+    """A reduce-scatter round the ring, then an all-gather in the same direction."""
 
     name = "ring"
     summary = "chunks go round: the fewest bytes, 2 (P - 1) rounds"
@@ -75,7 +75,7 @@ class RingAllReduce(Spreading):
 
 
 class BidirectionalRing(Spreading):
-    """Every chunk spreads to both sides at once."""
+    """Every chunk spreads in both directions at once."""
 
     name = "bidirectional-ring"
     summary = "chunks go both ways round: half the rounds, two messages at once"
@@ -103,13 +103,13 @@ class BidirectionalRing(Spreading):
 
 
 class ParallelRings(RingAllReduce):
-    """Several rings at once, each with an equal part of the buffer: as they lie in a topology.
+    """Several rings at once, each with an equal part of the buffer, laid out for a topology.
 
-    Chunk r k + j is what ring j of k has for rank r. No name of the command line means it: the
-    rings are found (`ring_search.planned_rings`).
+    Of k rings, ring j has chunk r k + j for rank r. This collective has no name on the command
+    line: a search finds its rings (`ring_search.planned_rings`).
 
     Args:
-        rings: each all ranks, in its order; at least one.
+        rings: at least one; each is an order of all ranks.
     """
 
     name = "parallel-rings"
@@ -126,8 +126,8 @@ class ParallelRings(RingAllReduce):
                 )
 
     def __str__(self) -> str:
-        many = f"{len(self.rings)} rings, the first " if len(self.rings) > 1 else "ring "
-        return many + "-".join(str(rank) for rank in self.rings[0])
+        prefix = f"{len(self.rings)} rings, the first " if len(self.rings) > 1 else "ring "
+        return prefix + "-".join(str(rank) for rank in self.rings[0])
 
     def num_chunks(self, operation: Operation) -> int:
         return self.num_ranks * len(self.rings)
@@ -136,19 +136,19 @@ class ParallelRings(RingAllReduce):
         return len(self.rings)
 
     def _rounds(self, operation: Operation, root: int) -> Iterator[Round]:
-        kinds = {
+        actions = {
             Operation.REDUCE_SCATTER: (Action.REDUCE,),
             Operation.ALL_GATHER: (COPY,),
             Operation.ALL_REDUCE: (Action.REDUCE, COPY),
         }[operation]
-        count = len(self.rings)
-        for action in kinds:
-            turns = [
-                around(ring, [(rank * count + j,) for rank in ring], action)
+        num_rings = len(self.rings)
+        for action in actions:
+            schedules = [
+                around(ring, [(rank * num_rings + j,) for rank in ring], action)
                 for j, ring in enumerate(self.rings)
             ]
-            for transfers in zip(*turns, strict=True):
-                yield tuple(chain.from_iterable(transfers))
+            for rounds in zip(*schedules, strict=True):
+                yield tuple(chain.from_iterable(rounds))
 
     def _spread_s(
         self, operation: Operation, size_bytes: float, link: LinkCost
@@ -161,11 +161,13 @@ class ParallelRings(RingAllReduce):
 def around(
     ranks: Sequence[int], parts: Sequence[tuple[int, ...]], action: Action
 ) -> Iterator[Round]:
-    """Once round a ring of these ranks, a part of the chunks for each.
+    """Yield the rounds that pass parts of the buffer once round a ring.
 
     Args:
-        action: reduce: the rank at place i ends with the sum of part i; copy: it begins with part
-            i, and ends with all.
+        ranks: in the order of the ring.
+        parts: the chunks of each part; one part for each rank.
+        action: reduce: the rank at index i ends with the sum of part i; copy: it begins with part
+            i and ends with all parts.
     """
     size = len(ranks)
     ahead = 1 if action is Action.REDUCE else 0

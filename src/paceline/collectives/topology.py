@@ -1,4 +1,4 @@
-"""What ranks are connected by: links with a bandwidth and a latency, between ranks and switches.
+"""The network between ranks: links with a bandwidth and a latency, between ranks and switches.
 
     flat               hosts(2, 2)                     circle
     0   1   2   3      0   1     2   3                 0 === 1
@@ -7,12 +7,13 @@
                            \\      /
                            [network]
 
-A link goes one way, so a port that is full duplex is two. All messages that share a link share its
-bandwidth: a rank's one port is the link to its switch. A message takes the way of the fewest links,
-of those the widest, and never through another rank: who passes chunks on is the schedule's to say.
+A link goes one way, so a full-duplex port is two links. All messages that share a link share its
+bandwidth: a rank's one port is the link to its switch. A message takes the path with the fewest
+links, the widest of several, and never passes through another rank: which rank passes chunks on is
+up to the schedule.
 
-The machines below are recorded from what their makers publish; what a machine really gives has to
-be measured (bandwidths here are of one direction, in bytes a second).
+The machines below are described as their makers publish them; what a machine really achieves has to
+be measured (bandwidths are per direction, in bytes per second).
 
 Sources: NVIDIA, "NVIDIA DGX-1 With Tesla V100 System Architecture", whitepaper WP-08437-002, 2017
 (hybrid cube mesh of six NVLinks a GPU, 25 GB/s each way; two GPUs a PCIe switch, two switches a
@@ -28,7 +29,7 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLink:
-    """One way from a vertex to another. Ranks are vertices 0 to P - 1, switches come after."""
+    """A link in one direction. Ranks are the vertices 0 to P - 1, switches come after them."""
 
     source: int
     destination: int
@@ -41,8 +42,8 @@ class Topology:
     """Ranks, switches, and the links between them.
 
     Raises:
-        ConfigError: a link is from or to no vertex, has no bandwidth, or stands there twice; or
-            some rank cannot reach another (`way`).
+        ConfigError: a link is from or to no vertex, has no bandwidth, or is listed twice; or a rank
+            cannot reach another (raised by `way`).
     """
 
     name: str
@@ -73,62 +74,66 @@ class Topology:
 
     @property
     def num_vertices(self) -> int:
-        """Ranks and switches."""
+        """The number of ranks and switches."""
         return self.num_ranks + self.num_switches
 
     def way(self, source: int, destination: int) -> tuple[int, ...]:
-        """The links that a message between two ranks takes, as places in ``links``."""
-        return _ways(self)[source, destination]
+        """Return the path of a message between two ranks, as indices into ``links``."""
+        return _all_paths(self)[source, destination]
 
     def without_latency(self) -> "Topology":
-        """This topology with links that have no latency, so that only bandwidth counts."""
+        """Return a copy whose links have no latency, so that only bandwidth counts."""
         return replace(self, links=tuple(replace(link, latency_s=0.0) for link in self.links))
 
 
 @cache
-def _ways(topology: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
+def _all_paths(topology: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
     leaving: dict[int, list[int]] = {}
-    for place, link in enumerate(topology.links):
-        leaving.setdefault(link.source, []).append(place)
+    for index, link in enumerate(topology.links):
+        leaving.setdefault(link.source, []).append(index)
     ways: dict[tuple[int, int], tuple[int, ...]] = {}
     for source in range(topology.num_ranks):
-        reached = _from(topology, source, leaving)
-        missing = [one for one in range(topology.num_ranks) if one not in reached and one != source]
+        paths = _paths_from(topology, source, leaving)
+        missing = [
+            rank for rank in range(topology.num_ranks) if rank not in paths and rank != source
+        ]
         if missing:
             raise ConfigError(f"{topology.name}: no way from rank {source} to rank {missing[0]}")
-        ways |= {(source, one): reached[one] for one in range(topology.num_ranks) if one != source}
+        ways |= {
+            (source, rank): paths[rank] for rank in range(topology.num_ranks) if rank != source
+        }
     return ways
 
 
-def _from(
+def _paths_from(
     topology: Topology, source: int, leaving: dict[int, list[int]]
 ) -> dict[int, tuple[int, ...]]:
-    """The way to every vertex that is reached: fewest links first, then the widest of them."""
-    found: dict[int, tuple[int, ...]] = {}
+    """Return the path to every reachable vertex: the fewest links, and the widest of several."""
+    paths: dict[int, tuple[int, ...]] = {}
     waiting: list[tuple[int, float, tuple[int, ...], int]] = [(0, -float("inf"), (), source)]
     while waiting:
-        num_links, width, way, vertex = heapq.heappop(waiting)
-        if vertex in found:
+        num_links, width, path, vertex = heapq.heappop(waiting)
+        if vertex in paths:
             continue
-        found[vertex] = way
+        paths[vertex] = path
         if vertex != source and vertex < topology.num_ranks:
-            continue  # a rank is an end, never on the way
-        for place in leaving.get(vertex, []):
-            link = topology.links[place]
+            continue  # a rank may only end a path
+        for index in leaving.get(vertex, []):
+            link = topology.links[index]
             narrower = max(width, -link.bytes_per_s)
-            heapq.heappush(waiting, (num_links + 1, narrower, (*way, place), link.destination))
-    return found
+            heapq.heappush(waiting, (num_links + 1, narrower, (*path, index), link.destination))
+    return paths
 
 
 def _both_ways(
     a: int, b: int, bytes_per_s: float, latency_s: float = 0.0
 ) -> tuple[NetworkLink, NetworkLink]:
-    there = NetworkLink(source=a, destination=b, bytes_per_s=bytes_per_s, latency_s=latency_s)
-    return there, replace(there, source=b, destination=a)
+    forth = NetworkLink(source=a, destination=b, bytes_per_s=bytes_per_s, latency_s=latency_s)
+    return forth, replace(forth, source=b, destination=a)
 
 
 def flat(num_ranks: int, *, latency_s: float, bytes_per_s: float) -> Topology:
-    """Each rank has one full-duplex port to one switch: the network of the closed formulas.
+    """Return the network of the closed formulas: one switch, one full-duplex port for each rank.
 
     Args:
         latency_s: from rank to rank.
@@ -142,9 +147,9 @@ def flat(num_ranks: int, *, latency_s: float, bytes_per_s: float) -> Topology:
 
 
 def circle(num_ranks: int, *, latency_s: float, bytes_per_s: float) -> Topology:
-    """Each rank has a link to either neighbour, and a slow way to all others through a switch.
+    """Return ranks with a link to either neighbour, and a slow path to all others through a switch.
 
-    The slow way has a thousandth of the bandwidth, and a hundred times the latency.
+    The slow path has a thousandth of the bandwidth, and a hundred times the latency.
     """
     neighbours = {(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)}
     pairs = {tuple(sorted(pair)) for pair in neighbours if pair[0] != pair[1]}
@@ -163,10 +168,10 @@ def hosts(
     inner_latency_s: float = 0.0,
     outer_latency_s: float = 0.0,
 ) -> Topology:
-    """Hosts of ranks that share one link to a network.
+    """Return hosts whose ranks share one link to a network.
 
     Args:
-        inner_latency_s, outer_latency_s: from rank to rank of one host, and of two hosts.
+        inner_latency_s, outer_latency_s: from rank to rank within a host, and between two hosts.
     """
     num_ranks = num_hosts * host_size
     network = num_ranks + num_hosts
@@ -196,7 +201,7 @@ CUBE_MESH = {
 
 
 def dgx(*, has_nvlink: bool = True) -> Topology:
-    """Eight GPUs: NVLinks in a hybrid cube mesh, four PCIe switches and two processors."""
+    """A DGX-1: eight GPUs, NVLinks in a hybrid cube mesh, four PCIe switches and two processors."""
     links: list[NetworkLink] = []
     for (a, b), num_lanes in CUBE_MESH.items() if has_nvlink else ():
         links += _both_ways(a, b, num_lanes * NVLINK_BYTES_PER_S)
@@ -210,7 +215,7 @@ def dgx(*, has_nvlink: bool = True) -> Topology:
 
 
 def pcie_cards() -> Topology:
-    """Eight cards, four to a PCIe switch of each of two processors."""
+    """Eight cards, four at the PCIe switch of each of two processors."""
     links: list[NetworkLink] = []
     for rank in range(8):
         links += _both_ways(rank, 8 + rank // 4, PCIE_BYTES_PER_S)
@@ -238,4 +243,4 @@ RECORDED: dict[str, tuple[Topology, ...]] = {
     "pcie8": (pcie_cards(),),
     "hosts2x4": (two_hosts(), two_hosts(has_nvlink=False)),
 }
-"""By what ``bench links --topology`` takes; where a machine has NVLink, also without."""
+"""By the name that ``bench links --topology`` takes; machines with NVLink also without it."""

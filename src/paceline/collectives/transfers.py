@@ -1,14 +1,14 @@
-"""The words of a schedule: rounds of transfers of chunks between ranks, and what operations are.
+"""The vocabulary of schedules: operations, and rounds of transfers of chunks between ranks.
 
     transfer   (source, destination, chunks, action): one message
     chunk      part i of c of a buffer of n elements: elements [i n // c, (i + 1) n // c). Any n is
-               legal; where n < c some chunks are empty, and are sent as empty messages
+               legal; if n < c some chunks are empty, and are sent as empty messages
     action     reduce: add to what the destination has; copy: replace it
     round      transfers that may all be under way at once. Each reads what its source had before
                the round; a rank enters its next round when its own transfers of this one are done
     port       a rank with k ports sends at most k and receives at most k messages in a round
 
-What an operation begins and ends with, P ranks, chunk i belonging to rank i P // c:
+What each rank begins and ends with, for P ranks; chunk i belongs to rank i P // c:
 
     operation        a rank begins with                 and ends with
     all-reduce       its own numbers, all chunks        the sum over all ranks, all chunks
@@ -21,11 +21,12 @@ What an operation begins and ends with, P ranks, chunk i belonging to rank i P /
     all-to-all       chunks r P ... r P + P - 1         chunks r, P + r, 2 P + r, ...
                      (rank r, P x P chunks)
 
-A reduce-scatter is an all-gather run backwards, with every copy turned round into a reduce, and so
-are a reduce and a broadcast, a gather and a scatter; an all-reduce is one after the other. So a
-member may say how chunks spread, and nothing else (`backwards`).
+A reduce-scatter is an all-gather run backwards, with every copy turned round into a reduce. In the
+same way a reduce is a broadcast run backwards and a gather a scatter; an all-reduce is a
+reduce-scatter followed by an all-gather. So a member need only state how chunks spread
+(`backwards`).
 
-This module must not know tensors, clocks or networks: interpreters do (proof.py, cost.py).
+This module must not know tensors, clocks or networks; its interpreters do (proof.py, cost.py).
 
 Source: E. Chan, M. Heimlich, A. Purkayastha, R. van de Geijn, "Collective communication: theory,
 practice, and experience", Concurrency and Computation 19(13), 2007 (operations and
@@ -46,7 +47,7 @@ class Action(Enum):
 
 
 class Operation(Enum):
-    """What a collective brings about; see the table above."""
+    """What a collective achieves; see the table above."""
 
     ALL_REDUCE = "all-reduce"
     REDUCE_SCATTER = "reduce-scatter"
@@ -59,17 +60,17 @@ class Operation(Enum):
 
     @property
     def is_reducing(self) -> bool:
-        """Whether numbers are added."""
+        """Whether the operation adds the ranks' numbers."""
         return self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE)
 
     @property
     def has_root(self) -> bool:
-        """Whether one rank is another than the rest."""
+        """Whether one rank, the root, has another part than the rest."""
         return self in ROOTED
 
 
 def moved_share(operation: Operation, num_ranks: int) -> float:
-    """What a link must carry at least, for each byte of the buffer.
+    """The bytes that a rank's link must carry at least, per byte of the buffer.
 
     Example:
         >>> moved_share(Operation.ALL_REDUCE, 4), moved_share(Operation.BROADCAST, 4)
@@ -88,7 +89,7 @@ BACKWARDS = {
     Operation.REDUCE: Operation.BROADCAST,
     Operation.GATHER: Operation.SCATTER,
 }
-"""What each of these is backwards."""
+"""Operations that are others run backwards, and those others."""
 
 
 class ChunkTransfer(NamedTuple):
@@ -104,19 +105,20 @@ Round = tuple[ChunkTransfer, ...]
 
 
 def backwards(rounds: Iterable[Round], action: Action) -> Iterator[Round]:
-    """The schedule from its end to its beginning, every transfer the other way.
+    """Yield the rounds from last to first, with every transfer's direction reversed.
 
-    Where a schedule gives every rank every chunk exactly once, the transfers of a chunk are a tree
-    from its owner, and backwards they gather that tree to the owner.
+    If a schedule gives every chunk to every rank exactly once, the transfers of a chunk form a tree
+    rooted at its owner; run backwards, they collect the contributions of that tree at the owner.
     """
     for transfers in reversed(list(rounds)):
         yield tuple(
-            ChunkTransfer(one.destination, one.source, one.chunks, action) for one in transfers
+            ChunkTransfer(transfer.destination, transfer.source, transfer.chunks, action)
+            for transfer in transfers
         )
 
 
 def bounds(num_elements: int, num_chunks: int) -> list[tuple[int, int]]:
-    """Where each chunk begins and ends, in elements; as equal as whole elements allow.
+    """Return each chunk's (begin, end) in elements, as equally long as whole elements allow.
 
     Example:
         >>> bounds(10, 4)
@@ -129,7 +131,7 @@ def bounds(num_elements: int, num_chunks: int) -> list[tuple[int, int]]:
 
 
 def owner_of(chunk: int, num_chunks: int, num_ranks: int) -> int:
-    """The rank that a chunk belongs to.
+    """Return the rank that a chunk belongs to.
 
     Example:
         >>> [owner_of(chunk, 8, 4) for chunk in range(8)]
@@ -139,5 +141,5 @@ def owner_of(chunk: int, num_chunks: int, num_ranks: int) -> int:
 
 
 def floor_power_of_two(number: int) -> int:
-    """The largest power of two that is not larger."""
+    """Return the largest power of two that is at most ``number``."""
     return 1 << (number.bit_length() - 1)

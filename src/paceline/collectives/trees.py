@@ -9,14 +9,14 @@
 
     T = 2 L (alpha + o + n beta) + gamma n L        L = ceil(log2 P)
 
-The fewest rounds of all that use one port, and every message carries the whole buffer: for small
-buffers, where alpha is all. Scatter and gather send with each edge what its subtree holds:
+The fewest rounds possible with one port, and every message carries the whole buffer: for small
+buffers, whose time is mostly alpha. Scatter and gather send over each edge what its subtree holds:
 L (alpha + o) + beta n (P - 1) / P.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
 in MPICH", International Journal of High Performance Computing Applications 19(1), 2005.
 
-double-tree: two binary trees, each for half of the buffer, in which no rank has children twice.
+double-tree: two binary trees, each for half of the buffer; no rank has children in both.
 
     P = 8       first tree                second tree: the first, mirrored
                      7                         0
@@ -24,23 +24,24 @@ double-tree: two binary trees, each for half of the buffer, in which no rank has
                 1     5                        6     2
               0  2   4  6                    7  5   3  1     (under 7 and 0: one child each)
 
-    Each half is cut into M segments, which follow one another through their tree. Edges have two
-    colours, such that no rank has two edges of one colour to its parents, nor to its children; in
-    even rounds the edges of one colour are used and in odd rounds those of the other.
+    Each half is cut into M segments, which follow one another through their tree. Each edge has one
+    of two colours, such that no rank has two edges of one colour to its parents, nor to its
+    children; even rounds use the edges of one colour, and odd rounds those of the other.
 
         round     0     1     2     3     4     5     6
         edge A   s_0         s_1         s_2         s_3
         edge B         s_0         s_1         s_2
 
     T <= 2 R (alpha + o + n beta / 2M) + gamma R n / 2M,       R = 2 (h + M - 1), h = floor(log2 P);
-                                                               of two ranks R = M
+                                                               for two ranks R = M
 
-With many segments the rounds come near 2 M, so that T comes near 2 n beta with logarithmic latency:
-close to the ring's bytes for many ranks. An upper bound: not every path uses every round.
+With many segments R approaches 2 M, and T approaches 2 n beta with logarithmic latency: close to
+the ring's bytes for many ranks. T is an upper bound, since not every path uses every round.
 
-Where M is not given it goes by n: a segment of few bytes costs a latency and saves nothing (16 KiB
-in 16 segments between two ranks: 32 rounds of 512 B where a tree has 2). So segments have at least
-64 KiB, and there are at most 16; one where h < 2, since no rank passes on what it was sent.
+If M is not given, it depends on n: a segment of few bytes costs a latency and saves nothing (16 KiB
+in 16 segments between two ranks take 32 rounds of 512 B, a tree 2 rounds). So segments have at
+least 64 KiB, and there are at most 16 of them; only one if h < 2, since then no rank passes on what
+it received.
 
 Source: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast,
 reduction and scan", Parallel Computing 35(12), 2009; used by NVIDIA's NCCL since 2.4. Changed: both
@@ -55,13 +56,13 @@ from .base import Collective, LinkCost, Spreading
 from .transfers import Action, ChunkTransfer, Operation, Round
 
 _SEGMENT_BYTES = 1 << 16
-"""Of a segment at least, where nobody said how many: on loopback it takes as long as a latency."""
+"""The least size of a segment if M is not given: on loopback it takes as long as a latency."""
 _DEEP = 4
-"""From so many ranks on a tree has a rank that passes on what it was sent."""
+"""The fewest ranks with which a tree has a rank that passes on what it received."""
 
 
 class BinomialTree(Spreading):
-    """Who has the chunks passes them on to a rank half as far away as the last one."""
+    """Each rank that has the chunks passes them on to a rank half as far away as the one before."""
 
     name = "tree"
     summary = "binomial tree: the fewest rounds, 2 log P, each with the whole buffer"
@@ -76,12 +77,12 @@ class BinomialTree(Spreading):
         span = 1 << ((size - 1).bit_length() - 1)
         while span:
             transfers = []
-            for place in range(0, size - span, 2 * span):
-                below = range(place + span, min(place + 2 * span, size))
+            for position in range(0, size - span, 2 * span):
+                below = range(position + span, min(position + 2 * span, size))
                 chunks = range(size) if operation is Operation.BROADCAST else below
-                source, destination = (root + place) % size, (root + place + span) % size
-                held = tuple((root + one) % size for one in chunks)
-                transfers.append(ChunkTransfer(source, destination, held, Action.COPY))
+                source, destination = (root + position) % size, (root + position + span) % size
+                held_chunks = tuple((root + offset) % size for offset in chunks)
+                transfers.append(ChunkTransfer(source, destination, held_chunks, Action.COPY))
             yield tuple(transfers)
             span //= 2
 
@@ -97,7 +98,7 @@ class BinomialTree(Spreading):
 
 
 class DoubleTree(Spreading):
-    """Segments follow one another down two trees; up is the same, backwards."""
+    """Segments follow one another down two trees; going up is the same schedule run backwards."""
 
     name = "double-tree"
     summary = "two binary trees, half of the buffer each, in segments: few rounds and few bytes"
@@ -127,7 +128,7 @@ class DoubleTree(Spreading):
 
     @property
     def num_segments(self) -> int:
-        """M."""
+        """M, the number of segments that each half is cut into."""
         assert self.value is not None
         return self.value
 
@@ -156,7 +157,7 @@ class DoubleTree(Spreading):
     ) -> tuple[float, float]:
         height = self.num_ranks.bit_length() - 1
         num_rounds = 2 * (height + self.num_segments - 1)
-        if self.num_ranks == 2:  # one edge a tree: segment follows segment, nobody takes turns
+        if self.num_ranks == 2:  # one edge in each tree, so the colours do not alternate
             num_rounds = self.num_segments
         segment_bytes = size_bytes / (2 * self.num_segments)
         return num_rounds * link.round_s(1, segment_bytes), num_rounds * segment_bytes
@@ -166,11 +167,11 @@ Edge = tuple[int, int, int]  # tree, parent, child
 
 
 def two_trees(size: int) -> dict[Edge, Edge | None]:
-    """Edges of both trees from the roots down, each with the edge above it.
+    """Return the edges of both trees from the roots down, each with the edge above it.
 
-    In order from 1, a rank with j trailing zeros in its number has height j, so every second one is
-    a leaf; mirrored (P even) or shifted by one (P odd) the leaves of one tree hold the inner ranks
-    of the other.
+    Numbered in order from 1, a place with j trailing zero bits has height j, so every second one is
+    a leaf. The second tree is mirrored (P even) or shifted by one (P odd), so that its inner ranks
+    are leaves of the first.
     """
     edges: dict[Edge, Edge | None] = {}
     for tree in range(2):
@@ -187,7 +188,7 @@ def two_trees(size: int) -> dict[Edge, Edge | None]:
 
 
 def _parent(place: int, size: int) -> int:
-    """Of a place in the in-order tree 1 ... size; 0: it is the root."""
+    """Return the parent of a place in the in-order tree of places 1 ... size; 0 for the root."""
     bit = place & -place
     up = (place ^ bit) | (bit << 1)
     return up if up <= size else place ^ bit
@@ -200,10 +201,10 @@ def _rank(place: int, size: int, tree: int) -> int:
 
 
 def coloured(edges: dict[Edge, Edge | None]) -> dict[Edge, int]:
-    """A colour, 0 or 1, for each edge: at no rank two alike to parents, or two alike to children.
+    """Colour edges 0 or 1, so that no rank's edges to its parents, or to its children, are alike.
 
-    Parents' sides and children's sides of ranks are a bipartite graph in which no side has more
-    than two edges; so it is paths and even cycles, and colours take turns along each.
+    The ranks as parents and the ranks as children form a bipartite graph in which no vertex has
+    more than two edges; so it consists of paths and even cycles, along which colours alternate.
     """
     sides: dict[tuple[str, int], list[Edge]] = {}
     for edge in edges:
@@ -211,12 +212,14 @@ def coloured(edges: dict[Edge, Edge | None]) -> dict[Edge, int]:
         sides.setdefault(("receives", edge[2]), []).append(edge)
     colours: dict[Edge, int] = {}
     for start in edges:
-        waiting = [] if start in colours else [(start, 0)]
-        while waiting:
-            edge, colour = waiting.pop()
+        pending = [] if start in colours else [(start, 0)]
+        while pending:
+            edge, colour = pending.pop()
             if edge in colours:
                 continue
             colours[edge] = colour
-            near = sides["sends", edge[1]] + sides["receives", edge[2]]
-            waiting += [(one, 1 - colour) for one in near if one not in colours]
+            neighbours = sides["sends", edge[1]] + sides["receives", edge[2]]
+            pending += [
+                (neighbour, 1 - colour) for neighbour in neighbours if neighbour not in colours
+            ]
     return colours

@@ -1,21 +1,21 @@
-"""Gradients in fewer bytes: the compressors by name, and how a name becomes one.
+"""Gradients in fewer bytes: the table of compressors by name, and the parser of their names.
 
     own gradient --(+)--> x --> encode --> sent ==link==> of all members --> decode --> mean
                     ^     |                  |
-           residual |     +----- x - sent ---+     kept when the update stands
-                    +----------- residual of the next one
+           residual |     +----- x - sent ---+     kept once the update is final
+                    +----------- residual for the next update
 
-    base            the contract, and the operations between members that an exchange is made of
-    casts           fp16, bf16: half as many bits, added up as they are
-    quantized       int8, int4: whole numbers and a scale a block, reduced at one member a part
-    sparse          topk: the largest numbers and where they stand
-    low_rank        powersgd: two thin matrices in place of each one
+    base            the contract, and the operations between members that an exchange consists of
+    casts           fp16, bf16: half as many bits, added up in that type
+    quantized       int8, int4: integers with a scale per block; each member adds up one part
+    sparse          topk: the largest numbers and their indices
+    low_rank        powersgd: two thin matrices in place of each matrix
 
-    price           what a compressor costs on this machine beside what it saves on the link
+    price           the cost of a compressor on this machine, and what it saves on the link
 
 A new compressor is a file here and one line in the table; the tests in tests/compression run over
-the table. Who carries the operations is `exchange/compressed.py`. This file is read where torch is
-not imported: members of the table are named as text.
+the table. `exchange/compressed.py` carries out the operations. This file is imported where torch is
+not, so the table names its classes as text.
 """
 
 import importlib
@@ -32,7 +32,7 @@ MILLION = 1_000_000
 
 
 class Percentage(NameNumber):
-    """The share in ``name:share%``, above 0 and at most 100 %; its number counts millionths."""
+    """The share in ``name:share%``, above 0 and at most 100 %, read as a number of millionths."""
 
     kinds: ClassVar[tuple[str, str]] = ("a percentage", "percentages")
 
@@ -49,11 +49,14 @@ class Percentage(NameNumber):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A compressor of the table.
+    """A compressor's entry in the table.
 
     Attributes:
-        made_by: its class, as ``module:name``.
-        sends: what a member sends for an update, as a formula: n numbers of s bytes, P members.
+        made_by: the class, as ``module:name``.
+        summary: one line for --help and the documentation.
+        sends: the bytes that a member sends per update, as a formula of n numbers of s bytes and
+            P members.
+        arguments: the number in the name, if it takes one.
     """
 
     made_by: str
@@ -113,10 +116,10 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """What ``--compress`` asks for.
+    """The compressor that ``--compress`` asks for.
 
     Attributes:
-        value: its number; of a percentage in millionths.
+        value: the number in the name, a percentage in millionths; None if there is none.
     """
 
     name: str
@@ -130,17 +133,17 @@ class Compression:
 
     @property
     def kind(self) -> "type[Compressor]":
-        """Its class; imports torch."""
+        """The compressor's class. Imports torch."""
         module, _, name = COMPRESSORS[self.name].made_by.partition(":")
         kind: type[Compressor] = getattr(importlib.import_module(f".{module}", __name__), name)
         return kind
 
 
 def parse(text: str) -> Compression | None:
-    """The compression that ``name`` or ``name:number`` means; None: ``none``.
+    """Return the compression that ``name`` or ``name:number`` stands for; None for ``none``.
 
     Raises:
-        ConfigError: the name is unknown, its number is missing, not one, or out of its range.
+        ConfigError: the name is unknown, or its number is missing, not a number, or out of range.
 
     Example:
         >>> str(parse("topk:1%"))
@@ -149,7 +152,7 @@ def parse(text: str) -> Compression | None:
         True
     """
     members: dict[str, tuple[NameNumber, ...]] = {NONE: ()}
-    members |= {name: one.arguments for name, one in COMPRESSORS.items()}
+    members |= {name: listed.arguments for name, listed in COMPRESSORS.items()}
     name, values = read_name(text, "compressor", members, {})
     if name == NONE:
         return None

@@ -1,11 +1,11 @@
-"""fp16 and bf16: half as many bits a number, and an all-reduce of those.
+"""fp16 and bf16: 16 bits per number, and an all-reduce in that type.
 
     x -> 16 bits -> sum over members, in 16 bits -> mean
-    what the cast has cut off is the residual; what the link's additions round off is lost
+    the cast's rounding error is the residual; the rounding of the link's additions is lost
 
-fp16 has 11 binary digits and reaches from 6e-8 to 65504; beyond that an update is not finite. bf16
-has 8, and the range of float32. The residual also carries what is too small for fp16, so no loss
-scale is needed.
+fp16 has 11 binary digits and ranges from 6e-8 to 65504; an update beyond that is not finite. bf16
+has 8 digits, and the range of float32. The residual also carries numbers that are too small for
+fp16, so no loss scale is needed.
 
 Source: P. Micikevicius et al., "Mixed Precision Training", ICLR 2018 (what 16 bits can hold).
 """
@@ -23,9 +23,9 @@ class _Cast(Compressor):
     dtype: ClassVar[torch.dtype]
 
     def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
-        small = x.to(self.dtype)
-        x.sub_(small)
-        out.copy_((yield AllReduce(small)))
+        cast = x.to(self.dtype)
+        x.sub_(cast)
+        out.copy_((yield AllReduce(cast)))
 
     def _operation_bytes(self) -> Sequence[float]:
         num_members = self.segment.num_members
@@ -33,12 +33,12 @@ class _Cast(Compressor):
 
 
 class Fp16(_Cast):
-    """IEEE half precision."""
+    """Sends IEEE half precision."""
 
     dtype = torch.float16
 
 
 class Bf16(_Cast):
-    """The first 16 bits of float32, rounded."""
+    """Sends bfloat16: the first 16 bits of float32, rounded."""
 
     dtype = torch.bfloat16

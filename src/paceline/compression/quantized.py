@@ -1,22 +1,22 @@
-"""int8, int4: a byte or half a byte a number, in blocks with a scale; each adds up its own part.
+"""int8, int4: 8 or 4 bits per number, in blocks with a scale; each member adds up its own part.
 
     member i       parts 0 | 1 | 2, each rounded    --swap-->    part i of all members
                                                                  added up in full precision
     all members    parts 0 | 1 | 2, the mean        <--gather--  the sum, rounded once more
 
-    int8   L = 127   blocks of at most 1024, a multiple of 4      q                  a byte
-    int4   L = 7     blocks of at most 128, a multiple of 8       q0 | q1 << 4       two in a byte
+    int8   L = 127   blocks of at most 1024, a multiple of 4      q                  one per byte
+    int4   L = 7     blocks of at most 128, a multiple of 8       q0 | q1 << 4       two per byte
 
-The scale s of a block is its largest magnitude / L, and q = round(x / s). Numbers are never added
-up as q, so nothing overflows, and there are two roundings, however many members there are. What the
-first cuts off stays with who has sent it. What the second cuts off of part i stays with member i,
-in the same residual: its own numbers of that part were never rounded.
+The scale s of a block is its largest magnitude / L, and q = round(x / s). The integers q are never
+added up, so nothing overflows, and there are two roundings, however many members there are. The
+error of the first stays with the member that sent the numbers. The error of the second, in part i,
+stays with member i, in the same residual: its own numbers of that part were never rounded.
 
 Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD
-via Gradient Quantization and Encoding", NIPS 2017 (blocks with a scale each). Rounding is to the
-nearest here, not random: error feedback takes what that leaves. Four bits for differences of
-parameters: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv
-2501.18512, 2025, section 2.4 (floats of 4 bits there, whole numbers with small blocks here).
+via Gradient Quantization and Encoding", NIPS 2017 (blocks with a scale each). Changed: rounding is
+to the nearest, not random, since error feedback makes up for its error. Four bits for differences
+of parameters: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv
+2501.18512, 2025, section 2.4. Changed: integers in small blocks, not floats of 4 bits.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ _SCALE_BYTES = 4
 
 
 class Quantized(Compressor):
-    """Whole numbers of few bits.
+    """Sends integers of few bits.
 
     Attributes:
-        levels: L, the largest one.
-        most_of_block: numbers that have one scale.
-        per_byte: how many make a byte.
+        levels: L, the largest integer.
+        most_of_block: the most numbers that share a scale.
+        per_byte: the integers in a byte.
     """
 
     levels: ClassVar[int]
@@ -46,12 +46,12 @@ class Quantized(Compressor):
     def __init__(self, segment: Segment, value: int | None = None) -> None:
         super().__init__(segment, value)
         num_members = segment.num_members
-        part = max(1, -(-segment.size // num_members))
-        self._num_blocks = -(-part // self.most_of_block)
-        aligned = _SCALE_BYTES * self.per_byte  # so that all scales are
-        self._block = aligned * -(-part // (aligned * self._num_blocks))
-        self._shape = (num_members, self._num_blocks, self._block)
-        self._head = self._num_blocks * _SCALE_BYTES
+        part_size = max(1, -(-segment.size // num_members))
+        self._num_blocks = -(-part_size // self.most_of_block)
+        aligned = _SCALE_BYTES * self.per_byte  # so that all scales are aligned
+        self._block_size = aligned * -(-part_size // (aligned * self._num_blocks))
+        self._shape = (num_members, self._num_blocks, self._block_size)
+        self._scales_bytes = self._num_blocks * _SCALE_BYTES
 
     def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
         seat = self.segment.seat
@@ -59,10 +59,10 @@ class Quantized(Compressor):
         wire = self._encode(parts)
         total = parts[seat].clone()
         parts -= self._decode(wire, parts)
-        came = yield AllToAll(wire)
+        received = yield AllToAll(wire)
         for other in range(self.segment.num_members):
             if other != seat:
-                total += self._decode(came[other : other + 1], total[None])[0]
+                total += self._decode(received[other : other + 1], total[None])[0]
         reply = self._encode(total[None])
         torch.sub(total, self._decode(reply, total[None])[0], out=parts[seat])
         if parts.data_ptr() != x.data_ptr():
@@ -71,8 +71,8 @@ class Quantized(Compressor):
         out.copy_(self._decode(gathered, parts).view(-1)[: len(out)])
 
     def _padded(self, x: Tensor) -> Tensor:
-        """``(P, blocks, block)``, the numbers of x and zeros behind them."""
-        size = self.segment.num_members * self._num_blocks * self._block
+        """Return x, padded with zeros, as ``(P, blocks, block)``."""
+        size = self.segment.num_members * self._num_blocks * self._block_size
         if size == len(x):
             return x.view(self._shape)
         padded = x.new_zeros(size)
@@ -80,50 +80,50 @@ class Quantized(Compressor):
         return padded.view(self._shape)
 
     def _operation_bytes(self) -> Sequence[float]:
-        num_bytes = self._num_blocks * (_SCALE_BYTES + self._block // self.per_byte)
+        num_bytes = self._num_blocks * (_SCALE_BYTES + self._block_size // self.per_byte)
         return [(self.segment.num_members - 1) * num_bytes] * 2
 
     def _encode(self, parts: Tensor) -> Tensor:
-        """Each part's scales and bytes, of ``(P, blocks, block)``.
+        """Encode parts, ``(P, blocks, block)``, as their scales and integers.
 
-        A block that is not finite is not finite again when it is decoded.
+        A block that is not finite will not be finite when it is decoded.
 
         Returns:
             ``(P, blocks * (4 + block / per_byte))``, uint8.
         """
-        num_parts, head = len(parts), self._head
+        num_parts, scales_bytes = len(parts), self._scales_bytes
         scales = parts.abs().amax(-1).div_(self.levels).float()
         scales.clamp_(min=torch.finfo(torch.float32).tiny)
-        width = head + parts[0].numel() // self.per_byte
+        width = scales_bytes + parts[0].numel() // self.per_byte
         wire = torch.empty(num_parts, width, dtype=torch.uint8, device=parts.device)
-        wire[:, :head] = scales.view(torch.uint8)
+        wire[:, :scales_bytes] = scales.view(torch.uint8)
         steps = (parts / scales[..., None]).round_().view(num_parts, -1)
-        self._pack(steps, wire[:, head:].view(torch.int8))
+        self._pack(steps, wire[:, scales_bytes:].view(torch.int8))
         return wire
 
     def _decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        """The numbers again, of the shape and type of ``like``."""
-        scales = wire[:, : self._head].view(torch.float32).to(like.dtype)
-        steps = self._unpacked(wire[:, self._head :].view(torch.int8))
+        """Return the numbers that ``wire`` encodes, in the shape and type of ``like``."""
+        scales = wire[:, : self._scales_bytes].view(torch.float32).to(like.dtype)
+        steps = self._unpack(wire[:, self._scales_bytes :].view(torch.int8))
         return steps.view(len(steps), self._num_blocks, -1) * scales[..., None]
 
     def _pack(self, steps: Tensor, out: Tensor) -> None:
-        """``(P, n)`` whole numbers to ``(P, n / per_byte)`` int8."""
+        """Write integers, ``(P, n)``, to ``out``, ``(P, n / per_byte)`` int8."""
         out.copy_(steps)
 
-    def _unpacked(self, packed: Tensor) -> Tensor:
-        """The same backwards, int8."""
+    def _unpack(self, packed: Tensor) -> Tensor:
+        """Return the integers, ``(P, n)`` int8, of what ``_pack`` wrote."""
         return packed
 
 
 class Int8(Quantized):
-    """8 bits a number."""
+    """Sends 8 bits per number."""
 
     levels, most_of_block = 127, 1024
 
 
 class Int4(Quantized):
-    """4 bits a number."""
+    """Sends 4 bits per number."""
 
     levels, most_of_block, per_byte = 7, 128, 2
 
@@ -131,6 +131,6 @@ class Int4(Quantized):
         pairs = steps.to(torch.int8)
         torch.bitwise_or(pairs[:, 0::2] & 15, pairs[:, 1::2] << 4, out=out)
 
-    def _unpacked(self, packed: Tensor) -> Tensor:
-        low = (packed << 4) >> 4  # int8 is shifted with its sign
+    def _unpack(self, packed: Tensor) -> Tensor:
+        low = (packed << 4) >> 4  # shifting an int8 right extends its sign
         return torch.stack((low, packed >> 4), dim=-1).flatten(1)

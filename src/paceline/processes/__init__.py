@@ -1,31 +1,32 @@
-"""Training processes of this user: what runs, what it holds, what was left behind, and its end.
+"""The user's training processes: what runs, what it holds, what was left behind, and how to end it.
 
                    /proc, nvidia-smi
                           |
     reading -> snapshot   what each process is, as data: nothing is decided while it is read
                           |
-    judgement    PURE     what trains, whose work it is, why it is a ghost
+    judgement    PURE     what trains, which work it belongs to, why it is a ghost
     targets      PURE     what may be ended, and why the rest is left alone
                           |
          +----------------+----------------+
          |                                 |
-    table        what `paceline ps`   ending       TERM, wait, KILL, to who is still the process
-                 prints                            that was seen; then what they left is freed
-    devices      what accelerators say of themselves, and one that is busy without a process
-    freeing      `paceline.free_memory()`: inside of one process, nothing is ended
+    table        what `paceline ps`   ending       TERM, wait, KILL, to processes that are still
+                 prints                            those that were seen; then frees what they left
+    devices      the state of accelerators, and which are busy although no process uses them
+    freeing      `paceline.free_memory()`: inside one process, ends nothing
 
-What a process is part of is told by *work*, not by parents: a command that a training script has
-begun (a viewer, a shell, an MPI daemon) is a child and no part of it; a loader worker that was
-adopted by init is no child and is one. Whose parent is gone is a ghost only where it cannot have
-been meant so:
+A process belongs to a *work* by its role, not by its parent: a command that a training script has
+started (a viewer, a shell, an MPI daemon) is its child but not part of its work; a loader worker
+that init has adopted is not its child any more, but still part of its work. A process whose parent
+is gone is a ghost only if that cannot have been intended:
 
-    loader worker, spawned part, rank of torchrun,  whoever needs its parent, and has lost it
-    fork server
-    forked part                     that has lost its parent, does nothing, listens at no port,
-                                    and is no daemon by all that can be seen
-    a part of a ghost               with it
-    a script, a notebook            never: who starts one with nohup means it; name it to end it
+    loader worker, spawned part,    if it has lost its parent, which it needs
+    rank of torchrun, fork server
+    forked part                     if it has lost its parent, does nothing, listens at no port,
+                                    and by all appearances is not a daemon
+    part of a ghost                 always
+    script, notebook                never: whoever starts one with nohup means it; name it to end it
 
-A number is not an identity: a process is its number *and* the tick at which it began, so one whose
-number now belongs to another is never sent anything. It must not know runs or settings.
+A number is not an identity: a process is identified by its number *and* the tick at which it began,
+so a process that was given the number of an earlier one is never signalled by mistake. This package
+must not know runs or settings.
 """

@@ -1,8 +1,9 @@
-"""What accelerators say of themselves, and which one is busy though no process is to be seen.
+"""The state of accelerators, and which of them are busy although no process can be seen on them.
 
-A kernel that was left behind pins a device at 100 % with nothing in its memory and nobody in its
-list of processes; who looks at that list alone never sees it. Here a device is asked what it does,
-the driver and /proc who has it, and the two are compared. This module must not know what trains.
+A kernel that was left behind keeps a device at 100 % with nothing in its memory and no entry in its
+list of processes, so that list alone never shows it. This module asks the device how busy it is,
+and the driver and /proc which processes use it, and compares the answers. It must not know what
+trains.
 """
 
 from collections.abc import Iterable
@@ -13,16 +14,17 @@ from ..machine.source import MachineSource
 from .snapshot import HOST, ProcessSnapshot
 
 BUSY_SHARE = 0.2
-"""Of the time; a driver's own housekeeping shows less."""
+"""The share of the time above which a device is busy; a driver's own housekeeping takes less."""
 BUSY_BYTES = 1 << 30
-"""Of memory; a driver with error correction and display keeps up to some hundred MiB."""
+"""The memory above which a device is busy; error correction and displays take some hundred MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """A device that somebody uses who cannot be seen.
+    """A device that is used by a process that cannot be seen.
 
     Attributes:
+        device: its name, such as nvidia0.
         utilization: share of the time, 0 to 1.
     """
 
@@ -33,40 +35,49 @@ class Busy:
 
 
 def busy_devices(snapshot: ProcessSnapshot, source: MachineSource) -> list[Busy]:
-    """NVIDIA's that are busy without a process; none where there is no such device."""
+    """Return NVIDIA devices that are busy without a process; empty if there is no such device."""
     gpus = read_gpus(source)
     if not gpus:
         return []
     apps = read_apps(source)
-    held = {name for one in snapshot.processes for name in one.devices}
-    return without_process(gpus, {uuid for _, uuid, _ in apps}, held)
+    open_files = {name for process in snapshot.processes for name in process.devices}
+    return without_process(gpus, {uuid for _, uuid, _ in apps}, open_files)
 
 
 def without_process(gpus: Iterable[Gpu], listed: set[str], held: set[str]) -> list[Busy]:
-    """Devices at work that neither the driver (``listed``) nor /proc (``held``) knows a user of."""
-    found = []
+    """Return the busy devices that no known process uses.
+
+    Args:
+        gpus: all devices.
+        listed: the uuids of those with a process, by the driver.
+        held: the device files that a process has open, by /proc.
+    """
+    busy = []
     for gpu in gpus:
         is_busy = gpu.utilization >= BUSY_SHARE or gpu.used_bytes >= BUSY_BYTES
         if not is_busy or gpu.uuid in listed or f"/dev/nvidia{gpu.minor}" in held:
             continue
-        what = f"{gpu.utilization:.0%} busy, {gpu.used_bytes / 2**20:,.0f} MiB in use"
-        found.append(
+        usage = f"{gpu.utilization:.0%} busy, {gpu.used_bytes / 2**20:,.0f} MiB in use"
+        busy.append(
             Busy(
                 device=f"nvidia{gpu.index}", used_bytes=gpu.used_bytes,
                 utilization=gpu.utilization,
-                reason=f"{what}, and no process here has it: another container's or another "
+                reason=f"{usage}, and no process here has it: another container's or another "
                 f"user's, or a kernel that was left behind; `sudo fuser -v /dev/nvidia{gpu.minor}` "
                 f"on the host says, `sudo nvidia-smi --gpu-reset -i {gpu.index}` ends it",
             )
         )  # fmt: skip
-    return found
+    return busy
 
 
 def device_memory(snapshot: ProcessSnapshot, source: MachineSource) -> dict[int, int]:
-    """Process -> bytes on devices; none inside of a container, where the driver tells the host's
-    numbers, which are others' here."""
-    found: dict[int, int] = {}
+    """Return each process's bytes on devices.
+
+    Empty inside a container, where the driver reports the host's process numbers, which belong to
+    other processes here.
+    """
+    memory_bytes: dict[int, int] = {}
     if snapshot.namespace == HOST and read_gpus(source):
         for pid, _, used_bytes in read_apps(source):
-            found[pid] = found.get(pid, 0) + used_bytes
-    return found
+            memory_bytes[pid] = memory_bytes.get(pid, 0) + used_bytes
+    return memory_bytes

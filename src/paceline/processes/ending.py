@@ -1,15 +1,15 @@
-"""Ends processes, politely and then firmly, and frees what they have left.
+"""Ends processes, first politely and then by force, and frees what they have left.
 
     chosen -> hold each (pidfd): is it still the one that was seen? -> TERM, and CONT to all
                                                                          | wait_s, or all are over
-                                                                       KILL to what is left
+                                                                       KILL to those that are left
                                                                          |
-           files in /dev/shm that they held and nobody holds now -> removed; ports looked at again
+    files in /dev/shm that they held and no process holds now -> removed; ports are checked again
 
-A pidfd is of one process for ever: whoever is given its number later is sent nothing, however long
-we wait. Where there are none (Linux before 5.3) its start is read again before each signal. No
-group of processes is ever signalled, since others than parts may be in it. This module must not
-know why something is to be ended.
+A pidfd refers to one process for ever: a process that is given the same number later is sent
+nothing, however long we wait. Without pidfds (Linux before 5.3) the start of the process is read
+again before each signal. A process group is never signalled, since it may hold other processes
+than parts. This module must not know why something is to be ended.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from .reading import read_start
 from .snapshot import HOST, Process, ProcessKey, ProcessSnapshot
 
 _AFTER_KILL_S = 2.0
-"""The kernel takes a killed process's memory away; one that waits for a disk takes longer."""
+"""How long to wait for a killed process; one that waits for a disk takes longer."""
 _POLL_S = 0.02
 _SHARED = Path("/dev/shm")
 _OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
-"""torch/csrc/.../StorageSharing: the process that made it, a random number, a count."""
+"""Names by torch/csrc/.../StorageSharing: the process that made it, a random number, a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,9 @@ class ProcessEnd:
     """What became of one process.
 
     Attributes:
-        by: the last signal that it was sent; empty: none was.
+        by: the last signal that it was sent; empty if none was.
         is_over: whether it is gone.
+        reason: why it was not ended; empty if it was.
     """
 
     pid: int
@@ -48,23 +49,23 @@ class ProcessEnd:
     reason: str = ""
 
 
-class _Held:
-    """One process, which no other can take the place of."""
+class _Handle:
+    """A handle of one process, valid even if its number is given to another one."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.by = ""
         self._fd = -1
         if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # it is gone, or the kernel is old
+            with contextlib.suppress(OSError):  # the process is gone, or the kernel is old
                 self._fd = os.pidfd_open(process.pid)
 
     def is_same(self) -> bool:
-        """Whether its number is still its own. Asked after it is held, that stays so."""
+        """Whether its number is still its own; once true for a pidfd, that stays so."""
         return read_start(self.process.pid) == self.process.start_ticks
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, unless it is over."""
+        """Send a signal, unless the process is over."""
         if not self.is_same():
             return
         with contextlib.suppress(ProcessLookupError):
@@ -75,7 +76,7 @@ class _Held:
             self.by = self.by if number is signal.SIGCONT else number.name
 
     def is_over(self) -> bool:
-        """Whether it has ended; its parent may not have asked for it yet."""
+        """Whether it has ended, even if its parent has not waited for it yet."""
         if self._fd >= 0:
             return bool(wait([self._fd], 0))
         return not self.is_same()
@@ -86,60 +87,65 @@ class _Held:
 
 
 def end(targets: Sequence[Process], wait_s: float, say: Callable[[str], None]) -> list[ProcessEnd]:
-    """TERM to each, KILL to those that are there after ``wait_s``.
+    """Send TERM to each target, and KILL to those that are left after ``wait_s``.
+
+    A process that is no longer the one that was seen is sent nothing.
 
     Returns:
-        One for each, in their order. Who is no longer the process that was seen is sent nothing.
+        What became of each target, in their order.
     """
-    held = [_Held(process) for process in targets]
+    handles = [_Handle(process) for process in targets]
     refused: dict[ProcessKey, str] = {}
     try:
-        ours = [one for one in held if one.is_same()]
-        for one in ours:
-            _try(one, signal.SIGTERM, refused)
-        for one in ours:
-            _try(one, signal.SIGCONT, refused)  # who is stopped hears TERM when it goes on
-        left = _wait(ours, wait_s)
-        if left:
-            say(f"KILL to {', '.join(str(one.process.pid) for one in left)}, which did not end")
-        for one in left:
-            _try(one, signal.SIGKILL, refused)
-        _wait(left, _AFTER_KILL_S)
+        alive = [handle for handle in handles if handle.is_same()]
+        for handle in alive:
+            _try_signal(handle, signal.SIGTERM, refused)
+        for handle in alive:  # a stopped process gets TERM only when it goes on
+            _try_signal(handle, signal.SIGCONT, refused)
+        remaining = _wait(alive, wait_s)
+        if remaining:
+            pids = ", ".join(str(handle.process.pid) for handle in remaining)
+            say(f"KILL to {pids}, which did not end")
+        for handle in remaining:
+            _try_signal(handle, signal.SIGKILL, refused)
+        _wait(remaining, _AFTER_KILL_S)
         return [
             ProcessEnd(
-                pid=one.process.pid, by=one.by, is_over=one not in ours or one.is_over(),
-                reason=_said(one, one in ours, refused),
+                pid=handle.process.pid, by=handle.by,
+                is_over=handle not in alive or handle.is_over(),
+                reason=_why_not_ended(handle, handle in alive, refused),
             )
-            for one in held
+            for handle in handles
         ]  # fmt: skip
     finally:
-        for one in held:
-            one.close()
+        for handle in handles:
+            handle.close()
 
 
-def _said(one: _Held, was_ours: bool, refused: dict[ProcessKey, str]) -> str:
-    if not was_ours:
+def _why_not_ended(handle: _Handle, was_alive: bool, refused: dict[ProcessKey, str]) -> str:
+    if not was_alive:
         return "it had ended before"
-    if not one.is_over():
-        return refused.get(one.process.key, "it waits in the kernel, and ends when that lets it go")
+    if not handle.is_over():
+        waiting = "it waits in the kernel, and ends when that lets it go"
+        return refused.get(handle.process.key, waiting)
     return ""
 
 
-def _try(one: _Held, number: signal.Signals, refused: dict[ProcessKey, str]) -> None:
+def _try_signal(handle: _Handle, number: signal.Signals, refused: dict[ProcessKey, str]) -> None:
     try:
-        one.send(number)
+        handle.send(number)
     except PermissionError:
-        refused[one.process.key] = "the system does not allow to end it"
+        refused[handle.process.key] = "the system does not allow it to be ended"
 
 
-def _wait(held: Iterable[_Held], most_s: float) -> list[_Held]:
-    """Those that are not over by then."""
+def _wait(handles: Iterable[_Handle], most_s: float) -> list[_Handle]:
+    """Wait until all are over, at most ``most_s``, and return those that are not."""
     end_s = time.monotonic() + most_s
-    left = [one for one in held if not one.is_over()]
-    while left and time.monotonic() < end_s:
+    remaining = [handle for handle in handles if not handle.is_over()]
+    while remaining and time.monotonic() < end_s:
         time.sleep(_POLL_S)
-        left = [one for one in left if not one.is_over()]
-    return left
+        remaining = [handle for handle in remaining if not handle.is_over()]
+    return remaining
 
 
 # -- what they leave ----------------------------------------------------------------------------
@@ -147,60 +153,64 @@ def _wait(held: Iterable[_Held], most_s: float) -> list[_Held]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A file in /dev/shm that nobody holds."""
+    """A file in /dev/shm that no process holds."""
 
     path: str
     num_bytes: int
 
 
 def left_by(targets: Sequence[Process], now: ProcessSnapshot) -> list[Leftover]:
-    """Files that these hold or have held, and that nobody else does. None, where not all is seen.
+    """Return the files that the targets hold or held and no other process does.
 
-    What has no name, as memfds and files that were unlinked, is freed with its last process.
+    Empty if not all processes can be read. Shared memory without a name, such as memfds and
+    unlinked files, is freed with its last process.
     """
     if now.unread:
         return []
-    keys = {one.key for one in targets}
-    held = {name for one in now.processes if one.key not in keys for name in one.shared}
-    names = {name for one in targets for name in one.shared if name.startswith("/")}
-    return [found for name in sorted(names - held) if (found := _leftover(name, now.owner))]
+    keys = {process.key for process in targets}
+    held = {name for process in now.processes if process.key not in keys for name in process.shared}
+    names = {name for process in targets for name in process.shared if name.startswith("/")}
+    return [leftover for name in sorted(names - held) if (leftover := _leftover(name, now.owner))]
 
 
 def left_before(now: ProcessSnapshot, folder: Path = _SHARED) -> list[Leftover]:
-    """Files of trainings that were ended earlier, by the number that torch puts into their names.
+    """Return the files of trainings that ended earlier, by the pid that torch put in their names.
 
-    None inside of a container: a process that has one open may be out of sight there.
+    Empty inside a container, since a process that has one open may be out of sight there.
     """
     if now.unread or now.namespace != HOST:
         return []
-    held = {name for one in now.processes for name in one.shared}
+    held = {name for process in now.processes for name in process.shared}
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    found = []
+    leftovers = []
     for name in names:
         match = _OF_TORCH.fullmatch(name)
         path = str(folder / name)
         if match and int(match[1]) not in now.by_pid and path not in held:
-            found.append(_leftover(path, now.owner))
-    return [one for one in found if one is not None]
+            leftovers.append(_leftover(path, now.owner))
+    return [leftover for leftover in leftovers if leftover is not None]
 
 
 def _leftover(path: str, owner: int) -> Leftover | None:
-    """None: it is gone, another's, or others might hold it whose files are not in sight."""
+    """Return a file as a leftover; None if it is gone, another user's, or possibly held by others.
+
+    Users whose files cannot be seen may hold a file that is not private.
+    """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    is_private = found.st_uid == owner and not found.st_mode & 0o077
+    is_private = status.st_uid == owner and not status.st_mode & 0o077
     if not is_private or not Path(path).is_file():
         return None
-    return Leftover(path=path, num_bytes=found.st_blocks * 512)
+    return Leftover(path=path, num_bytes=status.st_blocks * 512)
 
 
 def remove(leftovers: Iterable[Leftover]) -> list[Leftover]:
-    """Those that could be removed."""
+    """Remove files, and return those that could be removed."""
     removed = []
-    for one in leftovers:
+    for leftover in leftovers:
         with contextlib.suppress(OSError):
-            os.unlink(one.path)
-            removed.append(one)
+            os.unlink(leftover.path)
+            removed.append(leftover)
     return removed

@@ -1,13 +1,13 @@
-"""``free_memory()``: gives back what this process holds and no longer needs, without ending it.
+"""``free_memory()`` gives back what this process holds and no longer needs, without ending it.
 
     a traceback that Python keeps  -> the frames of the failed training, with its model and batches
     cycles of objects              -> gc.collect
     torch's caches                 -> empty_cache of the accelerator, pinned memory of the host
     the heap of C                  -> malloc_trim
 
-In a notebook the first is what matters: after an error ``sys.last_value`` holds every tensor of the
-frames that it came through, and no cache can be emptied while they live. It ends no process and
-touches no variable of the caller's; what the caller still names stays.
+In a notebook the first one matters most: after an error ``sys.last_value`` keeps every tensor of
+the frames that it passed through, and no cache can be emptied while they live. This module ends no
+process and touches no variable of the caller's; whatever the caller still names stays.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 class Freed(NamedTuple):
-    """What was given back.
+    """The memory that was given back.
 
     Attributes:
-        memory_bytes: of this process, by what it had in memory before and after.
-        device_bytes: of the accelerators, by what torch had reserved before and after.
+        memory_bytes: by how much this process's resident memory shrank.
+        device_bytes: by how much the memory that torch had reserved on accelerators shrank.
         num_objects: unreachable objects that the garbage collector found.
     """
 
@@ -48,13 +48,13 @@ class Freed(NamedTuple):
 
 
 def free_memory() -> Freed:
-    """Give back memory that nothing in this process needs any more, of host and devices.
+    """Give back memory that nothing in this process needs any more, on the host and on devices.
 
-    Torch is not imported for it. What is still named by a variable stays; in a notebook that may be
+    Torch is not imported for it. Whatever a variable still names stays; in a notebook that may be
     the model itself (``del model`` before) or an output (``Out``).
 
     Returns:
-        How much; a number is 0 where the system does not tell, never less.
+        How much was given back; a number is 0 if the system does not report it, never negative.
 
     Example:
         >>> freed = free_memory()
@@ -76,7 +76,7 @@ def free_memory() -> Freed:
 
 
 def _forget_errors() -> None:
-    """What the interpreter keeps of the last error, for a debugger: its frames, emptied."""
+    """Clear the frames of the last error, which the interpreter keeps for a debugger."""
     for name in ("last_exc", "last_value"):
         error, seen = getattr(sys, name, None), set[int]()
         while isinstance(error, BaseException) and id(error) not in seen:
@@ -90,12 +90,12 @@ def _forget_errors() -> None:
 
 
 def _empty_caches(torch: "ModuleType | Any") -> None:
-    """Of each kind of device that is in use here, none is begun for it."""
+    """Empty torch's caches of the kinds of devices in use here, without initializing any other."""
     for kind in ("cuda", "xpu"):
-        part = getattr(torch, kind, None)
-        if part is not None and part.is_initialized():
-            part.synchronize()
-            part.empty_cache()
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_initialized():
+            backend.synchronize()
+            backend.empty_cache()
     if "cuda" in dir(torch) and torch.cuda.is_initialized():
         torch.cuda.ipc_collect()
         with contextlib.suppress(AttributeError):  # pinned memory; since torch 2.5
@@ -110,16 +110,16 @@ def _device_bytes(torch: "ModuleType | Any") -> int:
         return 0
     total = 0
     for kind in ("cuda", "xpu"):
-        part = getattr(torch, kind, None)
-        if part is not None and part.is_initialized():
-            total += sum(part.memory_reserved(number) for number in range(part.device_count()))
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_initialized():
+            total += sum(backend.memory_reserved(index) for index in range(backend.device_count()))
     if torch.backends.mps.is_available():
         total += torch.mps.driver_allocated_memory()
     return int(total)
 
 
 def _memory_bytes() -> int:
-    """In memory now; 0 where there is no /proc."""
+    """The resident memory now; 0 if there is no /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

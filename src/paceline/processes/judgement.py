@@ -1,15 +1,15 @@
-"""What trains, whose work it is, why it is a ghost, and what may be ended: decisions on data.
+"""Decides what each process does for a training, which work it belongs to, and why it is a ghost.
 
-    ProcessSnapshot ---> role of each ---> has it lost whom it needs? ---> why it is a ghost, or ""
+    ProcessSnapshot ---> role of each ---> has it lost its parent? ---> why it is a ghost, or ""
                                                                          |
                                    `targets.py`: may it be ended, or why not
 
-A part is what cannot be of use alone. Its real parent runs the same program (a process that is
-forked has its parent's), so a parent that runs another one has adopted it; words of a command prove
-nothing, since a program may write its own. A forked part may be a
-daemon that has left its parent on purpose; it is told from one by what daemons have: a session
-without its leader and without groups, a port, work, and no pipe to somebody who is dead. This
-module is pure; it must not know how processes are read or ended.
+A part is a process that is of no use alone. Its real parent runs the same program (a forked process
+has its parent's), so a parent that runs another program has adopted it; the words of a command
+prove nothing, since a program may write its own. A forked part may be a daemon that has left its
+parent on purpose. Daemons are recognized by what they have: a session without its leader and
+without groups, a port, work, and no pipe whose other end is dead. This module is pure; it must not
+know how processes are read or ended.
 """
 
 import enum
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from .snapshot import Process, ProcessKey, ProcessSnapshot
 
 IDLE_SHARE = 0.01
-"""Of one core: less than this in a look is nothing; a Python that only waits uses less."""
+"""The share of one core below which a process is idle; a Python that only waits uses less."""
 _INIT = 1
 _NOTEBOOKS = ("ipykernel", "colab_kernel_launcher", "jupyter", "marimo", "xpython")
 _SPAWNED = "multiprocessing.spawn"
@@ -28,13 +28,13 @@ _COMPILER = "torch/_inductor/compile_worker"
 _FORKED_FROM = "multiprocessing.forkserver"
 _SERVER = "paceline.engines.local.forkserver"
 _RANK_S = 1.0
-"""torchrun begins its ranks within that; a rank has hardly imported torch by then."""
+"""Within this time torchrun starts its ranks; a rank has hardly imported torch by then."""
 _LOADER = "pt_data_worker"
 _COMMANDS = ("train", "launch", "compare", "bench", "tune", "plan", "partition", "verify")
 
 
 class Role(enum.Enum):
-    """What a process is for."""
+    """What a process does for a training."""
 
     SCRIPT = "script"
     NOTEBOOK = "notebook"
@@ -49,7 +49,7 @@ class Role(enum.Enum):
 
 
 class Condition(enum.Enum):
-    """What it does."""
+    """What state a training process is in."""
 
     AT_WORK = "at work"
     IDLE = "idle"
@@ -60,13 +60,13 @@ class Condition(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One training process.
+    """A training process with its role and condition.
 
     Attributes:
-        leader: of its work: the script, launcher or notebook that it is a part of; itself where it
-            is none, or where that is gone.
-        is_parent_alive: whether it still has the parent that began it, as far as it needs one.
-        reason: why it is a ghost; empty: it is none.
+        leader: the number of the script, launcher or notebook that it is a part of; its own number
+            if it is not a part, or if the leader is gone.
+        is_parent_alive: whether it still has the parent that started it, if it needs one.
+        reason: why it is a ghost; empty if it is none.
     """
 
     process: Process
@@ -78,67 +78,67 @@ class Judged:
 
 
 def judge(snapshot: ProcessSnapshot, for_s: float = 0.0) -> list[Judged]:
-    """Every training process of this user that is in sight and not the one that looks.
+    """Return every training process of this user that can be seen, without the process that reads.
 
     Args:
-        for_s: how long was looked: without it nobody is idle.
+        for_s: the seconds between the snapshot's two readings; if 0, no process counts as idle.
     """
     reasons = ghosts(snapshot, for_s)
-    found = []
+    judged = []
     for process in snapshot.processes:
         role = role_of(process)
         if role is Role.OTHER or process.pid in ourselves(snapshot) or foreign(process, snapshot):
             continue
         reason = reasons.get(process.key, "")
-        found.append(
+        judged.append(
             Judged(
                 process=process, role=role, leader=_leader(process, snapshot), reason=reason,
                 condition=_condition(process, role, bool(reason), snapshot, for_s),
                 is_parent_alive=not has_lost_parent(process, snapshot),
             )
         )  # fmt: skip
-    return found
+    return judged
 
 
 def role_of(process: Process) -> Role:
-    """What a process is for, by its program, its name and what it has loaded."""
-    words = " ".join(process.command)
+    """Return a process's role, by its program, its name and what it has loaded."""
+    command = " ".join(process.command)
     if not process.is_forked and _is_python(process) and _is_paceline(process.command):
         return Role.LAUNCHER
     if not (process.has_torch or _holds_as_python(process)):
         return Role.OTHER
     if process.is_forked and process.name == _LOADER:
         return Role.LOADER_WORKER
-    if any(one.rpartition("/")[2].startswith(_NOTEBOOKS) for one in process.command):
+    if any(word.rpartition("/")[2].startswith(_NOTEBOOKS) for word in process.command):
         return Role.NOTEBOOK
     if process.is_forked:
-        return Role.WORKER if _SERVER in words else Role.FORKED
-    if _SERVER in words or _FORKED_FROM in words:
+        return Role.WORKER if _SERVER in command else Role.FORKED
+    if _SERVER in command or _FORKED_FROM in command:
         return Role.FORK_SERVER
-    if _SPAWNED in words or _COMPILER in words:
+    if _SPAWNED in command or _COMPILER in command:
         return Role.LOADER_WORKER if process.name == _LOADER else Role.SPAWNED
-    if process.name == "pt_elastic" or "torch.distributed.run" in words:
+    if process.name == "pt_elastic" or "torch.distributed.run" in command:
         return Role.LAUNCHER
     return Role.RANK if _is_rank(process) else Role.SCRIPT
 
 
 def _is_rank(process: Process) -> bool:
-    """Whether torchrun began it itself: a rank leads its session, and is as old as its folder.
+    """Whether torchrun itself started it: a rank leads its session, and is as old as its folder.
 
-    A program that a rank has begun has the rank's variables, and may have a session of its own. A
-    rank's command is whatever was asked for (``-m``, ``--no-python``), so that it tells nothing.
+    A program that a rank has started has the rank's variables, and may have a session of its own. A
+    rank's command is whatever the user chose (``-m``, ``--no-python``), so it proves nothing.
     """
     began_s = process.rank_s
     return process.pid == process.session and began_s is not None and abs(began_s) < _RANK_S
 
 
 def _is_paceline(command: tuple[str, ...]) -> bool:
-    words = [one.rpartition("/")[2] for one in command]
+    words = [word.rpartition("/")[2] for word in command]
     return any(a == "paceline" and b in _COMMANDS for a, b in itertools.pairwise(words))
 
 
 def _holds_as_python(process: Process) -> bool:
-    """An accelerator: screens and browsers hold one, too, and are no Python."""
+    """Whether a Python has an accelerator open; display servers and browsers have one, too."""
     return bool(process.devices) and _is_python(process)
 
 
@@ -147,44 +147,48 @@ def _is_python(process: Process) -> bool:
 
 
 _BELOW = (Role.WORKER, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
-"""Parts that go with the process that began them."""
+"""Parts that end with the process that started them."""
 PARTS = (Role.FORK_SERVER, Role.RANK, *_BELOW)
-"""What cannot be of use alone."""
+"""Roles that are of no use alone."""
 
 
 def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
-    """Whether a part was adopted by somebody who cannot have begun it."""
+    """Whether a part has been adopted by a process that cannot have started it."""
     role = role_of(process)
     if role not in PARTS:
         return False
     parent = snapshot.by_pid.get(process.parent)
     if parent is None or parent.start_ticks > process.start_ticks:
         return True
-    if not parent.exe or not process.exe:  # another's, or closed to us: it may well be the one
+    if (
+        not parent.exe or not process.exe
+    ):  # another user's, or unreadable: it may be the real parent
         return parent.pid == _INIT
-    if role is Role.LOADER_WORKER:  # its loader lives in a process that has torch, or forks it
+    if (
+        role is Role.LOADER_WORKER
+    ):  # its loader lives in a process with torch, or in its fork server
         return not (parent.has_torch or _FORKED_FROM in " ".join(parent.command))
-    if process.is_forked:  # so its parent's program was its own
+    if process.is_forked:  # so its real parent runs the same program
         return parent.exe != process.exe
     return not (_is_python(parent) or parent.has_torch)
 
 
 def ghosts(snapshot: ProcessSnapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:
-    """Why each ghost is one."""
+    """Return the reason why each ghost is one."""
     reasons = {
         process.key: reason
         for process in snapshot.processes
         if has_lost_parent(process, snapshot) and (reason := _why(process, snapshot, for_s))
     }
-    while found := dict(_with_parent(snapshot, reasons)):
-        reasons |= found
+    while added := dict(_with_parent(snapshot, reasons)):
+        reasons |= added
     return reasons
 
 
 def _with_parent(
     snapshot: ProcessSnapshot, reasons: dict[ProcessKey, str]
 ) -> Iterator[tuple[ProcessKey, str]]:
-    """Parts whose parent is a ghost, and that are not yet known to be one."""
+    """Yield parts whose parent is a ghost and that are not yet known to be ghosts."""
     for process in snapshot.processes:
         parent = snapshot.by_pid.get(process.parent)
         if (
@@ -195,7 +199,7 @@ def _with_parent(
 
 
 def _why(process: Process, snapshot: ProcessSnapshot, for_s: float) -> str:
-    """Why a part that has lost its parent is a ghost; empty: it may be meant so."""
+    """Return why a part that has lost its parent is a ghost; empty if that may be intended."""
     stopped = ", and it was stopped" if process.state in "Tt" else ""
     role = role_of(process)
     if role is Role.LOADER_WORKER:
@@ -218,14 +222,14 @@ def _why(process: Process, snapshot: ProcessSnapshot, for_s: float) -> str:
 
 
 def _may_be_daemon(process: Process, snapshot: ProcessSnapshot) -> bool:
-    """A daemon begins a session, whose leader ends at once, and no group in it."""
+    """Whether a process may be a daemon, whose session has lost its leader and has no groups."""
     leader = snapshot.by_pid.get(process.session)
     is_led = leader is not None and leader.pid != process.pid
     return not is_led and process.group == process.session
 
 
 def is_idle(process: Process, for_s: float) -> bool:
-    """Whether it has used nothing while it was looked at; False where nobody has looked twice."""
+    """Whether it used no processor time between two readings; False if it was read only once."""
     return process.used_s is not None and for_s > 0 and process.used_s < IDLE_SHARE * for_s
 
 
@@ -242,19 +246,19 @@ def _condition(
 
 
 def _leader(process: Process, snapshot: ProcessSnapshot) -> int:
-    """The uppermost of its parents from which on all are parts or lead."""
-    here, seen = process, {process.pid}
-    while role_of(here) in PARTS and not has_lost_parent(here, snapshot):
-        parent = snapshot.by_pid[here.parent]
+    """Return the topmost ancestor that is reached through parts only."""
+    leader, seen = process, {process.pid}
+    while role_of(leader) in PARTS and not has_lost_parent(leader, snapshot):
+        parent = snapshot.by_pid[leader.parent]
         if parent.pid in seen or role_of(parent) is Role.OTHER:
             break
         seen.add(parent.pid)
-        here = parent
-    return here.pid
+        leader = parent
+    return leader.pid
 
 
 def foreign(process: Process, snapshot: ProcessSnapshot) -> str:
-    """Why a process is out of reach; empty: it is this user's, and seen as itself."""
+    """Return why a process is out of reach; empty if it is this user's in the same namespace."""
     if process.owner != snapshot.owner:
         return "it is another user's"
     if process.state in "ZX":
@@ -267,10 +271,10 @@ def foreign(process: Process, snapshot: ProcessSnapshot) -> str:
 
 
 def ourselves(snapshot: ProcessSnapshot) -> set[int]:
-    """The process that looks, and all that it descends from."""
-    found: set[int] = set()
+    """Return the numbers of the process that reads and of all its ancestors."""
+    pids: set[int] = set()
     pid = snapshot.own
-    while pid not in found and pid in snapshot.by_pid:
-        found.add(pid)
+    while pid not in pids and pid in snapshot.by_pid:
+        pids.add(pid)
         pid = snapshot.by_pid[pid].parent
-    return found
+    return pids

@@ -1,13 +1,13 @@
-"""The processes of this machine, read once from /proc.
+"""Reads the processes of this machine from /proc.
 
-    /proc/PID/stat      parent, group, session, state, ticks, flags       of all
+    /proc/PID/stat      parent, group, session, state, ticks, flags       of all processes
     /proc/PID/status    owner, memory
-    /proc/PID/cmdline, exe, environ, maps, fd, fdinfo, ns/pid             of this user's alone
-    /proc/PID/net/tcp   who listens: inodes of sockets -> ports
+    /proc/PID/cmdline, exe, environ, maps, fd, fdinfo, ns/pid             only of this user's
+    /proc/PID/net/tcp   listening sockets: inodes -> ports
 
-Reading disturbs nobody. What may not be read is empty, and a process that ends meanwhile is left
-out. ``root`` is where the file system begins, so a recorded machine is read as a living one. This
-module must not know what trains, nor what a ghost is.
+Reading disturbs no process. What may not be read is empty, and a process that ends meanwhile is
+left out. ``root`` is where the file system begins, so a recorded machine is read like a live one.
+This module must not know what trains, nor what a ghost is.
 """
 
 import contextlib
@@ -26,19 +26,24 @@ _ROOT = Path("/")
 _TORCH = re.compile(r"/libtorch(_cpu|_python|_cuda|_hip|_xpu)?\.so")
 _DEVICE = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+|accel/?\w*\d+|habanalabs/\w+|vfio/\d+)")
 _RANKS_FILE = "TORCHELASTIC_ERROR_FILE="
-"""Of each rank of torchrun: FOLDER/attempt_0/RANK/error.json. The folders of an attempt are made
-right before its ranks are begun (torch.distributed.elastic.multiprocessing.DefaultLogsSpecs)."""
+"""In the environment of torchrun's ranks: FOLDER/attempt_0/RANK/error.json. An attempt's folders
+are made right before its ranks (torch.distributed.elastic.multiprocessing.DefaultLogsSpecs)."""
 _FORK_NO_EXEC = 0x40
-"""PF_FORKNOEXEC of include/linux/sched.h: it runs what its parent ran."""
+"""PF_FORKNOEXEC of include/linux/sched.h: the process still runs its parent's program."""
 _LISTEN = "0A"
 _INIT = 1
 _STANDARD = ("0", "1", "2")
-"""Descriptors that lead to whoever began a process: another user's cron, a terminal."""
+"""Descriptors that lead to whatever started a process, such as another user's cron, a terminal."""
 _ONE_END = (os.O_RDONLY, os.O_WRONLY)
 
 
 def look(root: Path = _ROOT, *, for_s: float = 0.0) -> ProcessSnapshot:
-    """Every process; of those that are there before and after ``for_s`` what they used in it.
+    """Read every process, and return them as a snapshot.
+
+    Args:
+        root: where the file system begins.
+        for_s: if above 0, read twice, this many seconds apart, for the processor time that each
+            process uses meanwhile.
 
     Raises:
         ConfigError: there is no /proc.
@@ -48,23 +53,25 @@ def look(root: Path = _ROOT, *, for_s: float = 0.0) -> ProcessSnapshot:
         return first
     time.sleep(for_s)
     second = _look(root)
-    used = {one.key: one.cpu_s for one in first.processes}
+    first_s = {process.key: process.cpu_s for process in first.processes}
     processes = tuple(
-        replace(one, used_s=one.cpu_s - used[one.key]) if one.key in used else one
-        for one in second.processes
+        replace(process, used_s=process.cpu_s - first_s[process.key])
+        if process.key in first_s
+        else process
+        for process in second.processes
     )
     return replace(second, processes=processes, by_pid={})
 
 
 def read_start(pid: int, root: Path = _ROOT) -> int | None:
-    """The tick at which this process began; None: there is none."""
+    """Return the tick at which a process started; None if there is no such process."""
     fields = _stat(root / "proc" / str(pid))
     return int(fields[19]) if fields else None
 
 
 @dataclass(slots=True)
 class _Files:
-    """What a process has open, before it is known who else has."""
+    """What a process has open, before it is known which other processes have it open, too."""
 
     devices: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
@@ -81,20 +88,23 @@ def _look(root: Path) -> ProcessSnapshot:
     owner = _owner(proc / str(own))
     uptime_s = float(_text(proc / "uptime").split()[0] or 0)
     booted_s = time.time() - uptime_s
-    found: list[tuple[Process, _Files]] = []
+    entries: list[tuple[Process, _Files]] = []
     closed = set()
     for folder in proc.iterdir():
-        if folder.name.isdigit() and (one := _read(folder, owner, uptime_s, booted_s)) is not None:
-            found.append(one)
-            if one[0].owner == owner and _is_closed(folder):
-                closed.add(one[0].pid)
+        entry = _read(folder, owner, uptime_s, booted_s) if folder.name.isdigit() else None
+        if entry is not None:
+            entries.append(entry)
+            if entry[0].owner == owner and _is_closed(folder):
+                closed.add(entry[0].pid)
     ends: dict[str, list[tuple[int, set[int]]]] = {}
-    for process, files in found:
+    for process, files in entries:
         for pipe, modes in files.pipes.items():
             ends.setdefault(pipe, []).append((process.pid, modes))
     networks: dict[str, dict[str, int]] = {}
     ports = {
-        one.pid: _ports(proc / str(one.pid), networks) for one, files in found if files.sockets
+        process.pid: _ports(proc / str(process.pid), networks)
+        for process, files in entries
+        if files.sockets
     }
     processes = tuple(
         replace(
@@ -102,21 +112,21 @@ def _look(root: Path) -> ProcessSnapshot:
             dead_pipes=0 if closed else sum(_is_dead(ends[pipe]) for pipe in files.pipes),
             ports=_numbers(files.sockets, ports.get(process.pid, {})),
         )
-        for process, files in found
+        for process, files in entries
     )
     return ProcessSnapshot(
-        processes=tuple(sorted(processes, key=lambda one: one.pid)),
+        processes=tuple(sorted(processes, key=lambda process: process.pid)),
         own=own, owner=owner, namespace=namespace, unread=len(closed - {_INIT}),
     )  # fmt: skip
 
 
 def _is_closed(folder: Path) -> bool:
-    """Whether somebody lives here and may not be read."""
+    """Whether a process lives here that may not be read."""
     return not _link(folder / "ns" / "pid") and _stat(folder)[:1] not in ([], ["Z"], ["X"])
 
 
 def _is_dead(holders: list[tuple[int, set[int]]]) -> bool:
-    """Whether all who hold a pipe hold the same end of it."""
+    """Whether all holders of a pipe hold the same end of it."""
     modes = set[int]().union(*(modes for _, modes in holders))
     return len(modes) == 1 and modes <= {*_ONE_END}
 
@@ -156,14 +166,16 @@ def _read(
 
 
 def _rank_s(folder: Path, began_s: float) -> float | None:
-    """How long before it began torchrun had made the folder for its ranks; None: there is none."""
-    words = _text(folder / "environ").split("\0")
-    file = next((one.removeprefix(_RANKS_FILE) for one in words if one.startswith(_RANKS_FILE)), "")
-    if not file.startswith("/"):
+    """Seconds from when torchrun made the folder for its ranks to ``began_s``; None without one."""
+    variables = _text(folder / "environ").split("\0")
+    error_file = next(
+        (word.removeprefix(_RANKS_FILE) for word in variables if word.startswith(_RANKS_FILE)), ""
+    )
+    if not error_file.startswith("/"):
         return None
     root = folder.parent.parent
     try:
-        made_s = (root / file.lstrip("/")).parent.parent.stat().st_mtime
+        made_s = (root / error_file.lstrip("/")).parent.parent.stat().st_mtime
     except OSError:
         return None
     return began_s - made_s
@@ -172,12 +184,14 @@ def _rank_s(folder: Path, began_s: float) -> float | None:
 def _files(folder: Path) -> _Files:
     files = _Files()
     with contextlib.suppress(OSError):
-        for one in (folder / "fd").iterdir():
-            target = _link(one)
+        for descriptor in (folder / "fd").iterdir():
+            target = _link(descriptor)
             if target.startswith("socket:["):
                 files.sockets.add(target[8:-1])
-            elif target.startswith("pipe:[") and one.name not in _STANDARD:
-                files.pipes.setdefault(target, set()).add(_mode(folder / "fdinfo" / one.name))
+            elif target.startswith("pipe:[") and descriptor.name not in _STANDARD:
+                files.pipes.setdefault(target, set()).add(
+                    _mode(folder / "fdinfo" / descriptor.name)
+                )
             elif _DEVICE.fullmatch(target):
                 files.devices.add(target)
             elif shared := _shared(target.removeprefix("/")):
@@ -186,7 +200,7 @@ def _files(folder: Path) -> _Files:
 
 
 def _shared(path: str) -> str:
-    """The name of shared memory, of a path without its first slash; empty: it is something else."""
+    """Return the name of shared memory at a path without its first slash; empty if it is none."""
     path = path.removesuffix(" (deleted)")
     if path.startswith("dev/shm/"):
         return f"/{path}"
@@ -199,25 +213,25 @@ def _mode(path: Path) -> int:
 
 
 def _numbers(sockets: set[str], ports: dict[str, int]) -> tuple[int, ...]:
-    return tuple(sorted({ports[one] for one in sockets if one in ports}))
+    return tuple(sorted({ports[inode] for inode in sockets if inode in ports}))
 
 
 def _ports(folder: Path, networks: dict[str, dict[str, int]]) -> dict[str, int]:
-    """Inode of a socket that listens -> its port, in the network of a process, read once."""
+    """Return the ports of listening sockets by inode, in a process's network; read only once."""
     network = _link(folder / "ns" / "net")
     if network in networks:
         return networks[network]
-    found = networks.setdefault(network, {})
+    ports = networks.setdefault(network, {})
     for name in ("tcp", "tcp6"):
         for line in _text(folder / "net" / name).splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[3] == _LISTEN:
-                found[words[9]] = int(words[1].rpartition(":")[2], 16)
-    return found
+                ports[words[9]] = int(words[1].rpartition(":")[2], 16)
+    return ports
 
 
 def _owner(folder: Path) -> int:
-    """The real user; -1: it is gone."""
+    """Return the number of a process's real user; -1 if the process is gone."""
     words = _rows(_text(folder / "status")).get("Uid", "").split()
     return int(words[0]) if words else -1
 
@@ -228,7 +242,7 @@ def _kibibytes(status: dict[str, str], name: str) -> int:
 
 
 def _stat(folder: Path) -> list[str]:
-    """From the state on; the name before it may hold anything, brackets too."""
+    """Return the fields of stat from the state on; the name before it may hold brackets, too."""
     return _text(folder / "stat").rpartition(")")[2].split()
 
 

@@ -1,41 +1,44 @@
-"""Processes as data: what each was when it was looked at, and who looked.
+"""Processes as data: what each was when it was read, and which process read them.
 
-Nothing is read here and nothing decided. This module must not know what trains or is a ghost.
+This module reads and decides nothing. It must not know what trains or what a ghost is.
 """
 
 from dataclasses import dataclass, field
 
 HOST = "pid:[4026531836]"
-"""The first namespace of process numbers (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
+"""The host's PID namespace (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
 
 
 class ProcessKey(tuple[int, int]):
-    """A process that no later one is taken for: its number, and the tick at which it began."""
+    """A process's identity, which no later one shares: its number and the tick of its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process as it was when it was looked at.
+    """One process as it was when it was read.
 
     Attributes:
-        start_ticks: since the machine was started; with ``pid`` it is nobody else.
-        group, session: numbers of the processes that lead them.
+        start_ticks: when it started, in ticks since the machine was booted; unique with ``pid``.
+        parent: the number of its parent.
+        group, session: the numbers of the processes that lead them.
         owner: the number of its user.
-        namespace: of process numbers, as the kernel names it; empty: it may not be read.
-        name: at most 15 letters, as it calls itself.
+        namespace: its PID namespace, as the kernel names it; empty if it may not be read.
+        name: at most 15 letters, as the process calls itself.
         state: the kernel's letter.
-        is_forked: it runs what its parent ran; False: it has begun a program of its own.
-        rank_s: of what torchrun began, and what that began: seconds from the moment at which
-            torchrun made the folder for its ranks to that at which this one began; None: it is no
-            such, or the folder is gone.
-        devices: files of accelerators that it has open.
-        shared: shared memory that it maps or has open: paths under /dev/shm, and memfds.
-        dead_pipes: pipes of which it holds one end and nobody holds the other.
+        is_forked: whether it still runs its parent's program, and has not started its own.
+        rank_s: for ranks of torchrun and their descendants: seconds from the moment at which
+            torchrun made the folder for its ranks to the start of this process; None for other
+            processes, or if the folder is gone.
+        has_torch: whether it has loaded torch's libraries.
+        devices: the files of accelerators that it has open.
+        shared: the shared memory that it maps or has open: paths under /dev/shm, and memfds.
+        dead_pipes: the number of its pipes whose other end no process holds.
         ports: at which it listens.
-        memory_bytes: in memory, with what it shares.
-        shared_bytes: of these, in shared memory.
-        cpu_s: that it has used, since it began.
-        used_s: of these, while it was looked at; None: it was looked at once.
+        memory_bytes: its resident memory, including what it shares.
+        shared_bytes: the part of it that is shared memory.
+        cpu_s: processor seconds since it started.
+        used_s: processor seconds between two readings; None if it was read once.
+        age_s: seconds since it started.
     """
 
     pid: int
@@ -64,17 +67,19 @@ class Process:
 
     @property
     def key(self) -> ProcessKey:
-        """Who it is, also when its number has been given to another."""
+        """Its identity, which holds even if its number is given to another process."""
         return ProcessKey((self.pid, self.start_ticks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSnapshot:
-    """All processes that can be seen, and who looks.
+    """All processes that can be seen, and the process that read them.
 
     Attributes:
-        own: the process that looks.
-        unread: processes of this user of which not all may be read, but for the first of all.
+        own: the number of the process that read them.
+        owner: the number of its user.
+        namespace: its PID namespace.
+        unread: the number of this user's processes that may not be read in full, without init.
     """
 
     processes: tuple[Process, ...]
@@ -85,9 +90,9 @@ class ProcessSnapshot:
     by_pid: dict[int, Process] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.by_pid.update({one.pid: one for one in self.processes})
+        self.by_pid.update({process.pid: process for process in self.processes})
 
     def get(self, key: ProcessKey) -> Process | None:
-        """This very process; None where it is gone, or its number is another's."""
-        found = self.by_pid.get(key[0])
-        return found if found is not None and found.key == key else None
+        """Return the process with this identity; None if it is gone, or its number is another's."""
+        process = self.by_pid.get(key[0])
+        return process if process is not None and process.key == key else None

@@ -1,6 +1,7 @@
-"""What ``paceline ps`` and ``paceline clean`` print, and their fields as JSON.
+"""The output of ``paceline ps`` and ``paceline clean``, as lines and as JSON fields.
 
-Work by work: who leads it first, its parts below. This module must not know how one is judged.
+Each work is listed with its leader first and its parts below. This module must not know how
+processes are judged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from .targets import Ends
 _COLUMNS = ("PID", "what", "does", "since", "memory", "shared", "devices", "ports", "parent")
 _MOST_NAMES = 3
 _MOST_COMMAND = 70
-"""Letters of a command."""
+"""The most letters of a command that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +25,10 @@ class Listing:
     """The answer of ``ps``.
 
     Attributes:
-        device_bytes: process -> its memory on devices, of those that the driver knows.
-        unread: processes of this user of which not all may be read.
+        judged: the training processes.
+        busy: devices that are busy without a known process.
+        device_bytes: memory on devices by process, for those that the driver knows.
+        unread: the number of this user's processes that may not be read in full.
     """
 
     judged: tuple[Judged, ...]
@@ -35,21 +38,21 @@ class Listing:
 
     @property
     def num_ghosts(self) -> int:
-        """Processes that were left behind."""
-        return sum(one.condition is Condition.GHOST for one in self.judged)
+        """The number of processes that were left behind."""
+        return sum(process.condition is Condition.GHOST for process in self.judged)
 
     def to_json(self) -> dict[str, object]:
-        """Its fields (docs/json.md)."""
+        """Return the fields of the JSON output (docs/json.md)."""
         return {
             "processes": [
-                {**_fields(one), "device_bytes": self.device_bytes.get(one.process.pid)}
-                for one in self.judged
+                {**_fields(judged), "device_bytes": self.device_bytes.get(judged.process.pid)}
+                for judged in self.judged
             ],
             "ghosts": self.num_ghosts,
             "busy_devices": [
-                {"device": one.device, "used_bytes": one.used_bytes,
-                 "utilization": one.utilization, "reason": one.reason}
-                for one in self.busy
+                {"device": device.device, "used_bytes": device.used_bytes,
+                 "utilization": device.utilization, "reason": device.reason}
+                for device in self.busy
             ],
             "unread": self.unread,
         }  # fmt: skip
@@ -60,10 +63,11 @@ class Cleaned:
     """The answer of ``clean``.
 
     Attributes:
-        has_acted: whether it was asked to; else this is what it would do.
+        ends: what was chosen.
+        has_acted: whether processes were ended; otherwise this is what would be done.
+        ended: what became of each target.
         leftovers: files in shared memory that were freed, or would be.
-        ports: at which targets listen, or listened.
-        kept_ports: of these, who are still taken.
+        kept_ports: the targets' ports that are still taken.
     """
 
     ends: Ends
@@ -74,43 +78,47 @@ class Cleaned:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all that was to be ended is gone, and nothing that was named was refused."""
-        return all(one.is_over for one in self.ended) and not self.ends.refused
+        """Whether all targets are gone, and no named process was refused."""
+        return all(end.is_over for end in self.ended) and not self.ends.refused
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """At which the targets listen, or listened."""
-        return tuple(sorted({port for one, _ in self.ends.targets for port in one.ports}))
+        """The ports at which the targets listen, or listened."""
+        return tuple(sorted({port for process, _ in self.ends.targets for port in process.ports}))
 
     def to_json(self) -> dict[str, object]:
-        """Its fields (docs/json.md)."""
-        became = {one.pid: one for one in self.ended}
+        """Return the fields of the JSON output (docs/json.md)."""
+        end_of = {end.pid: end for end in self.ended}
         return {
             "has_acted": self.has_acted,
             "targets": [
                 {
-                    "pid": one.pid, "command": list(one.command), "reason": reason,
-                    "memory_bytes": one.memory_bytes, "devices": list(one.devices),
-                    "ended_by": (became[one.pid].by or None) if one.pid in became else None,
-                    "is_over": became[one.pid].is_over if one.pid in became else None,
+                    "pid": process.pid, "command": list(process.command), "reason": reason,
+                    "memory_bytes": process.memory_bytes, "devices": list(process.devices),
+                    "ended_by": (end_of[process.pid].by or None) if process.pid in end_of else None,
+                    "is_over": end_of[process.pid].is_over if process.pid in end_of else None,
                 }
-                for one, reason in self.ends.targets
+                for process, reason in self.ends.targets
             ],
-            "refused": [{"pid": one.pid, "reason": one.reason} for one in self.ends.refused],
+            "refused": [
+                {"pid": refusal.pid, "reason": refusal.reason} for refusal in self.ends.refused
+            ],
             "shared_memory": [
-                {"path": one.path, "num_bytes": one.num_bytes} for one in self.leftovers
+                {"path": leftover.path, "num_bytes": leftover.num_bytes}
+                for leftover in self.leftovers
             ],
             "ports": list(self.ports),
             "kept_ports": list(self.kept_ports),
         }  # fmt: skip
 
 
-def _fields(one: Judged) -> dict[str, Any]:
-    process = one.process
+def _fields(judged: Judged) -> dict[str, Any]:
+    process = judged.process
     return {
         "pid": process.pid, "start_ticks": process.start_ticks, "command": list(process.command),
-        "role": one.role.value, "condition": one.condition.value, "reason": one.reason or None,
-        "work": one.leader, "parent": process.parent, "is_parent_alive": one.is_parent_alive,
+        "role": judged.role.value, "condition": judged.condition.value,
+        "reason": judged.reason or None, "work": judged.leader,
+        "parent": process.parent, "is_parent_alive": judged.is_parent_alive,
         "age_s": round(process.age_s, 2), "cpu_s": process.cpu_s,
         "memory_bytes": process.memory_bytes, "shared_bytes": process.shared_bytes,
         "shared": list(process.shared), "devices": list(process.devices),
@@ -119,28 +127,28 @@ def _fields(one: Judged) -> dict[str, Any]:
 
 
 def render_listed(listed: Listing) -> list[str]:
-    """``ps``, in lines."""
+    """Return the lines that ``ps`` prints."""
     lines = []
     if listed.judged:
-        rows = [_row(one, listed.device_bytes) for one in _by_work(listed.judged)]
+        rows = [_row(judged, listed.device_bytes) for judged in _by_work(listed.judged)]
         lines += [row.rstrip() for row in _aligned([_COLUMNS, *rows])]
-        for one in _by_work(listed.judged):
-            if one.role in (Role.SCRIPT, Role.LAUNCHER, Role.NOTEBOOK) or one.reason:
-                lines.append(f"  {one.process.pid}: {_command(one.process.command)}")
-            if one.reason:
-                lines.append(f"    ghost: {one.reason}")
-            elif one.condition is Condition.DETACHED:
+        for judged in _by_work(listed.judged):
+            if judged.role in (Role.SCRIPT, Role.LAUNCHER, Role.NOTEBOOK) or judged.reason:
+                lines.append(f"  {judged.process.pid}: {_command(judged.process.command)}")
+            if judged.reason:
+                lines.append(f"    ghost: {judged.reason}")
+            elif judged.condition is Condition.DETACHED:
                 lines.append(
                     "    its parent has ended, and it may be a daemon that means it; "
-                    f"`paceline clean {one.process.pid}` ends it"
+                    f"`paceline clean {judged.process.pid}` ends it"
                 )
     else:
         lines.append("no training process of yours")
-    lines += [f"{one.device}: {one.reason}" for one in listed.busy]
+    lines += [f"{device.device}: {device.reason}" for device in listed.busy]
     if listed.unread:
         lines.append(f"{listed.unread} processes of yours may not be read, and are not judged")
     if listed.num_ghosts:
-        held = sum(_own_bytes(one) for one in listed.judged if one.reason)
+        held = sum(_own_bytes(judged) for judged in listed.judged if judged.reason)
         lines.append(
             f"{_count(listed.num_ghosts, 'ghost')} with {format_bytes(held)}; "
             "`paceline clean` shows what would be ended"
@@ -148,22 +156,24 @@ def render_listed(listed: Listing) -> list[str]:
     return lines
 
 
-def _by_work(judged: Sequence[Judged]) -> list[Judged]:
-    """Who leads a work, and its parts behind it."""
-    return sorted(judged, key=lambda one: (one.leader, one.process.pid != one.leader))
+def _by_work(processes: Sequence[Judged]) -> list[Judged]:
+    """Sort processes by work, each leader before its parts."""
+    return sorted(
+        processes, key=lambda judged: (judged.leader, judged.process.pid != judged.leader)
+    )
 
 
-def _row(one: Judged, device_bytes: dict[int, int]) -> tuple[str, ...]:
-    process = one.process
-    indent = "" if process.pid == one.leader else "  "
+def _row(judged: Judged, device_bytes: dict[int, int]) -> tuple[str, ...]:
+    process = judged.process
+    indent = "" if process.pid == judged.leader else "  "
     devices = [name.removeprefix("/dev/") for name in process.devices]
     used_bytes = device_bytes.get(process.pid)
-    held = "" if used_bytes is None else f" {format_bytes(used_bytes)}"
+    on_devices = "" if used_bytes is None else f" {format_bytes(used_bytes)}"
     return (
-        f"{indent}{process.pid}", one.role.value, one.condition.value, _age(process.age_s),
+        f"{indent}{process.pid}", judged.role.value, judged.condition.value, _age(process.age_s),
         format_bytes(process.memory_bytes), format_bytes(process.shared_bytes),
-        _few(devices) + held, _few([str(port) for port in process.ports]),
-        str(process.parent) if one.is_parent_alive else "gone",
+        _few(devices) + on_devices, _few([str(port) for port in process.ports]),
+        str(process.parent) if judged.is_parent_alive else "gone",
     )  # fmt: skip
 
 
@@ -172,12 +182,12 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
 
 
-def _own_bytes(one: Judged) -> int:
-    return one.process.memory_bytes - one.process.shared_bytes
+def _own_bytes(judged: Judged) -> int:
+    return judged.process.memory_bytes - judged.process.shared_bytes
 
 
 def _few(names: Sequence[str]) -> str:
-    """Some of them, and how many more there are."""
+    """Join the first few names, and say how many more there are."""
     more = f" and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
     return (",".join(names[:_MOST_NAMES]) or "-") + more
 
@@ -190,7 +200,7 @@ def _age(seconds: float) -> str:
 
 
 def _command(words: Iterable[str]) -> str:
-    text = "".join(one if one.isprintable() else " " for one in " ".join(words))
+    text = "".join(letter if letter.isprintable() else " " for letter in " ".join(words))
     return text if len(text) <= _MOST_COMMAND else f"{text[: _MOST_COMMAND - 3]}..."
 
 
@@ -199,23 +209,26 @@ def _count(number: int, name: str) -> str:
 
 
 def render_cleaned(cleaned: Cleaned) -> list[str]:
-    """``clean``, in lines."""
+    """Return the lines that ``clean`` prints."""
     targets = cleaned.ends.targets
-    became = {one.pid: one for one in cleaned.ended}
+    end_of = {end.pid: end for end in cleaned.ended}
     lines = []
     for process, reason in targets:
-        one = became.get(process.pid)
-        verb = "would end" if one is None else "ended" if one.is_over else "could not end"
-        how = f" by {one.by}" if one is not None and one.by else ""
-        more = f" ({one.reason})" if one is not None and one.reason else ""
+        end = end_of.get(process.pid)
+        verb = "would end" if end is None else "ended" if end.is_over else "could not end"
+        signal = f" by {end.by}" if end is not None and end.by else ""
+        explanation = f" ({end.reason})" if end is not None and end.reason else ""
         lines += [
-            f"{verb} {process.pid}{how}{more}: {reason}",
+            f"{verb} {process.pid}{signal}{explanation}: {reason}",
             f"    {_command(process.command)}, {_age(process.age_s)} old, "
             f"{format_bytes(process.memory_bytes)}",
         ]
-    lines += [f"left alone {one.pid}: {one.reason}" for one in cleaned.ends.refused]
+    lines += [f"left alone {refusal.pid}: {refusal.reason}" for refusal in cleaned.ends.refused]
     verb = "freed" if cleaned.has_acted else "would free"
-    lines += [f"{verb} {one.path}, {format_bytes(one.num_bytes)}" for one in cleaned.leftovers]
+    lines += [
+        f"{verb} {leftover.path}, {format_bytes(leftover.num_bytes)}"
+        for leftover in cleaned.leftovers
+    ]
     if cleaned.ports:
         free = [str(port) for port in cleaned.ports if port not in cleaned.kept_ports]
         lines += [f"{verb} port {', '.join(free)}"] if free else []

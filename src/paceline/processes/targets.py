@@ -1,4 +1,4 @@
-"""What `clean` may end: ghosts, or what is named with its parts; who is left alone, and why.
+"""Chooses what `clean` may end: ghosts, or named processes with their parts; and why not others.
 
 This module is pure; it must not know how something is ended.
 """
@@ -20,10 +20,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """What `clean` is about to end, and what it will not though it was named.
+    """The processes that `clean` is about to end, and the named ones that it will not.
 
     Attributes:
-        targets: with the reason of each.
+        targets: each with the reason for ending it.
     """
 
     targets: tuple[tuple[Process, str], ...]
@@ -31,7 +31,7 @@ class Ends:
 
 
 def choose(snapshot: ProcessSnapshot, named: tuple[int, ...] = (), for_s: float = 0.0) -> Ends:
-    """All ghosts; where processes are named, these and their parts, and nothing else."""
+    """Choose all ghosts; or, if processes are named, these and their parts and nothing else."""
     reasons = ghosts(snapshot, for_s)
     chosen: dict[ProcessKey, str] = {} if named else dict(reasons)
     refused = []
@@ -39,33 +39,40 @@ def choose(snapshot: ProcessSnapshot, named: tuple[int, ...] = (), for_s: float 
         process = snapshot.by_pid.get(pid)
         if process is None:
             refused.append(Refusal(pid=pid, reason="there is no such process"))
-        elif why := _why_not(process, snapshot):
-            refused.append(Refusal(pid=pid, reason=why))
+        elif reason := _why_not(process, snapshot):
+            refused.append(Refusal(pid=pid, reason=reason))
         elif role_of(process) is Role.OTHER:
             refused.append(Refusal(pid=pid, reason="it does not train; use kill"))
         else:
             chosen[process.key] = reasons.get(process.key, "named")
-            chosen |= {key: why for key, why in _parts_of(process, snapshot) if key not in chosen}
-    found = [(snapshot.by_pid[key[0]], reason) for key, reason in chosen.items()]
-    targets = tuple((one, reason) for one, reason in found if not _why_not(one, snapshot))
+            chosen |= {
+                key: reason for key, reason in _parts_of(process, snapshot) if key not in chosen
+            }
+    processes = [(snapshot.by_pid[key[0]], reason) for key, reason in chosen.items()]
+    targets = tuple(
+        (process, reason) for process, reason in processes if not _why_not(process, snapshot)
+    )
     return Ends(targets=targets, refused=tuple(refused))
 
 
 def _parts_of(process: Process, snapshot: ProcessSnapshot) -> Iterator[tuple[ProcessKey, str]]:
-    """Its parts, theirs, and so on; of torchrun its ranks, of Paceline its fork server."""
-    ahead, seen = [process], {process.pid}
-    while ahead:
-        above = ahead.pop()
-        for one in snapshot.processes:
-            is_child = one.parent == above.pid and one.pid not in seen
-            if is_child and role_of(one) in PARTS and not has_lost_parent(one, snapshot):
-                seen.add(one.pid)
-                ahead.append(one)
-                yield one.key, f"a {role_of(one).value} of {above.pid}"
+    """Yield a process's parts, their parts, and so on, each with the reason for ending it.
+
+    Parts of torchrun are its ranks, and parts of Paceline's launcher its fork server.
+    """
+    pending, seen = [process], {process.pid}
+    while pending:
+        parent = pending.pop()
+        for child in snapshot.processes:
+            is_child = child.parent == parent.pid and child.pid not in seen
+            if is_child and role_of(child) in PARTS and not has_lost_parent(child, snapshot):
+                seen.add(child.pid)
+                pending.append(child)
+                yield child.key, f"a {role_of(child).value} of {parent.pid}"
 
 
 def _why_not(process: Process, snapshot: ProcessSnapshot) -> str:
-    """Why a process must not be ended; empty: it may."""
+    """Return why a process must not be ended; empty if it may."""
     if process.pid in ourselves(snapshot):
         return "this command runs in it"
     return foreign(process, snapshot)

@@ -1,9 +1,9 @@
-"""The same coordinator in virtual time: a run before any worker is paid for.
+"""Runs a live run's coordinator in virtual time, before any worker is paid for.
 
-    engine      with ledger and trace          agenda      what happens next
+    engine      a run with ledger and trace    agenda      the events to come
     training    with real gradients            gradients, model: its parts
-    timing      only the timing                bulk        by arrays
-    replay      a recorded run made again      peers       as peers average
+    timing      only the timing                bulk        many updates at once, on arrays
+    replay      a recorded run, made again     peers       gradients averaged as peers do
 
 It must not know processes, nor how a message travels.
 """

@@ -1,15 +1,16 @@
-"""What happens next in virtual time: a heap of events, and who is at work on what.
+"""The events to come in virtual time, as a heap, and the work that each member is at.
 
-    granted --pull--> coming --turns at a core--> done --push--> there: the member has pushed
+    granted --pull--> coming --turns at a core--> done --push--> arrived: the member has pushed
        |                `-------- X -------------^  |              |
-       `----------------------------`--------------`--------------`- called off, gone: never there
+       `----------------------------`--------------`--------------`- called off, gone: no arrival
 
-An entry of the heap is ``(at_s, number, what)``; the number counts entries, so what falls on the
-same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
-there, or a ``WorkDone`` whose bytes still have to move, or a ``AgendaChange`` of who is there, or a
-``Strike`` that a driver has put there. Work that is
-called off stays in the heap, and is passed over because its ticket is no longer current.
-Above 300 lines, since whatever may come next is here. This module must not know protocols.
+An entry of the heap is ``(at_s, number, what)``. The number counts entries, so events at the same
+moment happen in the order in which they were entered. ``what`` is the ticket whose push arrives, a
+``Coming`` or ``Turn`` of work that needs a core, a ``WorkDone`` whose bytes still have to move, an
+``AgendaChange`` when a worker comes or goes, or a ``Strike`` that a driver has entered. Work that
+is called off stays in the heap, and is skipped because its ticket is no longer current.
+
+Above 300 lines, since every kind of event is handled here. This module must not know protocols.
 """
 
 from collections.abc import Sequence
@@ -27,21 +28,21 @@ NOBODY = -1
 
 
 class WorkDone(NamedTuple):
-    """The work of a ticket is computed; its bytes are not there yet."""
+    """The work of a ticket is computed; its bytes still have to arrive."""
 
     member: int
     ticket: Ticket
 
 
 class Coming(NamedTuple):
-    """Who is at work on a ticket wants a core."""
+    """A member that is at work on a ticket wants a core."""
 
     member: int
     ticket: Ticket
 
 
 class AgendaChange(NamedTuple):
-    """A worker comes or goes. ``member`` is none, so that it is never anybody's ticket."""
+    """A worker comes or goes. ``member`` is `NOBODY`, so that it equals no member's ticket."""
 
     member: int
     worker: int
@@ -49,7 +50,7 @@ class AgendaChange(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """Something goes wrong, or is noticed; what it is only its driver knows. ``member`` is none."""
+    """A fault happens, or is noticed; only its driver knows ``what``. ``member`` is `NOBODY`."""
 
     member: int
     what: object
@@ -60,19 +61,22 @@ Entry: TypeAlias = tuple[float, int, What]
 
 
 class Agenda:
-    """Members, their work, and what comes next.
+    """The members, their work, and the events to come.
 
     Args:
-        overlap_steps: that members go on for, where all begin together, while what they pushed is
-            summed: the pull is waited for after so many steps of the next work.
+        overlap_steps: steps that members compute, if all begin together, while their pushes are
+            summed; they wait for the pull after this many steps of the next work.
 
     Attributes:
-        heap: entries to come; a driver that knows the drawing above may read and replace them.
-        next_number: of the next entry.
-        current: the ticket that a member is at work on, by member.
-        begun_s: when it began to compute, by member.
-        next_serial: of the next ticket of a member that is not at work.
-        finishers: by member.
+        heap: the entries to come; a driver that knows the drawing above may read and replace them.
+        next_number: returns the number of the next entry.
+        current: the ticket that each member is at work on, by member.
+        begun_s: when each member began to compute, by member.
+        next_serial: the serial of a member's next ticket while it is not at work, by member.
+        finishers: the function that returns when a step is done, by member.
+        worker_of: the worker of each member, by member.
+        member_of: the present member of each worker.
+        by_worker: the finishers by worker.
     """
 
     def __init__(self, conditions: Conditions, overlap_steps: int = 0) -> None:
@@ -83,7 +87,7 @@ class Agenda:
                 "measured exchange the next steps hide; give steps by --delay instead of --like, "
                 "or leave --link out"
             )
-        self._all_done_s = 0.0  # when the last of those that push together had computed
+        self._all_done_s = 0.0  # when the last of the members that push together had computed
         self.heap: list[Entry] = []
         self.next_number = count().__next__
         self.current: list[Ticket | None] = []
@@ -92,36 +96,38 @@ class Agenda:
         self.finishers: list[Finisher] = []
         self.worker_of: list[int] = []
         self.member_of: dict[int, int] = {}
-        self._done_s: list[float] = []  # where bytes cost something; else a push is there when done
-        self._from_s: dict[int, float] = {}  # the first turn, where cores are shared
-        self.by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
+        self._done_s: list[
+            float
+        ] = []  # if bytes cost time; otherwise a push arrives when it is done
+        self._from_s: dict[int, float] = {}  # when a member's first turn at a shared core began
+        self.by_worker = [conditions.finisher(worker) for worker in range(conditions.num_workers)]
         link = conditions.link
         self._lanes = None if link is None else (LinkQueue(link), LinkQueue(link))  # pulls, pushes
         self._queues, self._cores = conditions.server_queues(), conditions.cores()
         machine = conditions.machine
         self._sum = None if machine is None else CostSum(machine.add_s, machine.apply_s)
         self._num_dead = 0
-        self._there_since_s: dict[int, float] = {}
-        self._there_s = 0.0
-        late = {one.worker for one in conditions.absences if one.from_s == 0.0}
+        self._joined_s: dict[int, float] = {}
+        self._past_present_s = 0.0
+        absent = {absence.worker for absence in conditions.absences if absence.from_s == 0.0}
         for worker in range(conditions.num_workers):
-            if worker not in late:
+            if worker not in absent:
                 self.enter(0.0, AgendaChange(NOBODY, worker, True))
-        for one in conditions.absences:
-            if one.from_s > 0.0:
-                self.enter(one.from_s, AgendaChange(NOBODY, one.worker, False))
-            if one.until_s < _NEVER_S:
-                self.enter(one.until_s, AgendaChange(NOBODY, one.worker, True))
+        for absence in conditions.absences:
+            if absence.from_s > 0.0:
+                self.enter(absence.from_s, AgendaChange(NOBODY, absence.worker, False))
+            if absence.until_s < _NEVER_S:
+                self.enter(absence.until_s, AgendaChange(NOBODY, absence.worker, True))
 
     @property
     def is_direct(self) -> bool:
-        """Whether nothing but the delays takes time: a push is there when its delay is over."""
+        """Whether only the delays take time, so that a push arrives when its delay is over."""
         return self._lanes is None and self._queues is None
 
     # -- members --------------------------------------------------------------------------------
 
     def join(self, worker: int, at_s: float) -> int:
-        """A new member at this worker's seat."""
+        """Add a member at a worker's seat, and return its number."""
         member = len(self.current)
         self.current.append(None)
         self.begun_s.append(at_s)
@@ -130,18 +136,18 @@ class Agenda:
         self.finishers.append(self.by_worker[worker])
         self.worker_of.append(worker)
         self.member_of[worker] = member
-        self._there_since_s[member] = at_s
+        self._joined_s[member] = at_s
         return member
 
     def leave(self, worker: int, at_s: float) -> int:
-        """The member at this seat is gone; its work is to be ended before."""
+        """Remove the member at a worker's seat, and return it; its work must have ended before."""
         member = self.member_of.pop(worker)
-        self._there_s += at_s - self._there_since_s.pop(member)
+        self._past_present_s += at_s - self._joined_s.pop(member)
         return member
 
     def seconds_there(self, at_s: float) -> float:
-        """Seconds that workers were there until now, summed."""
-        return self._there_s + sum(at_s - since_s for since_s in self._there_since_s.values())
+        """The seconds that workers were present until ``at_s``, summed."""
+        return self._past_present_s + sum(at_s - since_s for since_s in self._joined_s.values())
 
     # -- work -----------------------------------------------------------------------------------
 
@@ -153,8 +159,15 @@ class Agenda:
         *,
         is_updated: bool = False,
     ) -> None:
-        """These members go to work; ``is_updated``: with a version that is only now made."""
-        fresh: list[Entry] = []
+        """Let members begin work.
+
+        Args:
+            tickets: one for each member.
+            num_steps: the steps of each ticket.
+            at_s: when they are granted.
+            is_updated: whether the version that they work with is made at this moment.
+        """
+        new: list[Entry] = []
         next_number, boundary_s = self.next_number, self._all_done_s
         if self._sum is not None and (tickets or is_updated):
             at_s = self._sum.ready_s(at_s, is_updated=is_updated)
@@ -164,57 +177,57 @@ class Agenda:
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
             if self._queues is None:
                 if self._overlap_steps and is_updated and ticket[1]:
-                    begun_s, done_s = self._overlapped(member, steps, (boundary_s, begun_s))
+                    begun_s, done_s = self._overlapped_span(member, steps, (boundary_s, begun_s))
                 else:
                     finish, done_s = self.finishers[member], begun_s
                     for _ in range(steps):
                         done_s = finish(done_s)
-                fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
+                new.append((done_s, next_number(), self._computed_event(ticket, begun_s, done_s)))
                 continue
             queue = self._queues[self.worker_of[member]]
             busy_s = queue.take(steps)
             if self._cores is None:
                 begun_s, done_s = queue.finish(begun_s, begun_s + busy_s)
-                fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
+                new.append((done_s, next_number(), self._computed_event(ticket, begun_s, done_s)))
             else:
                 self.begun_s[member] = _NEVER_S
-                fresh.append((begun_s, next_number(), Coming(member, ticket)))
+                new.append((begun_s, next_number(), Coming(member, ticket)))
         heap = self.heap
-        if len(fresh) * 8 > len(heap):
-            heap += fresh
+        if len(new) * 8 > len(heap):
+            heap += new
             heapify(heap)
         else:
-            for entry in fresh:
+            for entry in new:
                 heappush(heap, entry)
 
     def end(self, member: int, at_s: float, *, is_called_off: bool = False) -> float:
-        """The member stops working; returns the seconds that it has computed."""
-        self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]  # it works
+        """End a member's work, and return the seconds that it has computed."""
+        self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]  # it is at work
         self.current[member] = None
         if is_called_off and self._cores is not None and member in self._cores:
-            self._take(self._cores.leave(member, at_s))
+            self._enter_turn(self._cores.leave(member, at_s))
         elif is_called_off:
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
-                self._bury()
+                self._remove_dead()
         elif self._sum is not None:
             self._sum.push(at_s)
-        begun_s, done_s = self.begun_s[member], min(at_s, self._done_s[member])
+        begun_s, end_s = self.begun_s[member], min(at_s, self._done_s[member])
         self._done_s[member] = _NEVER_S
-        return done_s - begun_s if begun_s < done_s else 0.0
+        return end_s - begun_s if begun_s < end_s else 0.0
 
     def refuse(self) -> None:
-        """The push that ended last is not used."""
+        """Note that the push that arrived last is not used."""
         if self._sum is not None:
             self._sum.refuse()
 
     def withdraw(self, ticket: Ticket) -> None:
-        """The push of this work does not come by itself any longer."""
-        self.heap[:] = [one for one in self.heap if one[2] is not ticket]
+        """Remove the event of a ticket's push, which will not arrive by itself any longer."""
+        self.heap[:] = [entry for entry in self.heap if entry[2] is not ticket]
         heapify(self.heap)
 
-    def _bury(self) -> None:
-        """Take out of the heap what was called off."""
+    def _remove_dead(self) -> None:
+        """Remove work that was called off from the heap."""
         self.heap[:] = [entry for entry in self.heap if self._is_alive(entry[2])]
         heapify(self.heap)
         self._num_dead = 0
@@ -227,8 +240,8 @@ class Agenda:
 
     # -- computing ------------------------------------------------------------------------------
 
-    def _computed(self, ticket: Ticket, begun_s: float, done_s: float) -> What:
-        """When a ticket's work begins and is done is known; what then happens."""
+    def _computed_event(self, ticket: Ticket, begun_s: float, done_s: float) -> What:
+        """Return the event at the end of a ticket's work, whose begin and end are now known."""
         member = ticket[0]
         self.begun_s[member] = begun_s
         if self._lanes is None:
@@ -238,35 +251,38 @@ class Agenda:
             self._all_done_s = max(self._all_done_s, done_s)
         return WorkDone(member, ticket)
 
-    def _overlapped(
-        self, member: int, steps: int, on_its_way_s: tuple[float, float]
+    def _overlapped_span(
+        self, member: int, steps: int, way_s: tuple[float, float]
     ) -> tuple[float, float]:
-        """When work begins and is done that goes on while its version is on its way.
+        """Return when overlapped work, which begins before its version arrives, begins and ends.
 
         Args:
-            on_its_way_s: when all had computed what it is made of, and when it has come.
+            way_s: when all members had computed what the version is made of, and when it arrives.
 
         Returns:
-            The first as if it had waited before, and not in the midst of it.
+            The begin as if the member had waited before its work instead of in the midst of it,
+            and the end.
         """
         finish, waited_s = self.finishers[member], 0.0
-        begun_s, there_s = on_its_way_s
+        begun_s, arrival_s = way_s
         done_s = begun_s
-        for number in range(1, steps + 1):
+        for step in range(1, steps + 1):
             done_s = finish(done_s)
-            if number == min(steps, self._overlap_steps):
-                waited_s = max(0.0, there_s - done_s)
+            if step == min(steps, self._overlap_steps):
+                waited_s = max(0.0, arrival_s - done_s)
                 done_s += waited_s
         return begun_s + waited_s, done_s
 
-    def _came(self, member: int, at_s: float) -> None:
-        """A member wants a core."""
+    def _queue_for_core(self, member: int, at_s: float) -> None:
+        """Let a member that wants a core queue for it."""
         assert self._cores is not None
         assert self._queues is not None
-        self._take(self._cores.enter(member, at_s, self._queues[self.worker_of[member]].busy_s))
+        self._enter_turn(
+            self._cores.enter(member, at_s, self._queues[self.worker_of[member]].busy_s)
+        )
 
-    def _take(self, turn: Turn | None) -> None:
-        """Somebody has a core from now on."""
+    def _enter_turn(self, turn: Turn | None) -> None:
+        """Enter a turn at a core that begins now, if there is one."""
         if turn is None:
             return
         assert self._queues is not None
@@ -276,8 +292,8 @@ class Agenda:
             self.begun_s[turn.member] = turn.from_s + exchange_s
         self.enter(turn.until_s, turn)
 
-    def _turned(self, turn: Turn) -> None:
-        """A turn is over, or was called off before."""
+    def _end_turn(self, turn: Turn) -> None:
+        """Handle the end of a turn at a core, unless it was called off before."""
         assert self._cores is not None
         assert self._queues is not None
         if not self._cores.is_under_way(turn):
@@ -288,33 +304,33 @@ class Agenda:
             ticket, queue = self.current[member], self._queues[self.worker_of[member]]
             assert ticket is not None
             begun_s, done_s = queue.finish(self._from_s.pop(member), turn.until_s)
-            self.enter(done_s, self._computed(ticket, begun_s, done_s))
-        self._take(following)
+            self.enter(done_s, self._computed_event(ticket, begun_s, done_s))
+        self._enter_turn(following)
 
     # -- time -----------------------------------------------------------------------------------
 
     def next(self) -> tuple[float, Ticket | AgendaChange | Strike]:
-        """Take out the next thing that matters: a push that is there, or a change."""
+        """Remove and return the next event that a driver handles: a push, a change or a strike."""
         while self.heap:
             at_s, _, what = heappop(self.heap)
             if type(what) is AgendaChange or type(what) is Strike:
                 return at_s, what
             if type(what) is Turn:
-                self._turned(what)
+                self._end_turn(what)
             elif not self._is_alive(what):
                 self._num_dead -= 1
             elif type(what) is Coming:
-                self._came(what.member, at_s)
+                self._queue_for_core(what.member, at_s)
             elif type(what) is WorkDone:
                 assert self._lanes is not None
                 self.enter(self._lanes[1].there_s(at_s), what.ticket)
             else:
-                return at_s, what  # type: ignore[return-value]  # all else
+                return at_s, what  # type: ignore[return-value]  # a ticket
         raise ConfigError(
             "everybody is gone and nobody returns: the run cannot go on; leave one worker there, "
             "or stop after fewer --updates"
         )
 
     def enter(self, at_s: float, what: What) -> None:
-        """Let this happen then."""
+        """Enter an event at a time."""
         heappush(self.heap, (at_s, self.next_number(), what))

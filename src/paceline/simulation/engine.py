@@ -1,12 +1,12 @@
 """The simulated engine: the coordinator of a live run in virtual time, with its ledger and trace.
 
-    agenda -> push is there -> work done -> coordinator.hear -> orders -> trace, work, agenda
+    agenda -> push arrives -> work done -> coordinator.hear -> orders -> trace, work, agenda
 
-The same facts go to the same coordinator as in a live run, so the trace is one that the report
-and the replay read like any other. What a push contains is the business of a `MemberWork`: nothing
-(`Nothing`), or a gradient at exactly the parameters that its member holds (simulation/training.py).
-An epoch opens at the moment the one before ends. Without a trace and without gradients
-simulation/timing.py comes to the same decisions faster. This module must not know tensors.
+The same facts go to the same coordinator as in a live run, so the report and the replay read its
+trace like any other. A `MemberWork` decides what a push contains: nothing (`Nothing`), or a
+gradient at exactly the parameters that its member holds (simulation/training.py). An epoch opens at
+the moment the previous one ends. Without a trace and gradients, simulation/timing.py makes the same
+decisions faster. This module must not know tensors.
 """
 
 import math
@@ -36,30 +36,30 @@ from ..trace import Trace
 from .agenda import Agenda, AgendaChange, Strike
 
 ENDLESS = 1 << 60
-"""Samples of an epoch that never ends."""
+"""The samples of an epoch that never ends."""
 
 
 class MemberWork(Protocol):
-    """What members do at their work."""
+    """The work that members do."""
 
     def opened(self, epoch: int) -> Sequence[int] | None:
-        """An epoch opens; returns the ends of its batches where they are the user's own."""
+        """Hear that an epoch opens; return the ends of its batches if the user defines them."""
 
     def granted(self, grant: Grant) -> None:
-        """A member goes to work with the newest parameters."""
+        """Hear that a member begins work with the newest parameters."""
 
     def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
-        """Its work is done: what it pushes."""
+        """Finish a member's work, and return what it pushes."""
 
     def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
-        """Make the updates that follow from this fact."""
+        """Make the updates that follow from a fact."""
 
     def dropped(self, ticket: Ticket) -> None:
-        """Work in flight is called off, or its member is gone."""
+        """Hear that work in flight is called off, or that its member is gone."""
 
 
 class Nothing:
-    """Members that only take time."""
+    """Work that computes nothing: members only take time."""
 
     def opened(self, epoch: int) -> Sequence[int] | None:
         return None
@@ -82,11 +82,15 @@ class SimulatedRun:
     """One run in virtual time.
 
     Args:
-        ledger: of the data; `endless_ledger` where there is none.
-        work: what members do.
-        trace: hears everything; None: nobody does.
+        ledger: of the data; `endless_ledger` if there is none.
+        work: that members do; `Nothing` by default.
+        trace: records everything, if given.
         hear_epoch: called at the end of each epoch with its number and the time; returns whether
             to go on.
+
+    Attributes:
+        counts: of the run so far.
+        ending: why the run ended; empty while it goes on.
     """
 
     def __init__(
@@ -115,12 +119,16 @@ class SimulatedRun:
     def run(
         self, num_updates: int | None, on_progress: Callable[[int], None] = lambda done: None
     ) -> Counts:
-        """Go on until so many updates are made in all, or ``hear_epoch`` says to stop."""
+        """Go on until ``num_updates`` are made in all, or ``hear_epoch`` says to stop.
+
+        Args:
+            on_progress: called after each event with the number of updates made.
+        """
         if self.coordinator.epoch < 0:
             self._open(0.0)
-        self.ending, wanted = "", math.inf if num_updates is None else num_updates
+        self.ending, last_version = "", math.inf if num_updates is None else num_updates
         while not self.ending:
-            if self.coordinator.version >= wanted:
+            if self.coordinator.version >= last_version:
                 self.ending = f"{num_updates} updates are done"
                 break
             at_s, what = self._agenda.next()
@@ -142,7 +150,7 @@ class SimulatedRun:
         return self._now_s
 
     def stop(self, reason: str) -> None:
-        """End after what is happening now; for whom `run` tells of its progress."""
+        """End the run after the current event; may be called from ``on_progress``."""
         self.ending = reason
 
     def close(self) -> None:
@@ -157,11 +165,11 @@ class SimulatedRun:
         self._carry_out(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
 
     def _struck(self, what: object, at_s: float) -> None:
-        """Something goes wrong; tests/support/faulty_run.py says what."""
+        """Handle a fault; only tests/support/faulty_run.py enters any."""
         raise AssertionError(what)
 
     def _changed(self, change: AgendaChange, at_s: float, reason: str = "away") -> None:
-        """A worker comes or goes."""
+        """Handle a worker that comes or goes."""
         agenda, trace = self._agenda, self._trace
         if change.is_there:
             member = agenda.join(change.worker, at_s)
@@ -201,8 +209,8 @@ class SimulatedRun:
 
     def _carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         at_s, counts, trace = fact.at_s, self.counts, self._trace
-        before = self.coordinator.version - sum(type(order) is Apply for order in orders)
-        version = before
+        old_version = self.coordinator.version - sum(type(order) is Apply for order in orders)
+        version = old_version
         grants: list[Grant] = []
         for order in orders:
             if trace is not None:
@@ -217,8 +225,8 @@ class SimulatedRun:
                 counts.cancelled += 1
             elif isinstance(order, Discard):
                 counts.discarded += 1
-        self._work.carry_out(orders, fact)  # who is called off holds no version any longer
-        self._grant(grants, at_s, is_updated=version > before)
+        self._work.carry_out(orders, fact)  # after work that is called off has freed its version
+        self._grant(grants, at_s, is_updated=version > old_version)
         for order in orders:
             if isinstance(order, EpochEnd):
                 self._ended(order, at_s)
@@ -254,5 +262,5 @@ class SimulatedRun:
 
 
 def endless_ledger(protocol: SyncProtocol) -> Ledger:
-    """Mini-batches of one sample, without end."""
+    """Return a ledger of mini-batches of one sample, without end."""
     return Ledger(ENDLESS, protocol.num_pushes, protocol.num_pushes)

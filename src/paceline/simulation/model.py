@@ -1,9 +1,9 @@
-"""The one model of a run in virtual time: which version it holds, and what is done with that.
+"""The one model of a run in virtual time: the versions it can hold, and the work done on them.
 
-    newest version -> in the store's block     older ones -> kept as long as somebody needs them
-    local-sgd      -> the version's parameters -> H steps by the member's own optimizer -> what they
-                      changed; each optimizer keeps its state to the next push, as it would alone;
-                      so do parameters that are not exchanged by this update (fragments)
+    newest version -> in the store's block     older ones -> kept as long as a member needs them
+    local-sgd      -> the version's parameters -> H steps by the member's own optimizer -> their
+                      difference; each optimizer keeps its state until the next push, as it would
+                      alone, and so do parameters that this update does not exchange (fragments)
     evaluation     -> exact metrics, batch by batch
 
 This module must not know how gradients are pushed, or time.
@@ -29,17 +29,18 @@ from ..wire.messages import Totals
 from ..workloads.base import Task
 
 _BATCH = 1000
+"""Samples of a batch in evaluations."""
 
 
 class Versions:
-    """The versions that somebody still has to compute at.
+    """The versions that members still have to compute at.
 
     Args:
         home: the model's memory.
-        is_pure: whether computing leaves what the model holds as it is.
+        is_pure: whether computing leaves the model's memory unchanged.
 
     Attributes:
-        most_kept: versions besides the newest, at any time.
+        most_kept: the most versions besides the newest that were kept at any time.
     """
 
     def __init__(self, store: SharedStore, home: Tensor, *, is_pure: bool) -> None:
@@ -53,28 +54,28 @@ class Versions:
 
     @property
     def newest(self) -> Tensor:
-        """Parameters and buffers of the newest version, in the store."""
+        """The parameters and buffers of the newest version, in the store."""
         return self._store.blocks[self._store.current][: self._home.numel()]
 
     @property
     def num_held(self) -> int:
-        """Versions that somebody needs; none is at the end, as tests see."""
+        """The number of versions that members need; none at the end, as tests see."""
         return len(self._holders)
 
     def hold(self, version: int) -> None:
-        """One member more needs it; it is the newest."""
+        """Note that one more member needs a version, which is the newest."""
         assert version == self._store.version
         self._holders[version] = self._holders.get(version, 0) + 1
 
     def release(self, version: int) -> None:
-        """One member less needs it."""
+        """Note that one member less needs a version."""
         self._holders[version] -= 1
         if not self._holders[version]:
             del self._holders[version]
             self._kept.pop(version, None)
 
     def pull(self, version: int) -> None:
-        """The model becomes ``version``: the newest, or one that is held."""
+        """Load a version into the model: the newest, or one that is held."""
         if version == self._home_version and self._is_pure:
             return
         kept = self._kept.get(version)
@@ -85,7 +86,7 @@ class Versions:
         self._home_version = version
 
     def keep(self) -> None:
-        """The newest is about to be replaced: it is kept aside if somebody needs it."""
+        """Copy the newest version aside if members need it, before it is replaced."""
         version = self._store.version
         if version in self._holders:
             self._kept[version] = self.newest.clone()
@@ -93,7 +94,7 @@ class Versions:
 
 
 class _Held(NamedTuple):
-    """What a member went on with: its parameters, when it had pushed ``due`` of them."""
+    """A member's parameters at the moment when it had pushed the fragment ``due`` of them."""
 
     version: int
     due: Fragment
@@ -101,16 +102,16 @@ class _Held(NamedTuple):
 
 
 class LocalSteps:
-    """What members change by themselves.
+    """The steps that each member takes by itself.
 
-    Eight arguments: it is all of a member but what decides.
+    It has many arguments, since it is all of a member except its decisions.
 
     Args:
         home: the model's memory.
-        make_optimizer: for the model; one a member.
-        fragments: of the parameters, one of which each update is of.
-        overlap_steps: until what came of one is merged; 0: at once.
-        skips: a step whose gradient is not finite is left out; else it is made.
+        make_optimizer: makes an optimizer for the model; called once for each member.
+        fragments: of the parameters; each update exchanges one of them.
+        overlap_steps: the steps after which the result of an update is merged; 0: at once.
+        skips: whether steps whose gradients are not finite are left out.
     """
 
     def __init__(
@@ -138,55 +139,59 @@ class LocalSteps:
         self._base = torch.empty_like(home)
 
     def begin(self) -> None:
-        """All members hold the newest version, and nothing of their own."""
+        """Let all members start from the newest version, with no parameters of their own."""
         self._held.clear()
 
     def _bring(self, member: int, version: int) -> Fragment | None:
-        """The model, which is ``version``, gets what this member has not exchanged.
+        """Load the parameters that a member has not exchanged into the model, which is ``version``.
 
-        Returns what was exchanged and is to be merged later.
+        Returns:
+            The fragment that was exchanged and is to be merged later; None if there is none.
         """
         held = self._held.get(member)
         if held is None or held.due is self._fragments.whole:
             return None
-        late = held.due if self._overlap_steps and version > held.version else None
+        late_fragment = held.due if self._overlap_steps and version > held.version else None
         exchanged = (held.due, *self._fragments.between(held.version + 1, version))
-        for one in self._fragments.each:
-            if one not in exchanged or one is late:
-                self._home[one.start : one.stop].copy_(held.parameters[one.start : one.stop])
-        return late
+        for fragment in self._fragments.each:
+            if fragment not in exchanged or fragment is late_fragment:
+                self._home[fragment.start : fragment.stop].copy_(
+                    held.parameters[fragment.start : fragment.stop]
+                )
+        return late_fragment
 
-    def _merge(self, late: Fragment | None) -> None:
-        if late is not None:
+    def _merge(self, late_fragment: Fragment | None) -> None:
+        if late_fragment is not None:
             parameters = self._replica.layout.parameters
-            merge_into(late.runs(parameters), self._base, self._home)
+            merge_into(late_fragment.runs(parameters), self._base, self._home)
 
     def take(
         self, ticket: Ticket, leases: Sequence[Lease], seat: int, *, is_last: bool = False
     ) -> float:
-        """A step for each mini-batch; the difference goes to the seat. Returns the last loss.
+        """Take a step for each mini-batch, write the difference to a seat, return the last loss.
 
         Args:
-            is_last: the update is the last of its epoch, and is of all fragments.
+            is_last: whether the update is the last of its epoch, so that it exchanges all
+                fragments.
         """
         member, version = ticket.member, ticket.version
         optimizer = self._own.get(member)
         if optimizer is None:
             optimizer = self._own[member] = self._make_optimizer()
         self._base.copy_(self._home)
-        late = self._bring(member, version)
+        late_fragment = self._bring(member, version)
         due = self._fragments.of(version, is_last=is_last)
         loss = math.nan
-        for number, (inputs, targets) in enumerate(self._leased.each(leases), start=1):
+        for step, (inputs, targets) in enumerate(self._leased.each(leases), start=1):
             optimizer.zero_grad()
             value = self._task.loss(self._replica.model(inputs), targets)
             loss = float(value.detach())
             value.backward()
             if not self._skips or self._is_finite():
                 optimizer.step()
-            if number == self._overlap_steps or number == len(leases):
-                self._merge(late)
-                late = None
+            if step == self._overlap_steps or step == len(leases):
+                self._merge(late_fragment)
+                late_fragment = None
         slot, layout = self._store.slot(seat), self._replica.layout
         difference_into(due.runs(layout.parameters), self._base, self._home, slot)
         layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
@@ -197,15 +202,17 @@ class LocalSteps:
         return loss
 
     def _is_finite(self) -> bool:
-        gradients = [one.grad for one in self._replica.parameters if one.grad is not None]
-        return all(bool(torch.isfinite(one).all()) for one in gradients)
+        gradients = [
+            parameter.grad for parameter in self._replica.parameters if parameter.grad is not None
+        ]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
 def examine(task: Task, model: nn.Module, data: Any) -> Totals:
-    """The sums of the task's metrics over all of the data; empty where there is none.
+    """Return the sums of the task's metrics over all of the data; empty if there is no data.
 
     Args:
-        data: map-style, or None.
+        data: a map-style dataset, or None.
     """
     totals: Totals = {}
     if data is None:
@@ -215,14 +222,14 @@ def examine(task: Task, model: nn.Module, data: Any) -> Totals:
     with torch.no_grad():
         for inputs, targets in _batches(data):
             for name, (value, count) in task.metrics(model(inputs), targets).items():
-                before = totals.get(name, (0.0, 0.0))
-                totals[name] = (before[0] + value, before[1] + count)
+                previous = totals.get(name, (0.0, 0.0))
+                totals[name] = (previous[0] + value, previous[1] + count)
     model.train(was_training)
     return totals
 
 
 def first_samples(data: Any, count: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of the first ``count`` samples of map-style data, or of all."""
+    """Return inputs and targets of the first ``count`` samples of map-style data, or of all."""
     return next(_batches(data, count))
 
 

@@ -1,10 +1,10 @@
-"""Real gradients averaged as peers do it: in member order, share by share.
+"""Averages real gradients in virtual time as peers do: in member order, share by share.
 
-    push      the gradient is copied aside
-    the last  all of them -> mean, share by share (store/means.py) -> the store's update
+    push         the gradient is copied aside
+    last push    all of the round -> mean, share by share (store/means.py) -> the store's update
 
-Through the store the same gradients are summed as they come, which rounds otherwise. Memory: one
-gradient for each worker besides. This module must not know protocols or time.
+The store sums the same gradients in the order of their arrival, which rounds differently. It takes
+additional memory for one gradient per worker. This module must not know protocols or time.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from .training import TrainingWork
 
 
 class _Part(NamedTuple):
-    """What one member pushed in a round."""
+    """A push of one member in the current round."""
 
     num_samples: int
     slot: Tensor
@@ -31,10 +31,10 @@ class _Part(NamedTuple):
 
 
 class PeersWork(TrainingWork):
-    """What members do when they train a task among themselves, or through the store.
+    """The work of members that train a task as peers, or through the store.
 
     Args:
-        num_workers: seats of the run; the others as for `TrainingWork`.
+        num_workers: the seats of the run; the other arguments are those of `TrainingWork`.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class PeersWork(TrainingWork):
         self._faults = OK
 
     def go_by(self, path: str) -> None:
-        """From here on ``peers`` or ``store``."""
+        """Exchange gradients by this path from now on: ``peers`` or ``store``."""
         self._by_peers = path == "peers"
 
     def rest(self) -> None:
-        """The run was cut off here: what was pushed and is in no update is forgotten."""
+        """Forget pushes that are in no update yet, since the run was cut off here."""
         self._parts, self._faults = [], OK
         self._jobs.forget()
 
@@ -73,13 +73,13 @@ class PeersWork(TrainingWork):
             slot, present = self.store.slot(self._seat), self.store.present(self._seat)
             self._parts.append(_Part(fact.num_samples, slot.clone(), bytes(present)))
             self._faults |= self._fault
-        self._settled()
+        self._free_seat()
         for order in orders:
             if isinstance(order, Apply):
                 self._update()
 
     def _update(self) -> None:
-        """All members of this round are in."""
+        """Make the update of a round in which all members have pushed."""
         store = self.store
         job = store.control[JOBS] + 1
         self._versions.keep()
@@ -96,7 +96,7 @@ class PeersWork(TrainingWork):
         self._jobs.jump(store.version)
 
     def _average(self, seat: int) -> None:
-        """The mean of the round's gradients and buffers into a seat."""
+        """Write the mean of the round's gradients and buffers to a seat."""
         total = sum(part.num_samples for part in self._parts)
         weights = [part.num_samples / total for part in self._parts]
         slots = [part.slot for part in self._parts]

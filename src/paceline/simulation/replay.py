@@ -1,16 +1,16 @@
-"""A run made again from its trace: the same coordinator, facts in the recorded order.
+"""Makes a run again from its trace: the same coordinator, and the facts in the recorded order.
 
     record  fact   -> coordinator.hear -> orders      are they the recorded ones?
-            push   -> work.push       -> the loss    is it the recorded one, bit for bit?
-            order  -> the next of those that must come
+            push   -> work.push        -> the loss    is it the recorded one, bit for bit?
+            order  -> must be the next of the orders that are due
 
-    resumed        -> coordinator at rest             as its checkpoint held it; others go on
-    scaled         -> what distance left of a push    is it the recorded one?
+    resumed        -> coordinator at rest             as its checkpoint held it; new members go on
+    scaled         -> a push's scale by distance      is it the recorded one?
 
-A member that was granted work at one version may have pulled a newer one, which came while it
-waited; the trace tells with its push (``pulled_versions``). Decisions are not copied from the
-trace, they are made again, and so are gradients; what differs first is named and ends the replay.
-This module must not know tasks, files or terminals.
+A member that was granted work at one version may have pulled a newer one, which arrived while it
+waited; the trace names it with the push (``pulled_versions``). Decisions are not copied from the
+trace but made again, and so are gradients; the first difference is named and ends the replay. This
+module must not know tasks, files or terminals.
 """
 
 from collections import defaultdict, deque
@@ -34,39 +34,43 @@ from .engine import MemberWork
 
 
 class Difference(Exception):
-    """What was recorded and what happens now are not the same: the first place, in words."""
+    """The first place, in words, at which the run differs from its record."""
 
 
 Work = tuple[int, int]
-"""Member and serial of a ticket."""
+"""The member and serial of a ticket."""
 
 
 def pulled_versions(records: Iterable[Record]) -> dict[Work, int]:
-    """The version at which each push was computed."""
-    pushed = (one.fact.ticket for one in records if isinstance(one, Handed))
+    """Return the version at which each push was computed."""
+    pushed = (record.fact.ticket for record in records if isinstance(record, Handed))
     return {ticket[:2]: ticket.version for ticket in pushed}
 
 
 class RecordedWork(MemberWork, Protocol):
-    """What members do at their work, as a live run does it."""
+    """The work that members do, with the paths and interruptions of a live run."""
 
     on_scaled: Callable[[Ticket, float], None]
-    """Hears what distance left of a push."""
+    """Called with each push that is scaled by its distance, and the scale."""
 
     def go_by(self, path: str) -> None:
-        """From here on gradients go between ``peers``, or through the ``store``."""
+        """Exchange gradients between ``peers`` or through the ``store`` from now on."""
 
     def rest(self) -> None:
-        """The run was cut off here: what was pushed and is in no update is forgotten."""
+        """Forget pushes that are in no update yet, since the run was cut off here."""
 
 
 class RecordedRun:
-    """One run, made again.
+    """Makes one run again.
 
     Args:
-        pulled: the version at which each push was computed; work without one was called off.
-        work: computes the pushes that count; it never hears of work that nobody pushed.
-        lookahead: mini-batches that members fetched ahead.
+        coordinator: as it was when the run began.
+        work: computes the pushes that count; it does not hear of work that was never pushed.
+        pulled: the version at which each push was computed; work that is missing was called off.
+        lookahead: the mini-batches that members fetched ahead.
+
+    Attributes:
+        pushes: the pushes made again so far.
     """
 
     def __init__(
@@ -84,10 +88,10 @@ class RecordedRun:
         self._to_pull: defaultdict[int, list[Grant]] = defaultdict(list)
         self._due: deque[Order] = deque()
         self._leases: dict[Work, tuple[Lease, ...]] = {}
-        self._at_work: dict[int, Ticket] = {}
+        self._tickets: dict[int, Ticket] = {}
         self._scales: dict[Work, float] = {}
-        """What distance left of a push, until the trace tells what it left then."""
-        work.on_scaled = self._scaled_now
+        """The scale of each push that the distance rule scaled, until the trace gives its own."""
+        work.on_scaled = self._keep_scale
         self._is_stopped = False
 
     def run(
@@ -96,9 +100,12 @@ class RecordedRun:
         until: int | None = None,
         on_progress: Callable[[int], None] = lambda version: None,
     ) -> None:
-        """Make it again, to its end or until ``until`` updates are made.
+        """Make the run again, to its end or until ``until`` updates are made.
 
-        What a trace that was cut off does not say any more is no difference.
+        Orders that are missing at the end of a trace that was cut off are no difference.
+
+        Args:
+            on_progress: called after each push with the number of updates made.
 
         Raises:
             Difference: something is not as it was recorded.
@@ -109,7 +116,7 @@ class RecordedRun:
             if isinstance(record, Ordered):
                 self._expect(record.order, record.t_s)
                 continue
-            self._nothing_is_due()
+            self._check_nothing_due()
             if until is not None and self.coordinator.version >= until:
                 return
             if isinstance(record, Heard):
@@ -118,16 +125,16 @@ class RecordedRun:
                 self._pushed(record.fact)
                 on_progress(self.coordinator.version)
             elif isinstance(record, Scaled):
-                self._scaled_then(record)
+                self._compare_scale(record)
             elif isinstance(record, Rerouted):
                 self._work.go_by(record.path)
             elif isinstance(record, Resumed):
-                self._go_on()
+                self._resume()
             elif isinstance(record, StopRecord):
                 self.coordinator.stop(record.t_s)
                 self._is_stopped = True
         if is_ended:
-            self._nothing_is_due()
+            self._check_nothing_due()
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -143,41 +150,48 @@ class RecordedRun:
         self.pushes += 1
         ticket = fact.ticket
         if counts := self._is_current(ticket):
-            if ticket != self._at_work[ticket.member] or ticket.version > self.coordinator.version:
+            if ticket != self._tickets[ticket.member] or ticket.version > self.coordinator.version:
                 raise self._differs(ticket, "a gradient", "it holds no such version")
-            del self._at_work[ticket.member]
+            del self._tickets[ticket.member]
             leases = self._leases.pop(ticket[:2])
             self._compare(fact, self._work.push(ticket, leases, fact.at_s))
         orders = self.coordinator.hear(fact)
-        assert counts or Late(ticket) in orders  # nothing that is used goes unseen
+        assert counts or Late(ticket) in orders  # every push that is used was compared
         self._follow(orders, fact)
 
-    def _go_on(self) -> None:
-        """The run was cut off at this border; who was at work is gone, others will join."""
-        for member in list(self._at_work):
+    def _resume(self) -> None:
+        """Resume from a rest, at which the run was cut off: members are gone, others will join."""
+        for member in list(self._tickets):
             self._call_off(member)
         self.coordinator.resume(self.coordinator.resting_state())
         self._work.rest()
         self._is_stopped = False
 
     def _is_current(self, ticket: Ticket) -> bool:
-        at_work = self._at_work.get(ticket.member)
+        at_work = self._tickets.get(ticket.member)
         return at_work is not None and at_work[:2] == ticket[:2] and not self._is_stopped
 
-    def _compare(self, was: Pushed, now: Pushed) -> None:
-        if was.num_samples != now.num_samples:
-            raise self._differs(was.ticket, f"{was.num_samples} samples", str(now.num_samples))
-        if was.is_finite != now.is_finite:
-            words = {True: "a finite gradient", False: "one that is not"}
-            raise self._differs(was.ticket, words[was.is_finite], words[now.is_finite])
-        if was.loss != now.loss and was.loss == was.loss and now.is_finite:
-            raise self._differs(was.ticket, f"loss {was.loss!r}", repr(now.loss))
+    def _compare(self, recorded: Pushed, now: Pushed) -> None:
+        if recorded.num_samples != now.num_samples:
+            raise self._differs(
+                recorded.ticket, f"{recorded.num_samples} samples", str(now.num_samples)
+            )
+        if recorded.is_finite != now.is_finite:
+            phrases = {True: "a finite gradient", False: "one that is not"}
+            raise self._differs(
+                recorded.ticket, phrases[recorded.is_finite], phrases[now.is_finite]
+            )
+        if recorded.loss != now.loss and recorded.loss == recorded.loss and now.is_finite:
+            raise self._differs(recorded.ticket, f"loss {recorded.loss!r}", repr(now.loss))
 
-    def _scaled_now(self, ticket: Ticket, scale: float) -> None:
+    def _keep_scale(self, ticket: Ticket, scale: float) -> None:
         self._scales[ticket[:2]] = scale
 
-    def _scaled_then(self, record: Scaled) -> None:
-        """It is told with its member's next message, so pushes of others may lie between."""
+    def _compare_scale(self, record: Scaled) -> None:
+        """Compare a recorded scale, which the trace has with its member's next message.
+
+        Pushes of other members may lie between the push and this record.
+        """
         ticket = record.ticket
         now = self._scales.pop(ticket[:2], record.scale)
         if now != record.scale:
@@ -186,16 +200,16 @@ class RecordedRun:
                 f"{ticket.member} at version {ticket.version}, now {now!r}"
             )
 
-    def _differs(self, ticket: Ticket, was: str, now: str) -> Difference:
+    def _differs(self, ticket: Ticket, recorded: str, now: str) -> Difference:
         return Difference(
             f"push {self.pushes} (member {ticket.member}, of version {ticket.version}, when the "
-            f"newest was {self.coordinator.version}): {was} recorded, {now} now"
+            f"newest was {self.coordinator.version}): {recorded} recorded, {now} now"
         )
 
     # -- orders ---------------------------------------------------------------------------------
 
     def _follow(self, orders: list[Order], fact: Fact) -> None:
-        """Carry out what the coordinator says now; the trace must say the same next."""
+        """Carry out the coordinator's orders, which the trace must record next."""
         self._due.extend(orders)
         for order in orders:
             if isinstance(order, Cancel):
@@ -209,7 +223,7 @@ class RecordedRun:
             self._work.granted(grant)
 
     def _grant(self, grant: Grant) -> None:
-        """Work with the version that the member will have pulled when it pushes."""
+        """Grant work with the version that the member will have pulled when it pushes."""
         ticket = grant.ticket
         version = self._pulled.get(ticket[:2], ticket.version)
         if version < ticket.version:
@@ -218,13 +232,13 @@ class RecordedRun:
                 f"was given at version {ticket.version}"
             )
         held = grant._replace(ticket=ticket._replace(version=version))
-        self._at_work[ticket.member] = held.ticket
+        self._tickets[ticket.member] = held.ticket
         self._leases[ticket[:2]] = grant.leases
         if ticket[:2] in self._pulled:
             self._to_pull[version].append(held)
 
     def _call_off(self, member: int) -> None:
-        ticket = self._at_work.pop(member, None)
+        ticket = self._tickets.pop(member, None)
         if ticket is None:
             return
         del self._leases[ticket[:2]]
@@ -243,22 +257,22 @@ class RecordedRun:
             self._follow(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
         now = self._due.popleft() if self._due else None
         if now != recorded:
-            said = "nothing" if now is None else _say(now)
+            made = "nothing" if now is None else _describe(now)
             raise Difference(
                 f"after push {self.pushes}, at version {self.coordinator.version}: "
-                f"{_say(recorded)} was decided, now it is {said}"
+                f"{_describe(recorded)} was decided, now it is {made}"
             )
 
-    def _nothing_is_due(self) -> None:
+    def _check_nothing_due(self) -> None:
         if self._due:
             raise Difference(
                 f"after push {self.pushes}, at version {self.coordinator.version}: now "
-                f"{_say(self._due[0])} is decided, nothing was then"
+                f"{_describe(self._due[0])} is decided, nothing was then"
             )
 
 
-def _say(order: Order) -> str:
-    """An order in a few words."""
+def _describe(order: Order) -> str:
+    """Describe an order in a few words."""
     if isinstance(order, EpochEnd):
         return f"the end of epoch {order.epoch}"
     if isinstance(order, Grant):

@@ -1,21 +1,25 @@
-"""Real gradients in virtual time: one process, one model, the store of a live run.
+"""Trains with real gradients in virtual time: one process, one model, the store of a live run.
 
     granted   the member holds version v; nothing is copied as long as v is the newest
     push      parameters <- version v; its gradient, and those of others that wait at v, each into a
               seat of the store (simulation/gradients.py)
     orders    jobs of a live run (core/jobs.py), done at once: add to the sum, finish the update
-    update    if somebody still has to compute at the version that it replaces, that is kept aside
+    update    a version that is replaced is kept aside if members still have to compute at it
               (simulation/model.py)
 
 So each gradient is computed at exactly the parameters that its member holds, by the store, the
 updater and the random state of a live run: the parameters are those of the inline engine under the
-same order of arrivals, bit for bit (tests/equivalences/test_simulated_training.py). Others are
-computed ahead where that changes no bit, and under protocols that do not cancel: what is called off
-all the same (an epoch's last copies, who leaves) was computed in vain. Memory: the newest version,
-the one before, the sum, a seat for each gradient that is computed and not applied (of large models
-one), and one more for each older version that somebody still has to compute at
-(``most_versions_kept``). With ``is_batched`` members at one version are computed in one call
+same order of arrivals, bit for bit (tests/equivalences/test_simulated_training.py).
+
+Gradients of other members are computed ahead if that changes no bit and the protocol does not
+cancel; work that is called off nevertheless (an epoch's last copies, members that leave) was then
+computed in vain. With ``is_batched``, members at one version are computed in one call
 (simulation/gradients.py), whatever the protocol, and there is a seat for each member and one more.
+
+Memory: the newest version, the previous one, the sum, a seat for each gradient that is computed and
+not applied (only one for large models), and a copy of each older version at which members still
+have to compute (``most_versions_kept``).
+
 Above 300 lines, since all that a member of a run is asked for is here. This module must not know
 protocols or time.
 """
@@ -58,14 +62,14 @@ from .model import LocalSteps, Versions, examine
 
 
 class TrainingWork:
-    """What members do when they train a task.
+    """The work of members that train a task.
 
     Args:
-        batch_size: samples an update averages.
-        lr: None: the task's.
-        nonfinite: "error", or "skip" an update whose gradient is not finite.
-        is_batched: gradients of members that hold equal parameters are computed in one go, also of
-            work that is called off later; the same within ``gradients.TOLERANCE``.
+        batch_size: the samples that an update averages.
+        lr: the learning rate; by default the task's.
+        nonfinite: "error", or "skip" to leave out updates whose gradients are not finite.
+        is_batched: whether gradients of members with equal parameters are computed in one go, even
+            of work that is called off later; they are the same within ``gradients.TOLERANCE``.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class TrainingWork:
         together = self._make_together(protocol) if is_batched else None
         self.replica = Replica(self.model, optimizer, self._rule)
         is_pure = not is_difference and not self.replica.buffers
-        # An optimizer of the user's own may draw random numbers from where its push's step left.
+        # A user's own optimizer may draw random numbers, from the state that the push's step left.
         is_orderless = is_pure and is_elementwise(self._rule)
         self._computes_ahead = is_batched or (is_orderless and not protocol.cancels)
         self._lay_out(protocol.num_workers, is_batched=is_batched)
@@ -108,23 +112,23 @@ class TrainingWork:
         self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes))
         self._limit = protocol.staleness.distance_limit
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
-        """Hears what distance left of a push."""
-        self._open_books(protocol, batch_size)
+        """Called with each push that is scaled by its distance, and the scale."""
+        self._start_records(protocol, batch_size)
 
     def follow(self, batches: Batches) -> None:
-        """Epochs that have no batches of their own have these; their end is to be known."""
+        """Use these batches for epochs in which the user defines none."""
         self._batches, self._last_position = batches, batches.end
 
-    def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
-        """Who waits, what is computed, and what is settled: nothing yet."""
-        self._seats = {0: 0}  # member -> seat of its newest push; somebody is alive from the start
+    def _start_records(self, protocol: SyncProtocol, batch_size: int) -> None:
+        """Start with no member waiting, nothing computed and nothing to settle."""
+        self._seats = {0: 0}  # member -> seat of its newest push; one is alive from the start
         self._jobs = Jobs(
             self._do, self._seats, lambda: self.store.control[JOBS], batch_size,
             protocol.staleness,
         )  # fmt: skip
         self._waiting: dict[int, dict[Ticket, Lease]] = {}  # by version: may be computed ahead
         self._ahead: dict[Ticket, Computed] = {}  # computed, and not pushed yet
-        self._seat: int | None = None  # of the push that is settled now
+        self._seat: int | None = None  # of the current push
         self._fault = OK
 
     def _make_together(self, protocol: SyncProtocol) -> Together:
@@ -139,7 +143,7 @@ class TrainingWork:
         return self._task.optimizer(self.model.parameters(), self._learning_rate)
 
     def _difference_rule(self, protocol: SyncProtocol) -> Optimizer:
-        """Takes what members changed off the parameters."""
+        """Return the rule that subtracts the members' mean difference from the parameters."""
         outer = protocol.outer
         return difference_rule(
             self.model.parameters(), lr=outer.lr, momentum=outer.momentum,
@@ -154,7 +158,7 @@ class TrainingWork:
         )  # fmt: skip
 
     def _lay_out(self, num_workers: int, *, is_batched: bool) -> None:
-        """The store, and the model on memory of its own."""
+        """Set up the store, and move the model to memory of its own."""
         layout, seats = self.replica.layout, 1
         if self._computes_ahead:
             seats = num_seats(layout.slot_bytes, num_workers, is_batched=is_batched)
@@ -173,17 +177,17 @@ class TrainingWork:
 
     @property
     def most_versions_kept(self) -> int:
-        """Old versions kept at a time, because somebody still had to compute at them."""
+        """The most old versions kept at a time, because members still had to compute at them."""
         return self._versions.most_kept
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch."""
+        """The samples of an epoch."""
         return self._leased.order.count()[0]
 
     @property
     def update_bytes(self) -> int:
-        """Bytes of one push, of fragments those of the largest."""
+        """The bytes of one push; with fragments, those of the largest."""
         return self._fragments.largest_bytes
 
     # -- what the run asks ----------------------------------------------------------------------
@@ -205,14 +209,14 @@ class TrainingWork:
             self._waiting.setdefault(version, {})[grant.ticket] = grant.leases[0]
 
     def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
-        found = self._ahead.pop(ticket, None)
-        if found is None:
-            found = self._compute(ticket, leases)
+        computed = self._ahead.pop(ticket, None)
+        if computed is None:
+            computed = self._compute(ticket, leases)
         elif self._limit:
-            self._versions.pull(ticket.version)  # how far it is from the newest will be asked
+            self._versions.pull(ticket.version)  # its distance from the newest will be measured
         if self._limit:
             self._versions.release(ticket.version)
-        seat, loss, is_finite = found
+        seat, loss, is_finite = computed
         self._seat = self._seats[ticket.member] = seat
         if not is_finite and self._nonfinite_is_error:
             name = self.store.not_finite(seat)
@@ -225,18 +229,18 @@ class TrainingWork:
         self._pushed = fact.ticket if isinstance(fact, Pushed) else None
         payload = Payload(self._fault, UNCLIPPED) if isinstance(fact, Pushed) else None
         self._jobs.settle(orders, fact, payload)
-        self._settled()
+        self._free_seat()
 
     def dropped(self, ticket: Ticket) -> None:
-        self._no_longer_waits(ticket)
-        found = self._ahead.pop(ticket, None)
-        if found is not None:
-            self._gradients.free(found.seat)
-        if found is None or self._limit:
+        self._stop_waiting(ticket)
+        computed = self._ahead.pop(ticket, None)
+        if computed is not None:
+            self._gradients.free(computed.seat)
+        if computed is None or self._limit:
             self._versions.release(ticket.version)
 
-    def _settled(self) -> None:
-        """What the last push left in its seat is not needed any longer."""
+    def _free_seat(self) -> None:
+        """Free the seat of the last push, which is not needed any longer."""
         if self._seat is not None:
             self._gradients.free(self._seat)
             self._seat = None
@@ -244,40 +248,40 @@ class TrainingWork:
     # -- gradients ------------------------------------------------------------------------------
 
     def _compute(self, ticket: Ticket, leases: Sequence[Lease]) -> Computed:
-        """What this member pushes; some that wait at its version are computed besides."""
+        """Compute what a member pushes, and gradients of others that wait at its version."""
         version, row = ticket.version, {ticket: leases[0]}
         self._versions.pull(version)
         if self._local is not None:
             seat = self._gradients.take()
             is_last = any(lease.start >= self._last_position for lease in leases)
             loss = self._local.take(ticket, leases, seat, is_last=is_last)
-            found = [Computed(seat, loss, self.store.is_finite(seat))]
+            computed = [Computed(seat, loss, self.store.is_finite(seat))]
         elif len(leases) > 1:
-            found = [self._gradients.sum(leases)]
+            computed = [self._gradients.sum(leases)]
         else:
-            row |= self._others(ticket, leases[0])
-            found = self._gradients.row(list(row.values()))
-        for one in row:
-            self._no_longer_waits(one)
+            row |= self._companions(ticket, leases[0])
+            computed = self._gradients.row(list(row.values()))
+        for computed_ticket in row:
+            self._stop_waiting(computed_ticket)
             if not self._limit:
                 self._versions.release(version)
-        self._ahead.update(zip(row, found, strict=True))
+        self._ahead.update(zip(row, computed, strict=True))
         return self._ahead.pop(ticket)
 
-    def _others(self, ticket: Ticket, lease: Lease) -> dict[Ticket, Lease]:
-        """Who is computed together with this member."""
+    def _companions(self, ticket: Ticket, lease: Lease) -> dict[Ticket, Lease]:
+        """Return the tickets and leases that are computed together with this member's."""
         waiting = self._waiting.get(ticket.version, {})
         num_others = self._gradients.length(len(waiting)) - 1
-        alike = (
-            (one, its)
-            for one, its in waiting.items()
-            if one != ticket and its.num_samples == lease.num_samples
+        candidates = (
+            (other, other_lease)
+            for other, other_lease in waiting.items()
+            if other != ticket and other_lease.num_samples == lease.num_samples
         )
-        found = list(islice(alike, num_others))
-        return dict(found[: self._gradients.length(1 + len(found)) - 1])
+        others = list(islice(candidates, num_others))
+        return dict(others[: self._gradients.length(1 + len(others)) - 1])
 
-    def _no_longer_waits(self, ticket: Ticket) -> None:
-        """It is computed, or will never be."""
+    def _stop_waiting(self, ticket: Ticket) -> None:
+        """Remove a ticket that is computed, or will never be."""
         waiting = self._waiting.get(ticket.version)
         if waiting is not None and waiting.pop(ticket, None) is not None and not waiting:
             del self._waiting[ticket.version]
@@ -285,9 +289,9 @@ class TrainingWork:
     # -- updates --------------------------------------------------------------------------------
 
     def _do(self, member: int, job: Job) -> None:
-        """A job, done at once."""
+        """Do a job at once."""
         if isinstance(job, Add):
-            scale = job.scale * self._allowed()
+            scale = job.scale * self._allowed_scale()
             self.store.add(job.job, job.seat, job.weight, job.is_first, scale)
             return
         self._versions.keep()
@@ -296,18 +300,21 @@ class TrainingWork:
             self._begin_again()
         elif isinstance(job, Finish):
             groups: Any = self._rule.param_groups
-            scale = job.scale * (self._allowed() if job.seat >= 0 else 1.0)
+            scale = job.scale * (self._allowed_scale() if job.seat >= 0 else 1.0)
             self.store.finish(
                 job.job, self._updaters, groups, seat=job.seat, scale=scale, clip=job.clip
             )
 
     def _begin_again(self) -> None:
-        """What is not finite lies in all that a member holds: it goes on from the version."""
+        """Drop members' own parameters, which may not be finite; they go on from the version."""
         if self._local is not None:
             self._local.begin()
 
-    def _allowed(self) -> float:
-        """What distance leaves of the push whose job is done now; the model holds its version."""
+    def _allowed_scale(self) -> float:
+        """Return the scale that distance allows for the current push.
+
+        The model must hold the version at which the push was computed.
+        """
         if not self._limit:
             return 1.0
         moved = squared_distance(self.replica.layout, self._versions.newest, self._home)
@@ -319,10 +326,10 @@ class TrainingWork:
     # -- evaluation -----------------------------------------------------------------------------
 
     def evaluate(self) -> Totals:
-        """Exact metrics of the test data at the newest version; empty where there is none."""
+        """Return exact metrics of the test data at the newest version; empty if there is none."""
         self.load_newest()
         return examine(self._task, self.model, self.splits.test)
 
     def load_newest(self) -> None:
-        """Let the model hold the newest version."""
+        """Load the newest version into the model."""
         self._versions.pull(self.store.version)
