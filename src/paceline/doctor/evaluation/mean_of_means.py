@@ -73,7 +73,7 @@ def _last_bound(facts: Facts, value: cst.BaseExpression) -> list[cst.BaseExpress
 def _is_reduced(facts: Facts, call: cst.BaseExpression) -> bool:
     if not isinstance(call, cst.Call) or not facts.loss_kind(call):
         return False
-    makers = [call, *facts.made(call.func)]
+    makers = [call, *facts.constructors(call.func)]
     said = [by_name(one) for one in makers]
     return not any("reduction" in one or "size_average" in one or "reduce" in one for one in said)
 

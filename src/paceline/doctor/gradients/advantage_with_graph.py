@@ -13,7 +13,7 @@ import libcst as cst
 
 from ..facts import Facts
 from ..findings import Severity
-from ..lineage import last_value, passed
+from ..lineage import gradient_paths, last_value
 from ..rule import Found, ScriptRule
 
 _DEPTH = 4
@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         for weight, other in ((node.left, node.right), (node.right, node.left)):
             root = _difference(facts, weight)
-            is_weight = root is not None and any(True for _ in passed(facts, weight))
+            is_weight = root is not None and any(True for _ in gradient_paths(facts, weight))
             if is_weight and _has_log_prob(facts, other) and root not in seen:
                 assert root is not None
                 seen.add(root)

@@ -16,8 +16,8 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, Event, TrainingTurn, turns
-from ..lineage import loss_of, passed
-from ..mends import without
+from ..lineage import gradient_paths, loss_of
+from ..mends import remove_argument
 from ..rule import Found, ScriptRule
 
 _MAKES = re.compile(r"^torch\.(rand|zeros|ones|tensor|full|empty|arange)")
@@ -76,7 +76,7 @@ def _has_own_graph(facts: Facts, turn: TrainingTurn, first: Event, other: Event)
                 coming.append(last.value)
             elif not _has_no_graph(facts, last.value):
                 return False
-    return any(True for _ in passed(facts, loss_of(facts, other.call)))
+    return any(True for _ in gradient_paths(facts, loss_of(facts, other.call)))
 
 
 def _has_no_graph(facts: Facts, value: cst.BaseExpression) -> bool:
@@ -100,5 +100,5 @@ RULE = ScriptRule.of(
     healthy=(
         looped([*STEP[:2], "out = model(x)", "loss = loss_fn(out, y)", "loss.backward(retain_graph=True)", "second = out.mean()", "second.backward()", STEP[4]]),
         looped(), looped([*STEP[:3], "loss.backward(retain_graph=True)", "(loss * 2).backward()", STEP[4]]),),
-    mend=without("retain_graph"),
+    mend=remove_argument("retain_graph"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from ...porting.tree import TreeEdits, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import CallRole, always, turns
+from ..iteration import CallRole, always_reached, turns
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
         losses = {word for one in turn.of(CallRole.BACKWARD) for word in _words(one.subject)}
         used = {word for name in losses for word in _words_of(facts, name)} | losses
         inside = set(facts.script.within(turn.loop))
-        for node in always(facts):
+        for node in always_reached(facts):
             name, value = _kept(facts, node)
             if value is None or name in used or not any(_is(one, losses) for one in _terms(value)):
                 continue

@@ -14,7 +14,7 @@ from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, Event, TrainingTurn, turns
-from ..lineage import loss_of, networks, passed
+from ..lineage import gradient_paths, loss_of, networks
 from ..rule import Found, ScriptRule
 
 
@@ -42,7 +42,7 @@ def _used_by_others(facts: Facts, turn: TrainingTurn, event: Event) -> set[cst.C
         one.call for one in turn.of(CallRole.BACKWARD)
         if one.call is not event.call and facts.method(one.call) == "backward"
     ]  # fmt: skip
-    return {one.call for call in others for one in passed(facts, loss_of(facts, call))}
+    return {one.call for call in others for one in gradient_paths(facts, loss_of(facts, call))}
 
 
 def _is_differentiated(facts: Facts, call: cst.Call) -> bool:
@@ -57,11 +57,11 @@ def _is_differentiated(facts: Facts, call: cst.Call) -> bool:
 def _through(
     facts: Facts, event: Event, changed: set[cst.Call], every: set[cst.Call]
 ) -> Iterator[Found]:
-    for one in passed(facts, loss_of(facts, event.call)):
-        made = set(facts.made(one.call.func))
+    for one in gradient_paths(facts, loss_of(facts, event.call)):
+        made = set(facts.constructors(one.call.func))
         inner = [
             each for each in one.behind
-            if set(facts.made(each.func)) <= changed and not _is_differentiated(facts, each)
+            if set(facts.constructors(each.func)) <= changed and not _is_differentiated(facts, each)
         ]  # fmt: skip
         if made and made <= every - changed and inner:
             name = facts.code(one.call.func)

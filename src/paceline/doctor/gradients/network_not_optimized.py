@@ -15,7 +15,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, turns
-from ..lineage import loss_of, networks, passed
+from ..lineage import gradient_paths, loss_of, networks
 from ..rule import Found, ScriptRule
 
 _FROZEN = r"load_state_dict|requires_grad|\.data\b|copy_|deepcopy|no_grad|load\("
@@ -36,8 +36,8 @@ def check(facts: Facts) -> Iterator[Found]:
         for event in turn.of(CallRole.BACKWARD):
             if facts.method(event.call) != "backward":
                 continue
-            for one in passed(facts, loss_of(facts, event.call)):
-                made = facts.made(one.call.func)
+            for one in gradient_paths(facts, loss_of(facts, event.call)):
+                made = facts.constructors(one.call.func)
                 if len(made) != 1 or made[0] in trained | seen or not _has_own(facts, made[0]):
                     continue
                 seen.add(made[0])

@@ -15,7 +15,7 @@ import libcst as cst
 from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
-from ..lineage import last_value, passed
+from ..lineage import gradient_paths, last_value
 from ..rule import Found, ScriptRule
 
 _STACKS = re.compile(r"^torch\.(stack|cat|concat)$")
@@ -72,7 +72,7 @@ def _is_live(facts: Facts, call: cst.Call) -> bool:
     """Whether this is the log-probability of a distribution that a model gave, with its graph."""
     if facts.method(call) != "log_prob" or facts.is_in(call, r"no_grad$|inference_mode$"):
         return False
-    return any(True for _ in passed(facts, facts.owner(call)))
+    return any(True for _ in gradient_paths(facts, facts.owner(call)))
 
 
 _PPO = """

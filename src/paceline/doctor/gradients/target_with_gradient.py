@@ -15,7 +15,7 @@ import libcst as cst
 from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
-from ..lineage import last_value, networks, passed
+from ..lineage import gradient_paths, last_value, networks
 from ..rule import Found, ScriptRule
 
 _LOSSES = ("MSELoss", "mse_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss")
@@ -30,12 +30,12 @@ def check(facts: Facts) -> Iterator[Found]:
         target = _value(facts, given[1])
         if not isinstance(target, cst.BinaryOperation) or not isinstance(target.operator, cst.Add):
             continue
-        first = [set(facts.made(one.call.func)) for one in passed(facts, given[0])]
+        first = [set(facts.constructors(one.call.func)) for one in gradient_paths(facts, given[0])]
         for side in (target.left, target.right):
             if not _is_best_next(facts, side):
                 continue
-            for one in passed(facts, side):
-                made = set(facts.made(one.call.func))
+            for one in gradient_paths(facts, side):
+                made = set(facts.constructors(one.call.func))
                 if made in first and any(made <= each for each in trained):
                     yield Found(one.call, f"{facts.code(one.call)} gives the target its gradient")
 

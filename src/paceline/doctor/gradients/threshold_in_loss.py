@@ -16,7 +16,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, turns
-from ..lineage import last_value, loss_of, passed
+from ..lineage import gradient_paths, last_value, loss_of
 from ..rule import Found, ScriptRule
 
 _SAME = {"float", "double", "squeeze", "view", "reshape", "flatten", "to"}
@@ -61,7 +61,7 @@ def _in_function(facts: Facts, call: cst.Call) -> Iterator[Found]:
         if not isinstance(row, cst.Assign):
             return
         name = facts.code(row.targets[0].target)
-        is_output = name in given and any(True for _ in passed(facts, given[name]))
+        is_output = name in given and any(True for _ in gradient_paths(facts, given[name]))
         if is_output and _rounds(facts, row.value, name):
             yield Found(row, f"{facts.code(row)}: from here on there is no gradient of {name}")
 
@@ -101,8 +101,8 @@ def _is_rounded(facts: Facts, expr: cst.BaseExpression) -> bool:
         facts.method(expr) == "round" or facts.meaning(expr) == "torch.round"
     ):
         inner = positional(expr)[:1] or [facts.owner(expr)]
-        return any(True for _ in passed(facts, inner[0]))
-    return isinstance(expr, cst.Comparison) and any(True for _ in passed(facts, expr.left))
+        return any(True for _ in gradient_paths(facts, inner[0]))
+    return isinstance(expr, cst.Comparison) and any(True for _ in gradient_paths(facts, expr.left))
 
 
 _DICE = """def dice(p, y):

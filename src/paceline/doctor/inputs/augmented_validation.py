@@ -39,7 +39,7 @@ def _is_held_out(facts: Facts, call: cst.Call) -> bool:
     """Whether the arguments say so: train=False, split="val", a folder called val."""
     words = by_name(call)
     if facts.meaning(call).endswith(("ImageFolder", "DatasetFolder")):
-        root = facts.given(call, "root", 0)
+        root = facts.argument(call, "root", 0)
         texts = [
             one.evaluated_value for one in facts.script.within(root)
             if isinstance(one, cst.SimpleString)

@@ -24,7 +24,7 @@ _PARTS = re.compile(r"(^|\.)(random_split|Subset)$")
 
 def check(facts: Facts) -> Iterator[Found]:
     for loader in facts.loaders:
-        workers = facts.given(loader, "num_workers", 5)
+        workers = facts.argument(loader, "num_workers", 5)
         count = None if workers is None else number(facts.flow, workers)
         data = facts.data_of(loader)
         if not count or data is None:

@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     for turn in turns(facts):
         for loader in facts.loaders_of_loop(turn.loop):
-            workers = facts.given(loader, "num_workers", 5)
+            workers = facts.argument(loader, "num_workers", 5)
             is_none = workers is None or facts.code(workers) == "0"
             data = facts.data_of(loader)
             made = facts.flow.origins(data) if data is not None else []

@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 one for one in facts.script.up(loader) if isinstance(one, cst.For) and one in outer
             ]
             is_guarded = any(isinstance(one, cst.If) for one in facts.script.up(loader))
-            workers = facts.given(loader, "num_workers", 5)
+            workers = facts.argument(loader, "num_workers", 5)
             count = None if workers is None else number(facts.flow, workers)
             if loops and not is_guarded and count and not _depends(facts, loader, loops[0]):
                 yield Found(loader, f"made anew in each turn of line {facts.script.line(loops[0])}")

@@ -15,7 +15,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import turns
-from ..mends import give
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 
 
@@ -49,7 +49,7 @@ def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
     loops = [one for one in facts.script.up(node) if isinstance(one, cst.For)]
     found = next((facts.loaders_of_loop(one) for one in loops if facts.loaders_of_loop(one)), [])
     for loader in found:
-        give(edits, loader, pin_memory="True")
+        set_arguments(edits, loader, pin_memory="True")
 
 
 RULE = ScriptRule.of(

@@ -19,7 +19,7 @@ from ..values import number
 def check(facts: Facts) -> Iterator[Found]:
     for loader in facts.loaders:
         words = by_name(loader)
-        workers = facts.given(loader, "num_workers", 5)
+        workers = facts.argument(loader, "num_workers", 5)
         count = 0 if workers is None else number(facts.flow, workers)
         if count != 0 or facts.has_stars(loader):
             continue

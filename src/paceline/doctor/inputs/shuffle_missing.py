@@ -31,7 +31,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 "shuffle"
             ) is None:
                 continue
-            shuffled = facts.given(loader, "shuffle", 2)
+            shuffled = facts.argument(loader, "shuffle", 2)
             is_off = shuffled is None or literal(shuffled) == "False"
             if is_off and not facts.has_stars(loader) and _is_ordered(facts, loader):
                 yield Found(

@@ -16,7 +16,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import turns
-from ..mends import give
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 
 
@@ -45,7 +45,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
     assert isinstance(node, cst.Call)
-    give(edits, node, pin_memory="True")
+    set_arguments(edits, node, pin_memory="True")
 
 
 RULE = ScriptRule.of(

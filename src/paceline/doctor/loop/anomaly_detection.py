@@ -15,7 +15,7 @@ from ...porting.tree import by_name, positional
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
-from ..mends import leave_out
+from ..mends import remove_statement
 from ..rule import Found, ScriptRule
 from ..values import literal
 
@@ -34,5 +34,5 @@ RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped(before="torch.autograd.set_detect_anomaly(True)"),),
     healthy=(looped(before="torch.autograd.set_detect_anomaly(False)"),),
-    mend=leave_out,
+    mend=remove_statement,
 )  # fmt: skip

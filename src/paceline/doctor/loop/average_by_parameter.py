@@ -15,7 +15,7 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import CallRole, TrainingTurn, always, branches_between, turns
+from ..iteration import CallRole, TrainingTurn, always_reached, branches_between, turns
 from ..rule import Found, ScriptRule
 
 _OVER = re.compile(r"^zip\(.*\.parameters\(\).*\.parameters\(\).*\)$", re.DOTALL)
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
     if not facts.has_accelerator:
         return
     nodes = [
-        *always(facts),
+        *always_reached(facts),
         *(node for turn in turns(facts) for node in _beside_steps(facts, turn)),
     ]
     for loop in dict.fromkeys(one for one in nodes if isinstance(one, cst.For)):

@@ -44,7 +44,7 @@ def _length(facts: Facts, made: cst.BaseExpression) -> cst.BaseExpression | None
     kind = facts.meaning(made).rpartition(".")[2] if isinstance(made, cst.Call) else ""
     if kind not in _LENGTHS or not isinstance(made, cst.Call):
         return None
-    return facts.given(made, *_LENGTHS[kind])
+    return facts.argument(made, *_LENGTHS[kind])
 
 
 def _is_long(facts: Facts, loop: AnyLoop, length: cst.BaseExpression) -> bool:

@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if loop not in training or _is_to_cpu(facts, call):
             continue
         name, inside = facts.code(facts.owner(call)), set(facts.script.within(loop.body))
-        made = facts.made(facts.owner(call))
+        made = facts.constructors(facts.owner(call))
         if made and not _is_sent_away(facts, name) and not inside.intersection(made):
             yield Found(call, f"{facts.code(call)} in a loop, of a model that was made before it")
 

@@ -48,7 +48,7 @@ def _counts(facts: Facts, event: Event) -> bool:
             each = facts.code(words["steps_per_epoch"]) if "steps_per_epoch" in words else "1"
             return "len(" in total or each != "1"
         if isinstance(one, cst.Call) and _WARM.search(facts.meaning(one)):
-            steps = facts.given(one, "num_training_steps", 2)
+            steps = facts.argument(one, "num_training_steps", 2)
             return steps is not None and "len(" in facts.code(single(facts.flow, steps))
     return False
 

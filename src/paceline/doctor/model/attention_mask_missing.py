@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     for call in facts.forward_calls():
         words = by_name(call)
-        made = [facts.meaning(one) for one in facts.made(call.func)]
+        made = [facts.meaning(one) for one in facts.constructors(call.func)]
         is_text = bool(made) and all(
             one.endswith(".from_pretrained") and not _CAUSAL.search(one) for one in made
         )

@@ -51,7 +51,7 @@ def _is_column(facts: Facts, expr: cst.BaseExpression) -> bool:
 
 def _is_reshaped(facts: Facts, model: cst.BaseExpression) -> bool:
     """Whether a forward() of the script's own may change the shape of its last layer."""
-    for made in facts.made(model):
+    for made in facts.constructors(model):
         node = facts.modules.get(facts.meaning(made))
         text = facts.code(node) if node is not None else ""
         if any(

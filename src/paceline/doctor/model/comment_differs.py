@@ -15,7 +15,7 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import Chain, chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 _FEATURES = re.compile(r"#.*?\b(\d+)[ -](?:input )?features?\b")
 _CLASSES = re.compile(r"#.*?\b(\d+)[ -]class(?:es)?\b")
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if not chain.is_whole or not isinstance(chain.node, cst.Call) or not chain.layers:
             continue
         yield from _of_classes(facts, chain)
-        for one in given_to(facts, chain):
+        for one in inputs_of(facts, chain):
             said = _said(facts, one.data, _FEATURES)
             if said is not None and len(one.input) == 2 and said != one.input[1]:
                 yield Found(

@@ -14,7 +14,7 @@ import libcst as cst
 from ...porting.tree import TreeEdits
 from ..facts import Facts
 from ..findings import Severity
-from ..mends import give
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 
 _DROPOUT = re.compile(r"(^|\.)functional\.(alpha_|feature_alpha_)?dropout[123]?d?$")
@@ -31,7 +31,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for one in facts.script.up(call)
         )
         is_ours = owner is not None and owner.name.value in facts.modules
-        if is_ours and facts.given(call, "training", 2) is None and not is_branch:
+        if is_ours and facts.argument(call, "training", 2) is None and not is_branch:
             yield Found(call, f"{facts.code(call)} drops in evaluation, too")
 
 
@@ -40,7 +40,7 @@ def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
     assert isinstance(node, cst.Call)
     scope = facts.script.scope(node)
     if isinstance(scope, cst.FunctionDef) and scope.name.value == "forward":
-        give(edits, node, training="self.training")
+        set_arguments(edits, node, training="self.training")
 
 
 _NET = """

@@ -12,7 +12,7 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import KEEPS_FEATURES, POOLS, Chain, Layer, chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -49,7 +49,7 @@ def _compares(before: Layer, after: Layer) -> bool:
 
 def _at_input(facts: Facts, chain: Chain) -> Iterator[Found]:
     first = chain.layers[0]
-    for one in given_to(facts, chain):
+    for one in inputs_of(facts, chain):
         is_linear = first.kind == "Linear" and len(one.input) >= 2
         is_conv = first.kind == "Conv2d" and len(one.input) == 4
         if first.ins is None or not (is_linear or is_conv):

@@ -40,7 +40,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 def _is_module(facts: Facts, owner: cst.BaseExpression) -> bool:
     """Whether this is a module for certain, and no parameter or tensor of it."""
-    made = facts.made(owner)
+    made = facts.constructors(owner)
     return bool(made) and all(facts.is_module_call(one) for one in made) and not any(
         re.search(r"Parameter$", facts.meaning(one)) for one in made
     )  # fmt: skip

@@ -12,14 +12,14 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import chains, output_size
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
         if not chain.is_whole:
             continue
-        for one in given_to(facts, chain):
+        for one in inputs_of(facts, chain):
             if one.target is None or len(one.input) != 4 or len(one.target) != 4:
                 continue
             channels, height, width = one.input[1:]

@@ -35,7 +35,7 @@ def _is_one(facts: Facts, last: Layer) -> bool:
     """Whether the layer below gives one number: the last Linear of the same network."""
     node = last.node
     for one in facts.script.calls("Linear"):
-        outs = facts.given(one, "out_features", 1)
+        outs = facts.argument(one, "out_features", 1)
         if outs is None or facts.code(outs) != "1":
             continue
         name = facts.bound_to(one)

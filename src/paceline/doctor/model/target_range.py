@@ -14,14 +14,14 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
         if not chain.is_whole or not chain.layers or chain.layers[-1].kind != "Sigmoid":
             continue
-        for one in given_to(facts, chain):
+        for one in inputs_of(facts, chain):
             if one.target_data is None:
                 continue
             calls = (each for each in facts.flow.origins(one.target_data))

@@ -35,7 +35,7 @@ def _is_off(facts: Facts, call: cst.Call) -> bool:
             name = facts.meaning(made)
             if isinstance(made, cst.Call) and re.search(_AUTOCAST, name):
                 place = 0 if ".amp.autocast" in name and name != "torch.amp.autocast" else 2
-                return literal(facts.given(made, "enabled", place)) == "False"
+                return literal(facts.argument(made, "enabled", place)) == "False"
     return False
 
 

@@ -13,12 +13,12 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
-        for given in given_to(facts, chain) if chain.layers[0].kind == "Linear" else ():
+        for given in inputs_of(facts, chain) if chain.layers[0].kind == "Linear" else ():
             if given.input[-1] % 8:
                 yield Found(
                     given.data, f"the {given.input[-1]} features of the data are no multiple of 8"

@@ -22,7 +22,7 @@ _CUDA = re.compile(r"\.cuda\(|['\"]cuda|device_ids\s*=\s*\[")
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.calls("distributed.init_process_group"):
-        backend = facts.given(call, "backend", 0)
+        backend = facts.argument(call, "backend", 0)
         is_gloo = backend is not None and literal(backend) == "gloo"
         is_guarded = any(isinstance(one, cst.If) for one in facts.script.up(call))
         moved = [

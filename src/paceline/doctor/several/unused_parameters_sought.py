@@ -31,7 +31,7 @@ def check(facts: Facts) -> Iterator[Found]:
         given = positional(call)
         if not given or not facts.flag(call, "find_unused_parameters"):
             continue
-        made = facts.made(given[0])
+        made = facts.constructors(given[0])
         if (
             made
             and all(_is_whole(facts, one) for one in made)

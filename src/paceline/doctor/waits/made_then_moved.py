@@ -15,8 +15,8 @@ from ...porting.tree import TreeEdits, by_name, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
-from ..mends import give
+from ..iteration import always_reached
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 from ..values import literal
 
@@ -24,7 +24,7 @@ _MAKES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randi
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         name = facts.method(node) if isinstance(node, cst.Call) else ""
         if not isinstance(node, cst.Call) or name not in ("to", "cuda"):
             continue
@@ -46,7 +46,7 @@ def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
     is_plain = len(node.args) == 1 and len(given) == 1
     if is_plain and "rand" not in facts.meaning(owner):
         other = TreeEdits()
-        give(other, owner, device=facts.code(given[0]))
+        set_arguments(other, owner, device=facts.code(given[0]))
         made = owner.visit(other)
         edits.change(node, lambda _: made)
 

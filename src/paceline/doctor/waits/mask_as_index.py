@@ -14,7 +14,7 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import Tensors, tensors_of
 
@@ -26,7 +26,7 @@ _DEPTH = 6
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
     lines = set()
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         if not _picks(facts, tensors, node):
             continue
         statement = facts.script.statement(node)

@@ -15,7 +15,7 @@ from ...porting.tree import by_name, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
@@ -26,7 +26,7 @@ _SAYS = re.compile(
 
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         if not isinstance(node, cst.Call) or not _SAYS.search(facts.meaning(node)):
             continue
         if facts.flow.function_of(node) is not None:
