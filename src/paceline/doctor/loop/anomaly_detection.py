@@ -22,11 +22,11 @@ from ..values import literal
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.calls("set_detect_anomaly", "detect_anomaly"):
-        given = positional(call)
-        is_on = not given or literal(given[0]) == "True"
-        if facts.meaning(call).endswith("set_detect_anomaly") and not given:
+        arguments = positional(call)
+        is_on = not arguments or literal(arguments[0]) == "True"
+        if facts.meaning(call).endswith("set_detect_anomaly") and not arguments:
             is_on = literal(by_name(call).get("mode")) == "True"
-        if is_on and not any(isinstance(one, cst.If) for one in facts.script.up(call)):
+        if is_on and not any(isinstance(ancestor, cst.If) for ancestor in facts.script.up(call)):
             yield Found(call, f"{facts.code(call)} is on")
 
 

@@ -21,10 +21,10 @@ def check(facts: Facts) -> Iterator[Found]:
     for name, call in scheduler_bindings(facts):
         if name.isidentifier() and facts.script.meaning(call.func).startswith("torch.optim."):
             target = facts.script.statement(call)
-            used = [
-                one for one in facts.script.uses(name) if facts.script.statement(one) is not target
+            uses = [
+                use for use in facts.script.uses(name) if facts.script.statement(use) is not target
             ]
-            if not used:
+            if not uses:
                 yield Found(call, f"{name} is never used again")
 
 
