@@ -1,9 +1,9 @@
-"""Memory is given back, or rubbish collected, in each turn.
+"""Memory is given back, or garbage collected, in each turn.
 
 empty_cache() waits, and what it frees has to be asked of the driver again at once; gc.collect()
 goes through all objects.
 
-Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.
+Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.
 Source: PyTorch CUDA semantics, "Memory management".
 """
 

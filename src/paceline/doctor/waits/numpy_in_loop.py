@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         is_cpu = facts.method(node) == "cpu" or (
             facts.method(node) == "to"
-            and any(literal(one) == "cpu" for one in positional(node)[:1])
+            and any(literal(argument) == "cpu" for argument in positional(node)[:1])
         )
         if is_cpu and tensors.is_tensor(facts.owner(node)):
             yield Found(node, f"{facts.code(node)} waits for the device in each turn")
