@@ -33,7 +33,7 @@ def test_a_mend_heals_what_is_sick_and_leaves_what_is_healthy(name: str) -> None
         if edit is None:
             assert any(rule == name and part in text for rule, part in UNTOUCHED)
             continue
-        after = edit.made(text)
+        after = edit.apply(text)
         ast.parse(after)
         assert name not in {one.rule for one in diagnose(after).findings}
     for text in MENDING[name].healthy:
@@ -91,7 +91,7 @@ def test_an_argument_is_given_as_the_others_stand(given: str, more: str, end: st
     )  # fmt: skip
     head = "from torch.utils.data import DataLoader\nloader = DataLoader("
     (edit,) = edits_for(f"{head}{given}{end})\n", [price])
-    assert edit.made(f"{head}{given}{end})\n") == f"{head}{given}{more}{end})\n"
+    assert edit.apply(f"{head}{given}{end})\n") == f"{head}{given}{more}{end})\n"
 
 
 def test_what_a_comment_takes_back_is_not_mended() -> None:
@@ -107,7 +107,7 @@ def test_a_price_with_words_becomes_arguments_of_the_call_in_its_line() -> None:
         line=line, words=(("num_workers", "4"), ("pin_memory", "False")),
     )  # fmt: skip
     (edit,) = edits_for(text, [price])
-    assert "shuffle=True, pin_memory=False, num_workers=4)" in edit.made(text)
+    assert "shuffle=True, pin_memory=False, num_workers=4)" in edit.apply(text)
 
 
 def test_what_changes_the_mathematics_is_left_alone() -> None:

@@ -1,32 +1,32 @@
-"""The doctor: what is wrong in a training script, what a step is spent on, what fixes are worth.
+"""The doctor finds faults in a training script, measures its steps and prices what could be fixed.
 
     text --syntax--> text that parses --porting's tree, flow, steps--> Facts
-    Facts --rule.check, one file a rule--> Found --examine--> ScriptFinding --rendering--> shown
+    Facts --rule.check, one file per rule--> Found --examine--> ScriptFinding --rendering--> lines
 
-    examine      one script: parse, facts, every rule, what a comment takes back
-    syntax       a script that does not parse: the line, and missing commas mended in memory
+    examine      judges one script: parse, facts, every rule, suppressing comments
+    syntax       reports where a script does not parse, and repairs missing commas in memory
     facts        loaders, models, devices, contexts
-    iteration    one turn of a loop that trains: zero_grad, backward, clip, step, in their order
-    tensors      which expressions are tensors of a device, by taint
+    iteration    one turn of a training loop: zero_grad, backward, clip, step, in order
+    tensors      which expressions are tensors on a device, by taint
     layers       layers in the order in which they compute
-    ends         what a value was made by last
-    lineage      which models the gradient of a value goes back through
-    samples      what a model is given, where the text makes the data
-    values       numbers, shapes and texts that are written out
+    ends         the last operation that made a value
+    lineage      the models that a value's gradient flows back through
+    samples      the inputs of a model, where the script itself makes the data
+    values       numbers, shapes and strings that the script writes out
     ranks        how many dimensions a value has
-    rule         what a rule is; catalogue: all of them
+    rule         what a rule is; catalogue: all rules
     loop, evaluation, gradients, model, inputs, precision, waits, several     rules, by group
-    rights       what is right, and why; annotated: a listing with both
-    mends        what several rules do to mend a script
-    findings     what is found, as values
-    rendering, sarif     shown in lines, and to code hosts
-    selftest     every rule on its own examples; examples: a script to make them from
+    rights       what the script does right, and why; annotated: a listing of both
+    mends        edits that several rules share
+    findings     the values that a diagnosis consists of
+    rendering, sarif     a diagnosis as lines of text, and as SARIF for code hosts
+    selftest     tries every rule on its own examples; examples: the script they are made from
 
-    observed     its steps, in a process of its own, and what each fix is worth there
-    built        a model that is made, and walked with inputs of given sizes
-    fixes        what rules and prices change in it: proved, applied, taken back
+    observed     runs the script in a process of its own, and prices each fix there
+    built        walks an instantiated model with inputs of given sizes
+    fixes        edits the script by rules and prices: proved, applied, undone
 
-By reading, a finding is a bug, or something that could cost and is labelled "not measured"; it
-never has a figure. Figures come from `observed` alone. A rule that is not sure is silent. It must
-not know engines or settings.
+A finding by reading is either a bug or a possible cost labelled "not measured"; it never carries a
+figure. Figures come from `observed` alone. A rule that is not sure is silent. This package must not
+know engines or settings.
 """

@@ -1,4 +1,4 @@
-"""A script as a listing, with what is wrong under each line, and what is right, and why.
+"""List a script with what is wrong and what is right under each line, and why.
 
        5 | data = torch.randn(123, 16)
          ! comment-differs: the comment says 15 features and the data has 16
@@ -7,7 +7,7 @@
 
     !  a bug      ~  could cost, not measured      .  a note      +  right
 
-This module must not know how anything is found.
+This module must not know how faults are found.
 """
 
 import textwrap
@@ -23,39 +23,40 @@ _SIGNS = {Severity.BUG: "!", Severity.COST: "~", Severity.NOTE: "."}
 
 
 def rights_of(text: str) -> list[Right]:
-    """What is right in a text; nothing where it cannot be read."""
-    mended = text if fault(text) is None else repaired(text)[0]
-    return [] if mended is None else rights(Facts(mended))
+    """Return what is right in a text, or nothing where it does not parse."""
+    parsed = text if fault(text) is None else repaired(text)[0]
+    return [] if parsed is None else rights(Facts(parsed))
 
 
-def annotate(text: str, found: Diagnosis, right: Sequence[Right]) -> Iterator[str]:
-    """The listing, and what its signs mean."""
-    rows = text.splitlines()
-    digits = max(3, len(str(len(rows))))
-    told: set[tuple[str, str]] = set()
-    for number, row in enumerate(rows, 1):
-        yield f"{number:>{digits}} | {row}".rstrip()
-        for one in found.findings:
-            if one.line == number:
-                yield from _wrong(one, digits, (one.rule, one.fix) in told)
-                told.add((one.rule, one.fix))
-        for each in right:
-            if each.line == number:
-                yield from _wrapped("+", each.what, digits)
+def annotate(text: str, diagnosis: Diagnosis, right: Sequence[Right]) -> Iterator[str]:
+    """Yield the lines of the listing, and then how often each sign occurs."""
+    lines = text.splitlines()
+    digits = max(3, len(str(len(lines))))
+    explained: set[tuple[str, str]] = set()
+    for number, line in enumerate(lines, 1):
+        yield f"{number:>{digits}} | {line}".rstrip()
+        for finding in diagnosis.findings:
+            if finding.line == number:
+                yield from _wrong(finding, digits, (finding.rule, finding.fix) in explained)
+                explained.add((finding.rule, finding.fix))
+        for practice in right:
+            if practice.line == number:
+                yield from _wrapped("+", practice.what, digits)
     yield ""
-    counts = [f"{len(found.of(one))} {word}" for one, word in _WORDS.items()]
-    yield f"{found.script}: {', '.join(counts)}, {len(right)} + right"
+    counts = [f"{len(diagnosis.of(severity))} {label}" for severity, label in _LABELS.items()]
+    yield f"{diagnosis.script}: {', '.join(counts)}, {len(right)} + right"
 
 
-_WORDS = {Severity.BUG: "! wrong", Severity.COST: "~ could cost", Severity.NOTE: ". notes"}
+_LABELS = {Severity.BUG: "! wrong", Severity.COST: "~ could cost", Severity.NOTE: ". notes"}
 
 
-def _wrong(one: ScriptFinding, digits: int, is_told: bool) -> Iterator[str]:
-    """Why and what to write instead only the first time."""
-    why = "" if is_told else f" {one.why}"
-    yield from _wrapped(_SIGNS[one.severity], f"{one.rule}: {one.what}.{why}", digits)
-    if not is_told:
-        yield from _wrapped(" ", f"fix: {one.fix}", digits)
+def _wrong(finding: ScriptFinding, digits: int, is_explained: bool) -> Iterator[str]:
+    """Yield the lines of one finding, with its why and fix unless they were printed before."""
+    why = "" if is_explained else f" {finding.why}"
+    text = f"{finding.rule}: {finding.what}.{why}"
+    yield from _wrapped(_SIGNS[finding.severity], text, digits)
+    if not is_explained:
+        yield from _wrapped(" ", f"fix: {finding.fix}", digits)
 
 
 def _wrapped(sign: str, text: str, digits: int) -> list[str]:

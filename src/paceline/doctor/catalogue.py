@@ -1,6 +1,6 @@
-"""All rules, by name; one file each, in folders by group.
+"""All rules by name and by group; each rule is a file in its group's folder.
 
-A new rule is a file in a group's folder and a name in that folder's `__init__`.
+A new rule is a file in a group's folder and a line in the docstring of that folder's `__init__`.
 """
 
 from . import evaluation, gradients, inputs, loop, model, precision, several, waits
@@ -16,6 +16,6 @@ GROUPS = {
     "waits": waits.RULES,
     "several": several.RULES,
 }
-"""Group -> its rules."""
-RULES: dict[str, ScriptRule] = {one.name: one for group in GROUPS.values() for one in group}
-"""Name -> rule."""
+"""The rules of each group, by the group's name."""
+RULES: dict[str, ScriptRule] = {rule.name: rule for group in GROUPS.values() for rule in group}
+"""Every rule by its name."""

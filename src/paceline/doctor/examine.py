@@ -1,8 +1,9 @@
-"""One script, read and judged: the rules are tried on its facts, and it is never run.
+"""Judge one script by reading it: try every rule on its facts, and never run it.
 
-    text -> syntax -> Facts -> every rule -> findings, less those that a comment takes back
+    text -> syntax -> Facts -> every rule -> findings, less those that a comment suppresses
 
-A line that ends in ``# doctor: ok`` or ``# doctor: ok item-in-loop`` is not spoken of (again).
+A comment at the end of a line suppresses its findings: all of them with ``# doctor: ok``, those of
+the named rules with ``# doctor: ok item-in-loop``.
 """
 
 import re
@@ -20,23 +21,23 @@ _OK = re.compile(r"#\s*doctor:\s*ok\b([\w\-, ]*)")
 
 
 def examine(path: Path) -> Diagnosis:
-    """Read a script and try all rules.
+    """Read a script and return what all rules find in it.
 
     Raises:
-        ConfigError: it is not there, no file, or no text.
+        ConfigError: the path does not exist, is no regular file, or is not text in UTF-8.
     """
     return diagnose(read(path), str(path))
 
 
 def read(path: Path) -> str:
-    """A script's text, without a mark at its beginning, lines ended as Unix does.
+    """Return a script's text, without a byte order mark and with ``\\n`` as its line end.
 
     Raises:
-        ConfigError: it is not there, no file, or no text.
+        ConfigError: the path does not exist, is no regular file, or is not text in UTF-8.
     """
     if path.is_dir():
-        inside = sorted(one.name for one in path.glob("*.py"))
-        hint = f"name one, such as {path / inside[0]}" if inside else "no script lies in it"
+        scripts = sorted(script.name for script in path.glob("*.py"))
+        hint = f"name one, such as {path / scripts[0]}" if scripts else "no script lies in it"
         raise ConfigError(f"{path} is a folder, and doctor reads one script: {hint}")
     if not path.exists():
         raise ConfigError(f"there is no script {path} (looked in {Path.cwd()})")
@@ -49,45 +50,47 @@ def read(path: Path) -> str:
 
 
 def diagnose(text: str, name: str = "script.py") -> Diagnosis:
-    """Judge one text; ``name`` is its path."""
+    """Return what all rules find in a text; ``name`` is the path that the diagnosis names."""
     text = text.replace("\r\n", "\n")
-    mended, found = (text, []) if fault(text) is None else repaired(text)
-    if mended is None:
-        return Diagnosis(script=name, findings=tuple(found), num_rules=0)
-    facts = Facts(mended)
+    parsed, findings = (text, []) if fault(text) is None else repaired(text)
+    if parsed is None:
+        return Diagnosis(script=name, findings=tuple(findings), num_rules=0)
+    facts = Facts(parsed)
     if not facts.uses_torch:
-        return Diagnosis(script=name, findings=tuple(found), num_rules=0, has_torch=False)
+        return Diagnosis(script=name, findings=tuple(findings), num_rules=0, has_torch=False)
     for rule in RULES.values():
-        found += findings_of(rule, facts)
-    rows = text.splitlines()
-    kept = [one for one in found if not is_taken_back(one.rule, one.line, rows)]
+        findings += findings_of(rule, facts)
+    lines = text.splitlines()
+    kept = [finding for finding in findings if not is_suppressed(finding.rule, finding.line, lines)]
     return Diagnosis(
         script=name,
-        findings=tuple(sorted(kept, key=lambda one: (one.line, one.column, one.rule))),
+        findings=tuple(
+            sorted(kept, key=lambda finding: (finding.line, finding.column, finding.rule))
+        ),
         num_rules=len(RULES),
-        num_ignored=len(found) - len(kept),
+        num_ignored=len(findings) - len(kept),
     )
 
 
 def findings_of(rule: ScriptRule, facts: Facts) -> Iterator[ScriptFinding]:
-    """What one rule finds, each line once."""
+    """Yield what one rule finds, at most one finding per line."""
     seen: set[int] = set()
-    for one in rule.check(facts):
-        line, column = facts.script.place(one.node)
+    for found in rule.check(facts):
+        line, column = facts.script.place(found.node)
         if line in seen:
             continue
         seen.add(line)
         yield ScriptFinding(
             line=line, column=column, rule=rule.name, severity=rule.severity,
-            what=one.what or rule.what, why=rule.why, fix=one.fix or rule.fix,
+            what=found.what or rule.what, why=rule.why, fix=found.fix or rule.fix,
         )  # fmt: skip
 
 
-def is_taken_back(rule: str, line: int, rows: list[str]) -> bool:
-    """Whether a comment of the script takes back what a rule finds in a line, from 1."""
-    row = rows[line - 1] if line <= len(rows) else ""
-    said = _OK.search(row)
-    if said is None:
+def is_suppressed(rule: str, line: int, lines: list[str]) -> bool:
+    """Whether a comment on a line, counted from 1, suppresses what a rule finds there."""
+    text = lines[line - 1] if line <= len(lines) else ""
+    comment = _OK.search(text)
+    if comment is None:
         return False
-    names = said[1].replace(",", " ").split()
+    names = comment[1].replace(",", " ").split()
     return not names or rule in names

@@ -1,4 +1,4 @@
-"""A small training script, from which rules make their sick and healthy examples."""
+"""A small training script from which the rules make their sick and healthy examples."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ STEP = (
     "loss.backward()",
     "optimizer.step()",
 )
-"""What a turn does."""
+"""The lines of one turn of the training loop."""
 _HEAD = """\
 import torch
 import torch.nn.functional as F
@@ -30,25 +30,34 @@ loader = DataLoader(data, batch_size=64, shuffle=True, pin_memory=True)
 def looped(
     body: Sequence[str] = STEP, *, before: str = "", epoch: str = "", after: str = "", end: str = ""
 ) -> str:
-    """A script whose loop over batches has this body.
+    """Return a script whose loop over batches has this body.
 
     Args:
-        before: lines before the loops; epoch, after: lines of the loop over epochs, before and
-            after the inner loop; end: lines after all.
+        body: statements of the loop over batches, each of one or several lines.
+        before: lines before the loops.
+        epoch: lines of the loop over epochs before the loop over batches.
+        after: lines of the loop over epochs after the loop over batches.
+        end: lines after the loops.
     """
-    rows = ["for epoch in range(10):"]
-    rows += [f"    {one}" for one in epoch.splitlines()]
-    rows += [
+    lines = ["for epoch in range(10):"]
+    lines += [f"    {line}" for line in epoch.splitlines()]
+    lines += [
         "    for x, y in loader:",
-        *(f"        {row}" for one in body for row in one.split("\n")),
+        *(f"        {line}" for statement in body for line in statement.split("\n")),
     ]
-    rows += [f"    {one}" for one in after.splitlines()]
-    return "\n".join([_HEAD, before, *rows, end, ""])
+    lines += [f"    {line}" for line in after.splitlines()]
+    return "\n".join([_HEAD, before, *lines, end, ""])
 
 
 def scaled(*, clip: str = "", backward: str = "", step: str = "", update: str = "scaler.update()",
            inside: str = "", dtype: str = "torch.float16") -> str:  # fmt: skip
-    """The same under autocast with a GradScaler."""
+    """Return a script that trains under autocast with a GradScaler.
+
+    Args:
+        clip: lines between backward() and step(), such as unscale_() and clipping.
+        backward, step, update: what replaces the usual line; ``update=""`` leaves it out.
+        inside: a line under autocast, after the loss.
+    """
     body = [
         "x, y = x.to(device), y.to(device)", "optimizer.zero_grad()",
         f'with torch.autocast("cuda", dtype={dtype}):', "    loss = loss_fn(model(x), y)",

@@ -1,10 +1,10 @@
-"""What the doctor finds in a script, as values: a rule's word about a line.
+"""The values of a diagnosis: what a rule says about a line of a script.
 
-    Severity   BUG: wrong, or a crash | COST: could cost, not measured | NOTE: for a device
-    ScriptFinding    file:line, what, why, fix
-    Diagnosis  all of one script, in the order of the lines
+    Severity        BUG: wrong, or a crash | COST: could cost, not measured | NOTE: for a device
+    ScriptFinding   line, what, why, fix
+    Diagnosis       all findings of one script, in the order of the lines
 
-No finding has a figure: reading alone weighs nothing. This module must not know rules.
+No finding carries a figure: reading alone measures nothing. This module must not know rules.
 """
 
 import enum
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.StrEnum):
-    """What a finding says; only a bug ends the command with exit code 1."""
+    """How bad a finding is; only a bug makes the command exit with code 1."""
 
     BUG = "bug"
     COST = "cost"
@@ -21,13 +21,13 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFinding:
-    """One finding.
+    """One fault of a script, at one line.
 
     Attributes:
-        line, column: where, from 1.
-        rule: the name of what found it; ``syntax`` where the script does not parse.
-        what: what is there, with the script's own names.
-        why: what comes of it.
+        line, column: where it begins, from 1.
+        rule: the name of the rule that found it; ``syntax`` where the script does not parse.
+        what: what is wrong, in terms of the script's own names.
+        why: what it leads to.
         fix: what to write instead.
     """
 
@@ -49,14 +49,14 @@ class ScriptFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was found in one script.
+    """All findings of one script.
 
     Attributes:
         script: its path.
-        findings: in the order of the lines.
+        findings: the findings, in the order of the lines.
         num_rules: how many rules were tried.
-        num_ignored: findings that a comment of the script takes back.
-        has_torch: whether it uses torch at all; without, no rule was tried.
+        num_ignored: how many findings a comment of the script suppresses.
+        has_torch: whether the script uses torch at all; if not, no rule was tried.
     """
 
     script: str
@@ -66,7 +66,8 @@ class Diagnosis:
     has_torch: bool = True
 
     def of(self, severity: Severity) -> list[ScriptFinding]:
-        return [one for one in self.findings if one.severity is severity]
+        """The findings of this severity, in the order of the lines."""
+        return [finding for finding in self.findings if finding.severity is severity]
 
     @property
     def bugs(self) -> list[ScriptFinding]:
@@ -77,11 +78,11 @@ class Diagnosis:
         return self.of(Severity.COST)
 
     def to_json(self) -> dict[str, object]:
-        """The one object of ``--json``."""
+        """The JSON object that ``--json`` prints."""
         return {
             "script": self.script,
-            "findings": [one.to_json() for one in self.findings],
-            "counts": {one.value: len(self.of(one)) for one in Severity},
+            "findings": [finding.to_json() for finding in self.findings],
+            "counts": {severity.value: len(self.of(severity)) for severity in Severity},
             "rules": self.num_rules,
             "ignored": self.num_ignored,
             "uses_torch": self.has_torch,

@@ -1,11 +1,11 @@
-"""One turn of a loop that trains, as its calls in the order of the text, through its functions.
+"""The training calls in one turn (one iteration) of a loop, in the order of the text.
 
     for x, y in loader:            ZERO      optimizer.zero_grad()
-        train_step(x, y)   ->      BACKWARD  loss.backward()          (inside of train_step)
+        train_step(x, y)   ->      BACKWARD  loss.backward()          (inside train_step)
                                    STEP      optimizer.step()
 
-Each with the branches that it stands in, so that rules compare only what happens in the same turn.
-This module must not know rules.
+Calls of the script's own functions are followed. Each event keeps the branches around it, so that
+rules compare only what happens in the same turn. This module must not know rules.
 """
 
 import enum
@@ -26,7 +26,7 @@ _SCHEDULER = re.compile(r"lr_scheduler\.|(^|\.)\w+LR$|(^|\.)get_\w*schedule\w*$|
 
 
 class CallRole(enum.Enum):
-    """What a call does for the training."""
+    """What a call does in the training step."""
 
     ZERO = "zero_grad"
     BACKWARD = "backward"
@@ -38,12 +38,15 @@ class CallRole(enum.Enum):
 
 
 class Event(NamedTuple):
-    """One call in a turn.
+    """One training call in a turn.
 
     Attributes:
-        subject: whose it is: the text of optimizer, scaler, scheduler or loss.
-        branches: each ``if``, ``try`` and inner loop around it within the turn, with the branch.
-        is_scaled: the backward pass of ``scaler.scale(loss)``, the step of ``scaler.step(...)``.
+        role: what the call does.
+        call: the call itself.
+        subject: the text of the optimizer, scaler, scheduler or loss that it concerns.
+        branches: each ``if``, ``try`` and inner loop around it within the turn, and which branch.
+        is_scaled: whether it goes through a GradScaler: ``scaler.scale(loss).backward()``,
+            ``scaler.step(optimizer)``.
     """
 
     role: CallRole
@@ -54,35 +57,36 @@ class Event(NamedTuple):
 
     @property
     def is_always(self) -> bool:
-        """Whether it happens in every turn."""
+        """Whether the call is made in every turn."""
         return not self.branches
 
 
 class TrainingTurn(NamedTuple):
-    """A loop that trains, with its events in the order of the text."""
+    """A training loop, with the events of one turn in the order of the text."""
 
     loop: AnyLoop
     events: tuple[Event, ...]
 
     def of(self, *roles: CallRole) -> list[Event]:
-        return [one for one in self.events if one.role in roles]
+        """The events with one of these roles, in the order of the text."""
+        return [event for event in self.events if event.role in roles]
 
 
 def turns(facts: Facts) -> list[TrainingTurn]:
-    """Each loop whose turns have a backward pass and a step: the innermost such around a step."""
+    """Return the training loops: around each step, the innermost that has a backward pass, too."""
     return facts.once(turns, lambda: _find_turns(facts))
 
 
 def _find_turns(facts: Facts) -> list[TrainingTurn]:
-    found: dict[AnyLoop, TrainingTurn] = {}
+    turns_by_loop: dict[AnyLoop, TrainingTurn] = {}
     for call, _ in facts.steps.steps:
         for chain in facts.flow.around(call):
             for loop in chain:
                 turn = TrainingTurn(loop, tuple(events_of(facts, loop)))
                 if turn.of(CallRole.BACKWARD) and turn.of(CallRole.STEP):
-                    found[loop] = turn
+                    turns_by_loop[loop] = turn
                     break
-    return list(found.values())
+    return list(turns_by_loop.values())
 
 
 def _events(
@@ -102,17 +106,19 @@ def _events(
 
 
 def callee(facts: Facts, call: cst.Call) -> cst.FunctionDef | None:
-    """The function, or the method of an object of a class of the script's own, called here."""
+    """Return the script's own function or method that a call calls, or None."""
     function = facts.flow.function_of(call)
     name = facts.method(call)
     if function is not None or not name or not isinstance(facts.owner(call), cst.Name):
         return function
-    made = facts.flow.origins(facts.owner(call))
-    kind = facts.meaning(made[0]) if len(made) == 1 and isinstance(made[0], cst.Call) else ""
-    node = facts.flow.classes.get(kind)
-    rows = node.body.body if node is not None and kind not in facts.modules else ()
+    origins = facts.flow.origins(facts.owner(call))
+    is_made_once = len(origins) == 1 and isinstance(origins[0], cst.Call)
+    class_name = facts.meaning(origins[0]) if is_made_once else ""
+    node = facts.flow.classes.get(class_name)
+    lines = node.body.body if node is not None and class_name not in facts.modules else ()
     return next(
-        (one for one in rows if isinstance(one, cst.FunctionDef) and one.name.value == name), None
+        (line for line in lines if isinstance(line, cst.FunctionDef) and line.name.value == name),
+        None,
     )
 
 
@@ -127,7 +133,7 @@ def _is_within(facts: Facts, node: cst.CSTNode, function: cst.CSTNode) -> bool:
 def branches_between(
     facts: Facts, node: cst.CSTNode, block: cst.CSTNode
 ) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
-    """Each ``if``, ``try`` and loop between a node and a block, with the branch taken."""
+    """Yield each ``if``, ``try`` and loop between a node and a block, with the branch taken."""
     below = node
     while node is not block and node is not facts.script.module:
         node = facts.script.parents[node]
@@ -140,7 +146,10 @@ def branches_between(
 
 
 def role_of(facts: Facts, call: cst.Call) -> tuple[CallRole | None, str, bool]:
-    """What one call is, whose, and whether it goes through a scaler."""
+    """Return a call's role, the text of its subject, and whether it goes through a scaler.
+
+    The role is None for a call that has no part in the training step.
+    """
     name, meaning = facts.method(call), facts.meaning(call)
     if re.search(r"(^|\.)clip_grad_(norm|value)_?$", meaning) or name.startswith("clip_grad_"):
         return CallRole.CLIP, "", False
@@ -152,13 +161,13 @@ def role_of(facts: Facts, call: cst.Call) -> tuple[CallRole | None, str, bool]:
         return CallRole.ZERO, subject, False
     if name == "backward":
         is_scaled = "scale(" in subject or _is_scaled_before(facts, owner)
-        given = positional(call)
+        arguments = positional(call)
         if "manual_backward" in facts.code(call) or "accelerator" in subject:
-            return CallRole.BACKWARD, facts.code(given[0]) if given else "", False
+            return CallRole.BACKWARD, facts.code(arguments[0]) if arguments else "", False
         return CallRole.BACKWARD, subject, is_scaled
     if name == "unscale_":
-        given = positional(call)
-        return CallRole.UNSCALE, facts.code(given[0]) if given else "", True
+        arguments = positional(call)
+        return CallRole.UNSCALE, facts.code(arguments[0]) if arguments else "", True
     if name == "update" and is_scaler(facts, owner):
         return CallRole.UPDATE, subject, True
     if name == "step":
@@ -167,7 +176,7 @@ def role_of(facts: Facts, call: cst.Call) -> tuple[CallRole | None, str, bool]:
 
 
 def _is_scaled_before(facts: Facts, loss: cst.BaseExpression) -> bool:
-    """``loss = scaler.scale(loss)``, and then ``loss.backward()``."""
+    """Whether a loss was scaled in a line of its own: ``loss = scaler.scale(loss)``."""
     value = last_value(facts, loss) if isinstance(loss, cst.Name) else None
     return isinstance(value, cst.Call) and facts.method(value) == "scale"
 
@@ -175,27 +184,27 @@ def _is_scaled_before(facts: Facts, loss: cst.BaseExpression) -> bool:
 def _step_of(
     facts: Facts, call: cst.Call, owner: cst.BaseExpression
 ) -> tuple[CallRole | None, str, bool]:
-    for one, optimizer in facts.steps.steps:
-        if one is call:
+    for step, optimizer in facts.steps.steps:
+        if step is call:
             return CallRole.STEP, facts.code(optimizer), optimizer is not owner
-    made = [one for one in facts.flow.origins(owner) if isinstance(one, cst.Call)]
-    if any(_SCHEDULER.search(facts.script.meaning(one.func)) for one in made):
+    origins = [origin for origin in facts.flow.origins(owner) if isinstance(origin, cst.Call)]
+    if any(_SCHEDULER.search(facts.script.meaning(origin.func)) for origin in origins):
         return CallRole.SCHEDULE, facts.code(owner), False
     return None, "", False
 
 
 def is_scaler(facts: Facts, expr: cst.BaseExpression) -> bool:
-    """Whether this is a ``GradScaler`` that scales, or may."""
-    made = [one for one in facts.flow.origins(expr) if isinstance(one, cst.Call)]
+    """Whether a value may be a ``GradScaler`` that is enabled."""
+    origins = [origin for origin in facts.flow.origins(expr) if isinstance(origin, cst.Call)]
     return any(
-        facts.script.meaning(one.func).endswith("GradScaler")
-        and literal(by_name(one).get("enabled")) != "False"
-        for one in made
+        facts.script.meaning(origin.func).endswith("GradScaler")
+        and literal(by_name(origin).get("enabled")) != "False"
+        for origin in origins
     )
 
 
-def schedulers_made(facts: Facts) -> Iterator[tuple[str, cst.Call]]:
-    """Each name of a scheduler with the call that makes it."""
+def scheduler_bindings(facts: Facts) -> Iterator[tuple[str, cst.Call]]:
+    """Yield each name that a scheduler is assigned to, with the call that makes it."""
     for binding in facts.script.bindings:
         value = binding.value
         if binding.place is None and isinstance(value, cst.Call):
@@ -205,44 +214,49 @@ def schedulers_made(facts: Facts) -> Iterator[tuple[str, cst.Call]]:
 
 
 def follows(first: Event, second: Event) -> bool:
-    """Whether ``second`` comes after ``first`` in each turn in which either happens."""
+    """Whether every turn has both events or neither, since they are in the same branches."""
     return first.branches == second.branches
 
 
-def always(facts: Facts) -> list[cst.CSTNode]:
-    """Every node that is reached in every turn that trains, through the functions of its loop."""
-    return facts.once(always, lambda: _find_always(facts))
+def always_reached(facts: Facts) -> list[cst.CSTNode]:
+    """Return the nodes that every training turn reaches, also through the functions it calls."""
+    return facts.once(always_reached, lambda: _find_always_reached(facts))
 
 
-def _find_always(facts: Facts) -> list[cst.CSTNode]:
+def _find_always_reached(facts: Facts) -> list[cst.CSTNode]:
     return [
         node for turn in turns(facts)
-        for node in _always(facts, turn.loop.body, turn.loop.body, _trains_in(turn), 0)
+        for node in _always_reached(
+            facts, turn.loop.body, turn.loop.body, _training_branches(turn), 0
+        )
     ]  # fmt: skip
 
 
-def _trains_in(turn: TrainingTurn) -> set[tuple[cst.CSTNode, cst.CSTNode]]:
-    """The branches that every backward pass of a turn stands in: ``if len(memory) > 1000``."""
-    first, *rest = (set(one.branches) for one in turn.of(CallRole.BACKWARD))
-    return {one for one in first.intersection(*rest) if isinstance(one[0], cst.If)}
+def _training_branches(turn: TrainingTurn) -> set[tuple[cst.CSTNode, cst.CSTNode]]:
+    """Return the ``if`` branches around every backward pass of a turn: ``if step > 1000:``."""
+    first, *others = (set(event.branches) for event in turn.of(CallRole.BACKWARD))
+    return {branch for branch in first.intersection(*others) if isinstance(branch[0], cst.If)}
 
 
-def _always(
+def _always_reached(
     facts: Facts, block: cst.CSTNode, top: cst.CSTNode,
-    trains_in: set[tuple[cst.CSTNode, cst.CSTNode]], depth: int,
+    training_branches: set[tuple[cst.CSTNode, cst.CSTNode]], depth: int,
 ) -> Iterator[cst.CSTNode]:  # fmt: skip
     for node in facts.script.within(block):
-        is_branched = any(one not in trains_in for one in branches_between(facts, node, top))
+        branches = branches_between(facts, node, top)
+        is_branched = any(branch not in training_branches for branch in branches)
         if is_branched or _is_deferred(facts, node, top):
             continue
         yield node
         function = callee(facts, node) if isinstance(node, cst.Call) else None
         if function is not None and depth < _DEPTH and not _is_within(facts, node, function):
-            yield from _always(facts, function.body, function.body, trains_in, depth + 1)
+            yield from _always_reached(
+                facts, function.body, function.body, training_branches, depth + 1
+            )
 
 
 def _is_deferred(facts: Facts, node: cst.CSTNode, top: cst.CSTNode) -> bool:
-    """Whether it stands in a function or lambda that is only defined here."""
+    """Whether a node is in a function or lambda that the block only defines."""
     while node is not top and node is not facts.script.module:
         node = facts.script.parents[node]
         if isinstance(node, cst.FunctionDef | cst.Lambda):
@@ -251,13 +265,13 @@ def _is_deferred(facts: Facts, node: cst.CSTNode, top: cst.CSTNode) -> bool:
 
 
 def loops_around(facts: Facts, turn: TrainingTurn) -> list[AnyLoop]:
-    """The loops around a loop that trains, on any way to it."""
-    found: list[AnyLoop] = []
+    """Return the loops around a training loop, by any path of calls that leads to it."""
+    loops: list[AnyLoop] = []
     for chain in facts.flow.around(turn.loop):
-        found += [one for one in chain if one not in found]
-    return found
+        loops += [loop for loop in chain if loop not in loops]
+    return loops
 
 
 def events_of(facts: Facts, loop: AnyLoop) -> list[Event]:
-    """The events of one turn of any loop, inner loops as branches."""
+    """Return the events of one turn of any loop; inner loops count as branches."""
     return facts.once((events_of, loop), lambda: list(_events(facts, loop.body, (), 0)))

@@ -1,10 +1,10 @@
-"""Layers in the order in which they compute, where the text says it: Sequential, and forward().
+"""Chains of layers in the order in which they compute, read from Sequential and forward().
 
     nn.Sequential(a, b, c)                  a chain: a, b, c
     x = self.fc1(x); x = F.relu(x)          a chain: fc1, relu
-    anything else done with x               the end of a chain
+    anything else done with x               ends a chain
 
-A chain is only what certainly follows one another. This module must not know rules.
+A chain holds only layers that certainly follow one another. This module must not know rules.
 """
 
 import re
@@ -17,8 +17,8 @@ from ..porting.tree import positional
 from .facts import Facts
 from .values import number, pair
 
-_FIRST = {"Linear": "in_features", "Embedding": "num_embeddings"}
-_SECOND = {"Linear": "out_features", "Embedding": "embedding_dim"}
+_INPUT_ARGUMENT = {"Linear": "in_features", "Embedding": "num_embeddings"}
+_OUTPUT_ARGUMENT = {"Linear": "out_features", "Embedding": "embedding_dim"}
 ACTIVATIONS = {
     "ReLU", "LeakyReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "SELU", "Mish", "PReLU", "ReLU6",
     "Hardswish", "Softplus", "Softmax", "LogSoftmax", "Softmax2d", "CELU", "RReLU", "GLU",
@@ -28,41 +28,29 @@ FUNCTIONS = {
     "relu", "relu_", "leaky_relu", "gelu", "silu", "tanh", "sigmoid", "elu", "selu", "mish",
     "softplus", "hardswish", "softmax", "log_softmax", "relu6", "logsigmoid", "prelu", "hardtanh",
 }  # fmt: skip
-"""Activations as functions."""
+"""Activations in the form of functions."""
 DROPOUTS = {
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
-    "AlphaDropout",
-    "dropout",
-    "dropout2d",
-}
+    "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout", "dropout2d",
+}  # fmt: skip
 KEEPS_FEATURES = (ACTIVATIONS - {"GLU"}) | FUNCTIONS | DROPOUTS | {"Identity", "LayerNorm"}
+"""Layers that keep the number of features."""
 POOLS = {
-    "max_pool2d",
-    "avg_pool2d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
+    "max_pool2d", "avg_pool2d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d",
     "AvgPool3d",
-}
-
-_SIZES = {"size", "shape", "dim", "ndim", "device", "dtype", "numel"}
-"""What is asked of a tensor without its numbers."""
+}  # fmt: skip
+_SIZE_ATTRIBUTES = {"size", "shape", "dim", "ndim", "device", "dtype", "numel"}
+"""Attributes and methods that tell a tensor's form, and do not read its numbers."""
 
 
 class Layer(NamedTuple):
-    """One layer of a chain.
+    """One layer of a chain: a module or a function.
 
     Attributes:
-        node: where it is made, or for a function where it is called.
-        kind: the class's or the function's last name: ``Linear``, ``relu``.
-        ins, outs: features or channels; None: not said, or of no meaning.
-        call: the call that makes a module; None for a function.
-        is_shared: whether what it makes is read by more than what follows it in the chain.
+        node: the call that makes the module, or that calls the function.
+        kind: the class's or function's name without its package: ``Linear``, ``relu``.
+        ins, outs: features or channels; None where unknown, or where they have no meaning.
+        call: the call that makes the module; None for a function.
+        is_shared: whether its output is read by more than the next layer of the chain.
     """
 
     node: cst.CSTNode
@@ -82,11 +70,12 @@ class Layer(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Layers in a row.
+    """Layers of which each computes on the output of the one before.
 
     Attributes:
-        node: the Sequential, or the class.
-        is_whole: whether it is all of the network, from its input to its output.
+        node: the Sequential, or the class whose forward() has the layers.
+        layers: the layers, in the order in which they compute.
+        is_whole: whether they are all of the network, from its input to its output.
     """
 
     node: cst.CSTNode
@@ -95,125 +84,134 @@ class Chain(NamedTuple):
 
 
 def layer_of(facts: Facts, call: cst.Call) -> Layer:
-    """A layer from the call that makes it."""
+    """Return the layer that a call makes."""
     kind = facts.script.meaning(call.func).rpartition(".")[2]
     ins = outs = None
-    if kind in _FIRST:
-        ins = number(facts.flow, facts.given(call, _FIRST[kind], 0))
-        outs = number(facts.flow, facts.given(call, _SECOND[kind], 1))
+    if kind in _INPUT_ARGUMENT:
+        ins = number(facts.flow, facts.argument(call, _INPUT_ARGUMENT[kind], 0))
+        outs = number(facts.flow, facts.argument(call, _OUTPUT_ARGUMENT[kind], 1))
     elif kind.startswith(("Conv", "LazyConv")) and not kind.startswith("Lazy"):
-        ins = number(facts.flow, facts.given(call, "in_channels", 0))
-        outs = number(facts.flow, facts.given(call, "out_channels", 1))
+        ins = number(facts.flow, facts.argument(call, "in_channels", 0))
+        outs = number(facts.flow, facts.argument(call, "out_channels", 1))
     elif kind.startswith(("BatchNorm", "InstanceNorm")):
-        ins = outs = number(facts.flow, facts.given(call, "num_features", 0))
+        ins = outs = number(facts.flow, facts.argument(call, "num_features", 0))
     return Layer(call, kind, ins, outs, call)
 
 
 def chains(facts: Facts) -> list[Chain]:
-    """All chains of a script."""
+    """Return all chains of a script."""
     return facts.once(chains, lambda: _find_chains(facts))
 
 
 def _find_chains(facts: Facts) -> list[Chain]:
     inner = {
-        one for call in facts.script.calls("Sequential") for one in facts.script.within(call)
-        if isinstance(one, cst.Call) and one is not call
+        node for call in facts.script.calls("Sequential") for node in facts.script.within(call)
+        if isinstance(node, cst.Call) and node is not call
     }  # fmt: skip
-    found = [
+    all_chains = [
         Chain(call, tuple(layers), True)
         for call in facts.script.calls("Sequential")
         if call not in inner and (layers := sequential(facts, call))
     ]
     for node in facts.modules.values():
-        found += _of_class(facts, node)
-    return found
+        all_chains += _chains_of_class(facts, node)
+    return all_chains
 
 
 def sequential(
     facts: Facts, call: cst.Call, outer: frozenset[cst.Call] = frozenset()
 ) -> list[Layer]:
-    """The layers of a Sequential, inner ones unfolded; empty where they cannot be listed.
+    """Return the layers of a Sequential, inner ones unfolded; empty where they cannot be listed.
 
     Args:
-        outer: those that it stands in: ``net.fc = nn.Sequential(net.fc, ...)`` may name itself.
+        outer: the Sequentials around it, since ``net.fc = nn.Sequential(net.fc, ...)`` may name
+            itself.
     """
     if call in outer:
         return []
     if facts.has_stars(call) or not re.search(r"(^|\.)nn\.Sequential$", facts.meaning(call)):
         return []
-    found: list[Layer] = []
-    for one in positional(call):
-        one = _alone(facts, one)
-        if not isinstance(one, cst.Call):
+    layers: list[Layer] = []
+    for argument in positional(call):
+        item = _single_origin(facts, argument)
+        if not isinstance(item, cst.Call):
             return []
-        name = facts.script.meaning(one.func)
+        name = facts.script.meaning(item.func)
         if name.endswith("Sequential"):
-            found += sequential(facts, one, outer | {call}) or [Layer(one, "unknown")]
-        elif facts.is_module_call(one) and name not in facts.modules:
-            found.append(layer_of(facts, one))
+            layers += sequential(facts, item, outer | {call}) or [Layer(item, "unknown")]
+        elif facts.is_module_call(item) and name not in facts.modules:
+            layers.append(layer_of(facts, item))
         else:
-            found.append(Layer(one, "unknown"))
-    return found
+            layers.append(Layer(item, "unknown"))
+    return layers
 
 
-def _alone(facts: Facts, expr: cst.BaseExpression) -> cst.BaseExpression:
+def _single_origin(facts: Facts, expr: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the only expression that can make a value, or else the value's own expression."""
     if isinstance(expr, cst.Call):
         return expr
-    made = facts.flow.origins(expr)
-    return made[0] if len(made) == 1 else expr
+    origins = facts.flow.origins(expr)
+    return origins[0] if len(origins) == 1 else expr
 
 
-def _of_class(facts: Facts, node: cst.ClassDef) -> Iterator[Chain]:
-    """What its forward() does to one value, statement by statement."""
+def _chains_of_class(facts: Facts, node: cst.ClassDef) -> Iterator[Chain]:
+    """Yield the chains of a class: what its forward() does to one value, line by line."""
     if not isinstance(node.body, cst.IndentedBlock):
         return
     forward = next(
-        (one for one in node.body.body
-         if isinstance(one, cst.FunctionDef) and one.name.value == "forward"), None,
+        (line for line in node.body.body
+         if isinstance(line, cst.FunctionDef) and line.name.value == "forward"), None,
     )  # fmt: skip
     if forward is None or not isinstance(forward.body, cst.IndentedBlock):
         return
     chain: list[Layer] = []
     name, is_whole = "", True
     for line in forward.body.body:
-        row = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
-        value = getattr(row, "value", None)
-        if isinstance(row, cst.Return) and isinstance(value, cst.Tuple):
-            value = value.elements[0].value  # the output, with a state or the like behind it
-        done = None if value is None else _applied(facts, node, value)
-        target = facts.code(row.targets[0].target) if isinstance(row, cst.Assign) else ""
-        is_next = done is not None and (not chain or done[0] == name)
-        if done is None or not is_next:
-            if isinstance(row, cst.Expr) and isinstance(value, cst.SimpleString):
+        statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+        value = getattr(statement, "value", None)
+        if isinstance(statement, cst.Return) and isinstance(value, cst.Tuple):
+            value = value.elements[0].value  # the output; a state or the like follows it
+        applied = None if value is None else _applied(facts, node, value)
+        target = (
+            facts.code(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+        )
+        is_next = applied is not None and (not chain or applied[0] == name)
+        if applied is None or not is_next:
+            if isinstance(statement, cst.Expr) and isinstance(value, cst.SimpleString):
                 continue
             if chain:
                 yield Chain(node, tuple(chain), False)
             chain, is_whole = [], False
-            if done is None:
+            if applied is None:
                 continue
-        chain += done[1] if done is not None else []
+        chain += applied[1] if applied is not None else []
         if chain and _num_readers(facts, forward.body.body, line, target) > 1:
             chain[-1] = chain[-1]._replace(is_shared=True)
         name = target
-        if isinstance(row, cst.Return):
+        if isinstance(statement, cst.Return):
             break
     if chain:
         yield Chain(node, tuple(chain), is_whole)
 
 
 def _num_readers(facts: Facts, lines: Sequence[cst.CSTNode], line: cst.CSTNode, name: str) -> int:
-    """How many times what a line gives to a name is read behind it, its sizes left out."""
+    """Count the reads of a name after the line that assigns it, until it is assigned again.
+
+    Reads of its form alone, such as ``x.shape``, do not count.
+    """
     count = 0
     for later in lines[lines.index(line) + 1 :] if name else ():
-        row = later.body[0] if isinstance(later, cst.SimpleStatementLine) else None
-        read = later
-        if isinstance(row, cst.Assign) and facts.code(row.targets[0].target) == name:
-            read = row.value
-        for one in facts.script.within(read):
-            if isinstance(one, cst.Name) and one.value == name:
-                above = facts.script.parents[one]
-                count += not (isinstance(above, cst.Attribute) and above.attr.value in _SIZES)
-        if read is not later:
+        statement = later.body[0] if isinstance(later, cst.SimpleStatementLine) else None
+        node = later
+        if isinstance(statement, cst.Assign) and facts.code(statement.targets[0].target) == name:
+            node = statement.value
+        for part in facts.script.within(node):
+            if isinstance(part, cst.Name) and part.value == name:
+                parent = facts.script.parents[part]
+                count += not (
+                    isinstance(parent, cst.Attribute) and parent.attr.value in _SIZE_ATTRIBUTES
+                )
+        if node is not later:
             break
     return count
 
@@ -221,7 +219,10 @@ def _num_readers(facts: Facts, lines: Sequence[cst.CSTNode], line: cst.CSTNode, 
 def _applied(
     facts: Facts, owner: cst.ClassDef, expr: cst.BaseExpression
 ) -> tuple[str, list[Layer]] | None:
-    """``F.relu(self.fc1(x))``: the name of x, and fc1, relu; None: something else."""
+    """Return the name of the value that an expression computes on, and the layers applied to it.
+
+    ``F.relu(self.fc1(x))`` gives ``x`` and fc1, relu; any other expression gives None.
+    """
     if isinstance(expr, cst.Name):
         return expr.value, []
     if not isinstance(expr, cst.Call):
@@ -233,24 +234,24 @@ def _applied(
     elif re.search(r"^torch\.|functional\.|(^|\.)F\.", name):
         layers = [Layer(expr, name.rpartition(".")[2])]
     elif method:  # x.view(...), x.relu()
-        below = _applied(facts, owner, facts.owner(expr))
-        return None if below is None else (below[0], [*below[1], Layer(expr, method)])
+        inner = _applied(facts, owner, facts.owner(expr))
+        return None if inner is None else (inner[0], [*inner[1], Layer(expr, method)])
     else:
         return None
-    given = positional(expr)
-    if not given or (name.startswith("self.") and len(given) > 1):
+    arguments = positional(expr)
+    if not arguments or (name.startswith("self.") and len(arguments) > 1):
         return None
-    below = _applied(facts, owner, given[0])
-    return None if below is None else (below[0], [*below[1], *layers])
+    inner = _applied(facts, owner, arguments[0])
+    return None if inner is None else (inner[0], [*inner[1], *layers])
 
 
 def layers_at(facts: Facts, owner: cst.ClassDef, name: str) -> list[Layer]:
-    """The layers of ``self.fc1``, by what the class binds it to."""
-    bound = [
-        one for one in facts.script.bindings
-        if one.name == name and facts.flow.owner(facts.script.scope(one.node)) is owner
+    """Return the layers of a name such as ``self.fc1``, by the class's only assignment to it."""
+    bindings = [
+        binding for binding in facts.script.bindings
+        if binding.name == name and facts.flow.owner(facts.script.scope(binding.node)) is owner
     ]  # fmt: skip
-    value = bound[0].value if len(bound) == 1 and bound[0].place is None else None
+    value = bindings[0].value if len(bindings) == 1 and bindings[0].place is None else None
     if isinstance(value, cst.Call) and facts.is_module_call(value):
         if facts.script.meaning(value.func).endswith("Sequential"):
             return sequential(facts, value) or [Layer(value, "unknown")]
@@ -262,28 +263,34 @@ def layers_at(facts: Facts, owner: cst.ClassDef, name: str) -> list[Layer]:
 def output_size(
     facts: Facts, layers: tuple[Layer, ...], size: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """What (channels, height, width) become in convolutions and pools; None: not said."""
+    """Return the output size of convolutions and pools, or None where the text does not say it.
+
+    Args:
+        size: (channels, height, width) of the input; the result has the same form.
+    """
     channels, height, width = size
-    for one in layers:
-        if one.kind in ACTIVATIONS or one.is_norm or one.kind.startswith("Dropout"):
+    for layer in layers:
+        if layer.kind in ACTIVATIONS or layer.is_norm or layer.kind.startswith("Dropout"):
             continue
-        if one.call is None or one.kind not in ("Conv2d", "MaxPool2d", "AvgPool2d"):
+        if layer.call is None or layer.kind not in ("Conv2d", "MaxPool2d", "AvgPool2d"):
             return None
-        is_conv = one.kind == "Conv2d"
+        is_conv = layer.kind == "Conv2d"
         first = 2 if is_conv else 0
-        kernel_given = facts.given(one.call, "kernel_size", first)
-        kernel = None if kernel_given is None else pair(facts.flow, kernel_given, 1)
+        kernel_size = facts.argument(layer.call, "kernel_size", first)
+        kernel = None if kernel_size is None else pair(facts.flow, kernel_size, 1)
         if kernel is None:
             return None
-        step_given = facts.given(one.call, "stride", first + 1)
-        step = pair(facts.flow, step_given, 1) if is_conv or step_given else kernel
-        padding = pair(facts.flow, facts.given(one.call, "padding", first + 2), 0)
-        dilation = pair(facts.flow, facts.given(one.call, "dilation", first + 3), 1)
-        if step is None or padding is None or dilation is None or (is_conv and one.outs is None):
+        step = facts.argument(layer.call, "stride", first + 1)
+        stride = pair(facts.flow, step, 1) if is_conv or step else kernel
+        padding = pair(facts.flow, facts.argument(layer.call, "padding", first + 2), 0)
+        dilation = pair(facts.flow, facts.argument(layer.call, "dilation", first + 3), 1)
+        if stride is None or padding is None or dilation is None:
+            return None
+        if is_conv and layer.outs is None:
             return None
         height, width = (
-            (length + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // step[i] + 1
+            (length + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
             for i, length in enumerate((height, width))
         )
-        channels = one.outs or channels if is_conv else channels
+        channels = layer.outs or channels if is_conv else channels
     return channels, height, width

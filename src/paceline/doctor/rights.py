@@ -3,9 +3,9 @@
     drop_last=True       every batch has one size
     ReLU                 between two linear layers; a comparison, no exponential
     Linear(64, 128)      multiples of 8: tensor cores take them whole
-    zero_grad, autocast, no_grad, unscale_ before clipping      in their place
+    zero_grad, autocast, no_grad, unscale_ before clipping      where they belong
 
-As with rules, what is not sure is not said. This module must not know how it is shown.
+As with rules, what is not sure is not said. This module must not know how the listing is printed.
 """
 
 from collections.abc import Iterator
@@ -16,87 +16,89 @@ import libcst as cst
 from .facts import Facts
 from .iteration import CallRole, turns
 from .layers import ACTIVATIONS, FUNCTIONS, chains
-from .samples import given_to
+from .samples import inputs_of
 
 _TILE = 8
 _CHEAP = {"ReLU", "LeakyReLU", "ReLU6", "Hardtanh", "relu", "relu_", "leaky_relu", "relu6"}
-"""Activations that compare and do not compute an exponential."""
+"""Activations that compute a comparison and no exponential."""
 
 
 class Right(NamedTuple):
-    """One thing that is right, in words with its reason."""
+    """One thing that a line does right, with the reason."""
 
     line: int
     what: str
 
 
 def rights(facts: Facts) -> list[Right]:
-    """All of them, in the order of the lines, each said once a line."""
-    found = {
+    """Return what a script does right, in the order of the lines, each once per line."""
+    lines = {
         (facts.script.line(node), what)
-        for each in (_layers, _data, _loaders, _turns, _contexts)
-        for node, what in each(facts)
+        for find in (_layers, _data, _loaders, _turns, _contexts)
+        for node, what in find(facts)
     }
-    return [Right(line, what) for line, what in sorted(found)]
+    return [Right(line, what) for line, what in sorted(lines)]
 
 
 def _layers(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
     for chain in chains(facts):
-        for place, one in enumerate(chain.layers):
-            if one.kind in ACTIVATIONS | FUNCTIONS and 0 < place < len(chain.layers) - 1:
+        for place, layer in enumerate(chain.layers):
+            if layer.kind in ACTIVATIONS | FUNCTIONS and 0 < place < len(chain.layers) - 1:
                 cheap = (
-                    ", and it is cheap: a comparison, no exponential" if one.kind in _CHEAP else ""
+                    ", and it is cheap: a comparison, no exponential"
+                    if layer.kind in _CHEAP
+                    else ""
                 )
                 yield (
-                    one.node,
-                    f"{one.kind} keeps the layers around it from being one linear map{cheap}",
+                    layer.node,
+                    f"{layer.kind} keeps the layers around it from being one linear map{cheap}",
                 )
-            sizes = [size for size in (one.ins, one.outs) if size is not None]
+            sizes = [size for size in (layer.ins, layer.outs) if size is not None]
             whole = [str(size) for size in sizes if size % _TILE == 0]
-            if (one.kind == "Linear" or one.is_conv) and whole:
+            if (layer.kind == "Linear" or layer.is_conv) and whole:
                 are = "is a multiple" if len(whole) == 1 else "are multiples"
                 yield (
-                    one.node, f"{' and '.join(whole)} {are} of 8: tensor cores take "
+                    layer.node, f"{' and '.join(whole)} {are} of 8: tensor cores take "
                     f"{'it' if len(whole) == 1 else 'them'} whole",
                 )  # fmt: skip
 
 
 def _data(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
     for chain in chains(facts):
-        first = chain.layers[0]
-        for one in given_to(facts, chain):
-            place = -1 if first.kind == "Linear" else 1
-            if first.ins is not None and len(one.input) > 1 and one.input[place] == first.ins:
+        layer = chain.layers[0]
+        for data in inputs_of(facts, chain):
+            axis = -1 if layer.kind == "Linear" else 1
+            if layer.ins is not None and len(data.input) > 1 and data.input[axis] == layer.ins:
                 yield (
-                    first.node,
-                    f"it takes the {first.ins} features or channels that the data have",
+                    layer.node,
+                    f"it takes the {layer.ins} features or channels that the data have",
                 )
 
 
 def _loaders(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
-    for one in facts.loaders:
-        if facts.flag(one, "drop_last"):
+    for loader in facts.loaders:
+        if facts.flag(loader, "drop_last"):
             yield (
-                one,
+                loader,
                 (
                     "drop_last=True: every batch has the same size, and nothing is compiled or "
                     "tuned anew for the last one"
                 ),
             )
-        size = facts.batch_size(one)
+        size = facts.batch_size(loader)
         if size is not None and size >= _TILE and size % _TILE == 0:
-            yield one, f"{size} samples a batch: a multiple of 8"
-        if facts.flag(one, "pin_memory") and facts.has_accelerator:
-            yield one, "pin_memory=True: copies to the device can overlap with computing"
+            yield loader, f"{size} samples a batch: a multiple of 8"
+        if facts.flag(loader, "pin_memory") and facts.has_accelerator:
+            yield loader, "pin_memory=True: copies to the device can overlap with computing"
 
 
 def _turns(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
     order = facts.script.order
     for turn in turns(facts):
         zero, backward, step, unscale, clip = (
-            turn.of(one)
-            for one in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP, CallRole.UNSCALE,
-                        CallRole.CLIP)
+            turn.of(role)
+            for role in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP, CallRole.UNSCALE,
+                         CallRole.CLIP)
         )  # fmt: skip
         if len(zero) == len(backward) == len(step) == 1:
             first, last = order[backward[0].call], order[step[0].call]
@@ -116,6 +118,6 @@ def _contexts(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
         if facts.is_in(call, "autocast$"):
             yield call, "under autocast: matrix products in 16 bits where the device has them"
     for turn in turns(facts):
-        for one in turn.of(CallRole.BACKWARD):
-            if "autocast" in facts.uncommented and not facts.is_in(one.call, "autocast$"):
-                yield one.call, "backward() stands outside autocast, as it should"
+        for backward in turn.of(CallRole.BACKWARD):
+            if "autocast" in facts.uncommented and not facts.is_in(backward.call, "autocast$"):
+                yield backward.call, "backward() stands outside autocast, as it should"

@@ -1,4 +1,4 @@
-"""What a rule is: one file with what, why, fix and source as its docstring, examples, one check.
+"""The form of a rule: one file whose docstring says what, why, fix and source; examples; one check.
 
     \"\"\"One line: what is wrong.
 
@@ -8,11 +8,11 @@
     Source: who says so.
     \"\"\"
     def check(facts: Facts) -> Iterator[Found]: ...
-    def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None: ...      where it is safe
+    def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None: ...      only where safe
     RULE = ScriptRule.of(__name__, __doc__, Severity.BUG, check, sick=(...), healthy=(...))
 
-A check is a pure function of facts; a rule that is not sure yields nothing. Each sick example must
-be found, each healthy one must not (`paceline doctor --test-rules`, and the tests).
+A check is a pure function of the facts; a rule that is not sure yields nothing. It must fire in
+each sick example and in no healthy one (checked by `paceline doctor --test-rules` and the tests).
 """
 
 import importlib
@@ -29,12 +29,12 @@ from .findings import Severity
 
 
 class Found(NamedTuple):
-    """Where a rule fires, with words of its own instead of the rule's.
+    """A place where a rule fires, optionally with a more specific text than the rule's.
 
     Attributes:
-        node: whose first line it is.
-        what: what is there; empty: the rule's first line.
-        fix: what to write; empty: the rule's.
+        node: the finding is reported at its first line.
+        what: what is wrong here; if empty, the rule's ``what``.
+        fix: what to write instead; if empty, the rule's ``fix``.
     """
 
     node: cst.CSTNode
@@ -44,19 +44,20 @@ class Found(NamedTuple):
 
 Check: TypeAlias = Callable[[Facts], Iterable[Found]]
 Mend: TypeAlias = Callable[[Facts, cst.CSTNode, TreeEdits], None]
-"""Puts the fix of one finding into edits, nothing where it cannot; losses and gradients stay."""
+"""Records the edits that fix a finding, or none if it cannot; losses and gradients stay equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRule:
-    """One rule.
+    """One rule, as the doctor applies it.
 
     Attributes:
-        name: its file's, with hyphens.
-        group: its folder's.
-        what, why, fix, source: the parts of its docstring.
-        sick: scripts in which it must fire; healthy: in which it must not.
-        mend: writes the fix, where one leaves losses and gradients as they are.
+        name: the name of its file, with hyphens.
+        group: the name of its folder.
+        what, why, fix, source: the four parts of its docstring.
+        sick: scripts in which it must fire.
+        healthy: scripts in which it must not fire.
+        mend: edits the script; None where no edit leaves losses and gradients as they are.
     """
 
     name: str
@@ -76,16 +77,16 @@ class ScriptRule:
         cls, module: str, doc: str | None, severity: Severity, check: Check, *,
         sick: tuple[str, ...], healthy: tuple[str, ...], mend: Mend | None = None,
     ) -> "ScriptRule":  # fmt: skip
-        """A rule from its file.
+        """Return the rule that a file defines by its name, docstring, check and examples.
 
         Raises:
-            ValueError: the docstring lacks a part.
+            ValueError: the docstring lacks a part, or an example is missing.
         """
         *_, group, name = module.split(".")
         what, _, rest = (doc or "").partition("\n\n")
         why, _, rest = rest.partition("\n\nFix: ")
         fix, _, source = rest.partition("\nSource: ")
-        parts = [" ".join(one.split()) for one in (what, why, fix, source)]
+        parts = [" ".join(part.split()) for part in (what, why, fix, source)]
         if not all(parts) or not sick or not healthy:
             raise ValueError(
                 f"{module} must have what, why, Fix: and Source: in its docstring, and sick and "
@@ -98,7 +99,7 @@ class ScriptRule:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, object]:
-        """Without its check and its examples."""
+        """The rule's texts, without its check and its examples."""
         return {
             "name": self.name, "group": self.group, "severity": self.severity.value,
             "what": self.what, "why": self.why, "fix": self.fix, "source": self.source,
@@ -107,6 +108,6 @@ class ScriptRule:
 
 
 def rules_in(group: str, path: Sequence[str]) -> tuple[ScriptRule, ...]:
-    """Those of a package: one of each of its files, in the order of their names."""
-    names = sorted(one.name for one in pkgutil.iter_modules(path))
+    """Import every module of a group's package and return their rules, ordered by file name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(path))
     return tuple(importlib.import_module(f"{group}.{name}").RULE for name in names)

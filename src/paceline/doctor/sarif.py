@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code hosts show beside the lines.
+"""Convert a diagnosis to SARIF 2.1.0, which code hosts show beside the lines.
 
 Source: OASIS, Static Analysis Results Interchange Format 2.1.0, 2020, sections 3.13 to 3.49.
 """
@@ -12,15 +12,18 @@ from .findings import Diagnosis, ScriptFinding, Severity
 _LEVELS = {Severity.BUG: "error", Severity.COST: "warning", Severity.NOTE: "note"}
 
 
-def to_sarif(found: Diagnosis) -> dict[str, object]:
-    """One run of one tool over one script."""
-    used = sorted({one.rule for one in found.findings})
+def to_sarif(diagnosis: Diagnosis) -> dict[str, object]:
+    """Return a SARIF log with one run of the doctor over one script."""
+    used = sorted({finding.rule for finding in diagnosis.findings})
     driver = {
         "name": "paceline doctor",
         "version": __version__,
         "rules": [_rule(name) for name in used],
     }
-    results = [_result(found.script, one, used.index(one.rule)) for one in found.findings]
+    results = [
+        _result(diagnosis.script, finding, used.index(finding.rule))
+        for finding in diagnosis.findings
+    ]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -43,15 +46,15 @@ def _rule(name: str) -> dict[str, object]:
     }
 
 
-def _result(script: str, one: ScriptFinding, place: int) -> dict[str, object]:
-    where = {
+def _result(script: str, finding: ScriptFinding, rule_index: int) -> dict[str, object]:
+    location = {
         "artifactLocation": {"uri": Path(script).as_posix()},
-        "region": {"startLine": one.line, "startColumn": one.column},
+        "region": {"startLine": finding.line, "startColumn": finding.column},
     }
     return {
-        "ruleId": one.rule,
-        "ruleIndex": place,
-        "level": _LEVELS[one.severity],
-        "message": {"text": f"{one.what}. {one.why} Fix: {one.fix}"},
-        "locations": [{"physicalLocation": where}],
+        "ruleId": finding.rule,
+        "ruleIndex": rule_index,
+        "level": _LEVELS[finding.severity],
+        "message": {"text": f"{finding.what}. {finding.why} Fix: {finding.fix}"},
+        "locations": [{"physicalLocation": location}],
     }

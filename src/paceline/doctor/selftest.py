@@ -1,6 +1,6 @@
-"""Each rule on its own examples: it fires in each sick one and in no healthy one.
+"""Try each rule on its own examples: it must fire in every sick one and in no healthy one.
 
-All in one process; `paceline doctor --test-rules`, and the tests.
+`paceline doctor --test-rules` and the tests run it, in one process.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,13 @@ from .rule import ScriptRule
 
 
 class ExampleResult(NamedTuple):
-    """One example of one rule.
+    """The result of one rule on one of its examples.
 
     Attributes:
-        place: which of the rule's sick or healthy ones, from 1.
-        is_right: it fires in a sick one, and not in a healthy one.
+        rule: the rule's name.
+        is_sick: whether the example is a sick one.
+        place: the example's number among the sick or the healthy ones, from 1.
+        is_right: whether the rule fires in a sick example, or not in a healthy one.
     """
 
     rule: str
@@ -26,7 +28,7 @@ class ExampleResult(NamedTuple):
 
 
 def test_rules(rules: Iterable[ScriptRule]) -> list[ExampleResult]:
-    """Try every example."""
+    """Try every rule on every example of its own."""
     return [
         ExampleResult(rule.name, is_sick, place, _fires(rule, text) is is_sick)
         for rule in rules

@@ -1,9 +1,9 @@
-"""A script that does not parse: the line as a finding, and where a comma is missing a repair.
+"""Report a script that does not parse as a finding, and repair missing commas.
 
-    text -> ast.parse -> SyntaxError -> a comma at the place that makes it parse further -> again
+    text -> ast.parse -> SyntaxError -> a comma where it lets the parser get further -> again
 
-The repair is made in memory, so that rules can go on; lines keep their numbers. This module must
-not know rules.
+The repair is made in memory, so that the rules can go on; lines keep their numbers. This module
+must not know rules.
 """
 
 import ast
@@ -12,23 +12,27 @@ import tokenize
 
 from .findings import ScriptFinding, Severity
 
-_MOST = 8
-_ENDS = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
+_MAX_REPAIRS = 8
+_VALUE_TOKENS = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
 
 
 def repaired(text: str) -> tuple[str | None, list[ScriptFinding]]:
-    """The text with its missing commas, and a finding for each fault; None: no repair is known."""
-    found: list[ScriptFinding] = []
-    for _ in range(_MOST):
+    """Return the text with its missing commas, and a finding for each fault.
+
+    Returns:
+        The repaired text, or None where no repair is known, and the findings.
+    """
+    findings: list[ScriptFinding] = []
+    for _ in range(_MAX_REPAIRS):
         error = fault(text)
         if error is None:
-            return text, found
+            return text, findings
         place = _missing_comma(text, error)
         if place is None:
-            found.append(_finding(error))
-            return None, found
+            findings.append(_finding(error))
+            return None, findings
         line, column = place
-        found.append(
+        findings.append(
             ScriptFinding(
                 line=line, column=column + 1, rule="syntax", severity=Severity.BUG,
                 what="a comma is missing at the end of this value",
@@ -37,65 +41,67 @@ def repaired(text: str) -> tuple[str | None, list[ScriptFinding]]:
             )
         )  # fmt: skip
         text = _with_comma(text, line, column)
-    return None, found
+    return None, findings
 
 
 def fault(text: str) -> SyntaxError | None:
-    """What Python says of a text; None: it parses."""
+    """Return the error that Python raises on a text, or None if it parses."""
     try:
         ast.parse(text)
     except SyntaxError as error:
         return error
     except (ValueError, RecursionError, MemoryError) as error:
-        made = SyntaxError(str(error) or type(error).__name__)
-        made.lineno = 1
-        return made
+        syntax_error = SyntaxError(str(error) or type(error).__name__)
+        syntax_error.lineno = 1
+        return syntax_error
     return None
 
 
 def _finding(error: SyntaxError) -> ScriptFinding:
-    line = f": {error.text.strip()}" if error.text else ""
+    quoted = f": {error.text.strip()}" if error.text else ""
     return ScriptFinding(
         line=error.lineno or 1, column=max(error.offset or 1, 1), rule="syntax",
-        severity=Severity.BUG, what=f"this is no valid Python ({error.msg}){line}",
+        severity=Severity.BUG, what=f"this is no valid Python ({error.msg}){quoted}",
         why="nothing below can be read, so no rule was tried", fix="write it as Python takes it",
     )  # fmt: skip
 
 
 def _missing_comma(text: str, error: SyntaxError) -> tuple[int, int] | None:
-    """Line and column after which a comma brings the parser further."""
+    """Return the line and column after which a comma lets the parser get further, or None."""
     if "comma" not in (error.msg or "") or error.lineno is None:
         return None
-    last = (error.end_lineno or error.lineno) + 1
-    for line, column in _seams(text, error.lineno, last):
-        after = fault(_with_comma(text, line, column))
-        is_further = after is not None and (after.lineno or 0) > line
-        if after is None or is_further:
+    last_line = (error.end_lineno or error.lineno) + 1
+    for line, column in _seams(text, error.lineno, last_line):
+        next_fault = fault(_with_comma(text, line, column))
+        is_further = next_fault is not None and (next_fault.lineno or 0) > line
+        if next_fault is None or is_further:
             return line, column
     return None
 
 
 def _seams(text: str, first: int, last: int) -> list[tuple[int, int]]:
-    """Where a value ends and another begins without anything between, in these lines."""
-    found: list[tuple[int, int]] = []
-    before: tokenize.TokenInfo | None = None
+    """Return where, in these lines, a value ends and another begins with nothing in between."""
+    seams: list[tuple[int, int]] = []
+    previous: tokenize.TokenInfo | None = None
     skipped = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
     try:
-        for one in tokenize.generate_tokens(io.StringIO(text).readline):
-            if one.type in skipped:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in skipped:
                 continue
-            is_end = before is not None and (before.type in _ENDS or before.string in ")]}")
+            is_end = previous is not None and (
+                previous.type in _VALUE_TOKENS or previous.string in ")]}"
+            )
             if (
                 is_end
-                and one.type in _ENDS
-                and before is not None
-                and first <= before.end[0] <= last
+                and token.type in _VALUE_TOKENS
+                and previous is not None
+                and first <= previous.end[0] <= last
             ):
-                found.append(before.end)
-            before = one
+                seams.append(previous.end)
+            previous = token
     except (tokenize.TokenError, SyntaxError):
         pass
-    return found
+    return seams
 
 
 def _with_comma(text: str, line: int, column: int) -> str:

@@ -1,9 +1,9 @@
-"""What is wrong in a model, or wastes, by one walk through it. Pure.
+"""Find what is wrong or wasteful in a model, from one walk through it. Pure.
 
     Severity.BUG     a layer that does not fit, linear layers in a row, layers that nobody trains
-    Severity.COST    a bias before a batch norm
-    Severity.NOTE    an end in softmax or sigmoid; sizes that tensor cores pad, by their share of
-                     the model's FLOPs
+    Severity.COST    a bias before a batch norm, unused parameters, a softmax at the end
+    Severity.NOTE    a sigmoid at the end; sizes that tensor cores pad, by their share of the
+                     model's FLOPs
 
 Source: NVIDIA, Matrix Multiplication Background, "Requirements to Use Tensor Cores"; the rules of
 the same names for scripts.
@@ -17,14 +17,22 @@ from ..findings import Severity
 from .walk import LayerSeen, ModelWalk
 
 _TILE = 8
-"""Numbers of 16 bits."""
-_TOLD = 0.01
-"""Share of the model's FLOPs; padding of less is not spoken of."""
+"""Size of a tensor core's tile, in numbers of 16 bits."""
+_MENTIONED = 0.01
+"""Share of the model's FLOPs; less padding is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFinding:
-    """One finding; ``module``: where in the model."""
+    """One fault of a model.
+
+    Attributes:
+        module: the path of the module in the model.
+        rule: the name of the rule that it breaks.
+        severity: how bad it is.
+        what: what is wrong.
+        fix: what to write instead.
+    """
 
     module: str
     rule: str
@@ -40,27 +48,27 @@ class ModelFinding:
 
 
 def check(seen: ModelWalk) -> list[ModelFinding]:
-    """All that is found, bugs first."""
-    found = [
+    """Return everything that is wrong or wasteful, bugs first."""
+    findings = [
         *_mismatches(seen), *_failed(seen), *_linear_chains(seen), *_untrained(seen),
         *_biases(seen), *_end(seen), *_sizes(seen),
     ]  # fmt: skip
-    return sorted(found, key=lambda one: list(Severity).index(one.severity))
+    return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
 
 
 def _mismatches(seen: ModelWalk) -> Iterator[ModelFinding]:
     names = {"Linear": "in_features", "BatchNorm1d": "num_features", "BatchNorm2d": "num_features",
              "BatchNorm3d": "num_features"}  # fmt: skip
-    for one in seen.layers:
-        if one.wanted is None:
+    for layer in seen.layers:
+        if layer.expected is None:
             continue
-        word = names.get(one.kind, "in_channels")
-        right = one.given[-1] if one.kind == "Linear" else one.given[1]
-        batch = " (that is the number of samples)" if one.wanted == one.given[0] else ""
+        name, shape = names.get(layer.kind, "in_channels"), layer.input_shape
+        actual = shape[-1] if layer.kind == "Linear" else shape[1]
+        batch = " (that is the number of samples)" if layer.expected == shape[0] else ""
         yield ModelFinding(
-            module=one.name, rule="feature-mismatch", severity=Severity.BUG,
-            what=f"{one.kind} takes {one.wanted}{batch} and is given {_by(one.given)}",
-            fix=f"{word}={right}",
+            module=layer.name, rule="feature-mismatch", severity=Severity.BUG,
+            what=f"{layer.kind} takes {layer.expected}{batch} and is given {_by(shape)}",
+            fix=f"{name}={actual}",
         )  # fmt: skip
 
 
@@ -74,29 +82,29 @@ def _failed(seen: ModelWalk) -> Iterator[ModelFinding]:
 
 
 def _linear_chains(seen: ModelWalk) -> Iterator[ModelFinding]:
-    """Runs of Linear, or of convolutions, of which each is given what the one before made."""
-    by_name = {one.name: one for one in seen.layers}
+    """Yield runs of Linear layers, or of convolutions, with no activation between them."""
+    by_name = {layer.name: layer for layer in seen.layers}
     runs: dict[str, list[LayerSeen]] = {}
-    for one in seen.layers:
-        before = by_name.get(one.after)
-        kind = "Conv" if one.kind.startswith("Conv") else one.kind
-        if one.sizes and before is not None and before.sizes and before.kind.startswith(kind):
+    for layer in seen.layers:
+        before = by_name.get(layer.after)
+        kind = "Conv" if layer.kind.startswith("Conv") else layer.kind
+        if layer.sizes and before is not None and before.sizes and before.kind.startswith(kind):
             run = runs.pop(before.name, [before])
-            runs[one.name] = [*run, one]
+            runs[layer.name] = [*run, layer]
     for run in runs.values():
         first, second = run[0], run[1]
         if len(run) == 2 and _is_factored(first, second):
             continue
         yield ModelFinding(
             module=run[0].name, rule="linear-chain", severity=Severity.BUG,
-            what=f"{len(run)} layers ({', '.join(one.name for one in run)}) follow one another with "
-            "no activation between: together they are one linear map",
+            what=f"{len(run)} layers ({', '.join(layer.name for layer in run)}) follow one another "
+            "with no activation between: together they are one linear map",
             fix="put an activation between them, or write one layer",
         )  # fmt: skip
 
 
 def _is_factored(first: LayerSeen, second: LayerSeen) -> bool:
-    """A low-rank or a depthwise-separable pair is meant."""
+    """Whether a pair is meant as it is: low-rank, or a depthwise-separable convolution."""
     if first.groups > 1 or second.groups > 1:
         return True
     assert first.sizes is not None
@@ -122,16 +130,16 @@ def _untrained(seen: ModelWalk) -> Iterator[ModelFinding]:
 
 
 def _biases(seen: ModelWalk) -> Iterator[ModelFinding]:
-    by_name = {one.name: one for one in seen.layers}
-    found = [
-        one.after for one in seen.layers
-        if one.kind.startswith("BatchNorm") and one.after in by_name
-        and by_name[one.after].sizes is not None and by_name[one.after].has_bias
+    by_name = {layer.name: layer for layer in seen.layers}
+    biased = [
+        layer.after for layer in seen.layers
+        if layer.kind.startswith("BatchNorm") and layer.after in by_name
+        and by_name[layer.after].sizes is not None and by_name[layer.after].has_bias
     ]  # fmt: skip
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    if biased:
+        more = f" (and {len(biased) - 1} more)" if len(biased) > 1 else ""
         yield ModelFinding(
-            module=found[0], rule="bias-before-norm", severity=Severity.COST,
+            module=biased[0], rule="bias-before-norm", severity=Severity.COST,
             what=f"a bias right before a batch norm, which subtracts it again{more}",
             fix="bias=False",
         )  # fmt: skip
@@ -155,20 +163,20 @@ def _end(seen: ModelWalk) -> Iterator[ModelFinding]:
 
 
 def _sizes(seen: ModelWalk) -> Iterator[ModelFinding]:
-    total = sum(_padded(one) for one in seen.layers)
-    for one in seen.layers:
-        if one.sizes is None or not total:
+    total = sum(_padded(layer) for layer in seen.layers)
+    for layer in seen.layers:
+        if layer.sizes is None or not total:
             continue
-        wasted = _padded(one) - one.flops
-        if wasted / total < _TOLD:
+        wasted = _padded(layer) - layer.flops
+        if wasted / total < _MENTIONED:
             continue
         odd = [
             f"{name}={size}"
-            for name, size in zip(("outputs", "inputs"), one.sizes[1:], strict=True)
+            for name, size in zip(("outputs", "inputs"), layer.sizes[1:], strict=True)
             if size % _TILE
         ]
         yield ModelFinding(
-            module=one.name, rule="tensor-core-sizes", severity=Severity.NOTE,
+            module=layer.name, rule="tensor-core-sizes", severity=Severity.NOTE,
             what=f"{' and '.join(odd)} {'is' if len(odd) == 1 else 'are'} no multiple of {_TILE}: "
             f"padded, that is {wasted / total:.0%} of the FLOPs that tensor cores would do for this "
             "model",
@@ -176,12 +184,12 @@ def _sizes(seen: ModelWalk) -> Iterator[ModelFinding]:
         )  # fmt: skip
 
 
-def _padded(one: LayerSeen) -> int:
-    """FLOPs with N and K rounded up to whole tiles."""
-    if one.sizes is None:
+def _padded(layer: LayerSeen) -> int:
+    """Return a layer's FLOPs with N and K rounded up to whole tiles."""
+    if layer.sizes is None:
         return 0
-    rows, outs, ins = one.sizes
-    return 2 * rows * _up(outs) * _up(ins) * one.groups
+    rows, outs, ins = layer.sizes
+    return 2 * rows * _up(outs) * _up(ins) * layer.groups
 
 
 def _up(size: int) -> int:

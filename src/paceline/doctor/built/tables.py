@@ -1,4 +1,4 @@
-"""What a walk through a model found, in lines."""
+"""Render a walk through a model, and its findings, as lines."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,34 +7,35 @@ from .checks import ModelFinding
 from .walk import ModelWalk
 
 
-def render_model(name: str, seen: ModelWalk, found: Sequence[ModelFinding]) -> Iterator[str]:
-    """The verdict, what was found, and every layer with sizes and its share of the FLOPs."""
-    yield f"{name}: {_verdict(found)}; {seen.num_parameters:,} parameters"
-    for one in found:
+def render_model(name: str, seen: ModelWalk, findings: Sequence[ModelFinding]) -> Iterator[str]:
+    """Yield the verdict, the findings, and every layer with its sizes and share of the FLOPs."""
+    yield f"{name}: {_verdict(findings)}; {seen.num_parameters:,} parameters"
+    for finding in findings:
         yield ""
-        yield f"{one.module}  {one.rule} ({_WORDS[one.severity]}): {one.what}"
-        yield f"    fix  {one.fix}"
+        yield f"{finding.module}  {finding.rule} ({_LABELS[finding.severity]}): {finding.what}"
+        yield f"    fix  {finding.fix}"
     yield ""
-    total = sum(one.flops for one in seen.layers) or 1
-    width = max((len(one.name) for one in seen.layers), default=1)
+    total = sum(layer.flops for layer in seen.layers) or 1
+    width = max((len(layer.name) for layer in seen.layers), default=1)
     for layer in seen.layers:
+        sizes = f"{_by(layer.input_shape)} -> {_by(layer.output_shape)}"
         share = f"{layer.flops / total:6.1%}" if layer.flops else "      "
-        odd = f"  takes {layer.wanted}" if layer.wanted is not None else ""
-        yield f"  {layer.name:<{width}}  {layer.kind:<16} {_by(layer.given)} -> {_by(layer.made)}  {share}{odd}"
+        misfit = f"  takes {layer.expected}" if layer.expected is not None else ""
+        yield f"  {layer.name:<{width}}  {layer.kind:<16} {sizes}  {share}{misfit}"
 
 
-_WORDS = {
+_LABELS = {
     Severity.BUG: "bug", Severity.COST: "could cost, not measured", Severity.NOTE: "note",
 }  # fmt: skip
 
 
-def _verdict(found: Sequence[ModelFinding]) -> str:
-    bugs = sum(one.severity is Severity.BUG for one in found)
-    others = len(found) - bugs
-    if not found:
+def _verdict(findings: Sequence[ModelFinding]) -> str:
+    bugs = sum(finding.severity is Severity.BUG for finding in findings)
+    others = len(findings) - bugs
+    if not findings:
         return "every layer fits, and nothing is wrong"
-    words = [f"{bugs} bug{'s' * (bugs != 1)}"] * bool(bugs)
-    return ", ".join([*words, *([f"{others} other finding{'s' * (others != 1)}"] * bool(others))])
+    counts = [f"{bugs} bug{'s' * (bugs != 1)}"] * bool(bugs)
+    return ", ".join([*counts, *([f"{others} other finding{'s' * (others != 1)}"] * bool(others))])
 
 
 def _by(shape: tuple[int, ...]) -> str:

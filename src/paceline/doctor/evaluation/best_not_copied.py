@@ -23,26 +23,28 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         outer = [turn.loop, *loops_around(facts, turn)]
-        for one in facts.script.bindings:
-            around = [each for each in facts.script.up(one.node) if each in outer]
-            if one.place is None and around and _is_kept(facts, one, around[-1]):
-                yield Found(one.node, f"{facts.code(one.node)} is no copy")
+        for binding in facts.script.bindings:
+            loops = [node for node in facts.script.up(binding.node) if node in outer]
+            if binding.place is None and loops and _is_kept(facts, binding, loops[-1]):
+                yield Found(binding.node, f"{facts.code(binding.node)} is no copy")
 
 
 def _is_kept(facts: Facts, binding: Binding, loop: cst.CSTNode) -> bool:
-    """Whether a state, or a model, of outside of the loop is kept, and used after it."""
+    """Whether a model from outside the loop, or its state, is kept as the best and used after it."""
     model = _model_of(facts, binding.value)
-    is_branched = any(isinstance(one, cst.If) for one in facts.script.up(binding.node))
+    is_branched = any(isinstance(node, cst.If) for node in facts.script.up(binding.node))
     if model is None or not is_branched or "best" not in binding.name.lower():
         return False
-    name, inside = facts.code(model), set(facts.script.within(loop))
-    is_made_inside = any(one.name == name and one.node in inside for one in facts.script.bindings)
+    name, nodes = facts.code(model), set(facts.script.within(loop))
+    is_made_inside = any(
+        other.name == name and other.node in nodes for other in facts.script.bindings
+    )
     order = facts.script.order
-    end = max(order[one] for one in inside if one in order)
+    end = max(order[node] for node in nodes if node in order)
     is_used = any(
-        facts.code(one) == binding.name and order[one] > end
-        for one in facts.script.nodes
-        if isinstance(one, cst.Name | cst.Attribute)
+        facts.code(node) == binding.name and order[node] > end
+        for node in facts.script.nodes
+        if isinstance(node, cst.Name | cst.Attribute)
     )
     is_changed = (
         re.search(rf"deepcopy\(\s*{re.escape(binding.name)}\b", facts.uncommented) is not None
@@ -51,7 +53,7 @@ def _is_kept(facts: Facts, binding: Binding, loop: cst.CSTNode) -> bool:
 
 
 def _model_of(facts: Facts, value: cst.BaseExpression) -> cst.BaseExpression | None:
-    """The model whose state this is, or that this is."""
+    """Return the model that a value is, or whose state it is; None if it is neither."""
     if isinstance(value, cst.Call) and facts.method(value) == "state_dict":
         value = facts.owner(value)
     elif not isinstance(value, cst.Name):
@@ -60,7 +62,7 @@ def _model_of(facts: Facts, value: cst.BaseExpression) -> cst.BaseExpression | N
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """A clone of each tensor of a state; a model has to be copied by hand."""
+    """Clone each tensor of a state; a model has to be copied by hand."""
     if isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
         items = f"{facts.code(node.value)}.items()"
         edits.replace(node.value, f"{{key: value.clone() for key, value in {items}}}")

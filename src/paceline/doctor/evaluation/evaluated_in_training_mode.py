@@ -21,73 +21,77 @@ from ..rule import Found, ScriptRule
 from . import evaluated_with_gradients
 
 _PICTURES = re.compile(r"(^|\.)(save_image|make_grid)$")
-"""What shows a generator's work while it trains: nothing is judged by it."""
+"""Functions that show a generator's images while it trains; they evaluate nothing."""
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    is_said = any(True for _ in facts.methods("eval")) or any(
-        one.args for one in facts.methods("train")
+    has_mode_calls = any(True for _ in facts.methods("eval")) or any(
+        call.args for call in facts.methods("train")
     )
-    if is_said or not turns(facts) or not has_mode_layers(facts):
+    if has_mode_calls or not turns(facts) or not has_mode_layers(facts):
         return
-    trained = {one for turn in turns(facts) for one in _into_losses(facts, turn)}
+    training = {node for turn in turns(facts) for node in _loss_nodes(facts, turn)}
     for call in facts.forward_calls():
-        above = list(facts.script.up(call))
-        is_looped = any(isinstance(one, cst.For) for one in above)
+        ancestors = list(facts.script.up(call))
+        is_looped = any(isinstance(node, cst.For) for node in ancestors)
         is_picture = any(
-            isinstance(one, cst.Call) and _PICTURES.search(facts.meaning(one)) for one in above
+            isinstance(node, cst.Call) and _PICTURES.search(facts.meaning(node))
+            for node in ancestors
         )
-        is_other = is_picture or call in trained
-        if is_looped and not is_other and facts.is_in(call, r"no_grad$|inference_mode$"):
+        is_evaluation = not is_picture and call not in training
+        if is_looped and is_evaluation and facts.is_in(call, r"no_grad$|inference_mode$"):
             yield Found(call, f"{facts.code(call)} under no_grad(), and eval() is never called")
-    for one in evaluated_with_gradients.check(facts):
-        assert isinstance(one.node, cst.Call)
+    for found in evaluated_with_gradients.check(facts):
+        assert isinstance(found.node, cst.Call)
         yield Found(
-            one.node, f"{facts.code(one.node)} in a loop that trains nothing, and never eval()"
+            found.node, f"{facts.code(found.node)} in a loop that trains nothing, and never eval()"
         )
 
 
-def _into_losses(facts: Facts, turn: TrainingTurn) -> set[cst.CSTNode]:
-    """What may go into a loss of a turn, by its names: a generator's work, targets, momentum's keys.
+def _loss_nodes(facts: Facts, turn: TrainingTurn) -> set[cst.CSTNode]:
+    """Return the nodes that may go into a loss of a turn, also through the names they are given.
 
-    That is training, and its networks are meant to be in training mode.
+    They train, and their networks are meant to be in training mode: a generator whose images a
+    discriminator learns from, the network that makes targets, a momentum encoder's keys.
     """
-    backward = {one.call for one in turn.of(CallRole.BACKWARD)}
-    coming: list[cst.CSTNode] = [
-        one for one in facts.script.within(turn.loop.body)
-        if isinstance(one, cst.Call) and _trains(facts, one, backward)
+    backward = {event.call for event in turn.of(CallRole.BACKWARD)}
+    pending: list[cst.CSTNode] = [
+        node for node in facts.script.within(turn.loop.body)
+        if isinstance(node, cst.Call) and _trains(facts, node, backward)
     ]  # fmt: skip
     values = _assigned(facts, turn)
-    found: set[cst.CSTNode] = set()
-    while coming:
-        for node in facts.script.within(coming.pop()):
-            found.add(node)
+    nodes: set[cst.CSTNode] = set()
+    while pending:
+        for node in facts.script.within(pending.pop()):
+            nodes.add(node)
             if isinstance(node, cst.Name | cst.Attribute):
-                coming += values.pop(facts.code(node), [])
-    return found
+                pending += values.pop(facts.code(node), [])
+    return nodes
 
 
 def _assigned(facts: Facts, turn: TrainingTurn) -> dict[str, list[cst.CSTNode]]:
-    """What names get in a turn, and before it in the loops that it stands in."""
-    script, found = facts.script, dict[str, list[cst.CSTNode]]()
-    *_, whole = (one for one in (turn.loop, *script.up(turn.loop)) if isinstance(one, AnyLoop))
-    end = max(script.order.get(one, 0) for one in script.within(turn.loop))
-    here = {one for one in script.within(whole) if script.order.get(one, 0) <= end}
-    for one in script.bindings:
-        if one.node in here:
-            found.setdefault(one.name, []).append(one.value)
-    for node in here:
+    """Return what each name is assigned in a turn, and before it in the loops around it."""
+    script, values = facts.script, dict[str, list[cst.CSTNode]]()
+    *_, outermost = (
+        node for node in (turn.loop, *script.up(turn.loop)) if isinstance(node, AnyLoop)
+    )
+    end = max(script.order.get(node, 0) for node in script.within(turn.loop))
+    nodes = {node for node in script.within(outermost) if script.order.get(node, 0) <= end}
+    for binding in script.bindings:
+        if binding.node in nodes:
+            values.setdefault(binding.name, []).append(binding.value)
+    for node in nodes:
         if isinstance(node, cst.AugAssign):
-            found.setdefault(facts.code(node.target), []).append(node.value)
-    return found
+            values.setdefault(facts.code(node.target), []).append(node.value)
+    return values
 
 
 def _trains(facts: Facts, call: cst.Call, backward: set[cst.Call]) -> bool:
-    """Whether this is a backward pass, or a function of the script's own that has one."""
+    """Whether a call is a backward pass, or calls a function of the script that has one."""
     function = callee(facts, call)
     reached = [] if function is None else facts.flow.reached([function])
     return call in backward or any(
-        one in backward for block in reached for one in facts.script.within(block)
+        node in backward for block in reached for node in facts.script.within(block)
     )
 
 

@@ -27,61 +27,65 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     seen = set()
     for call in facts.forward_calls():
-        loops = [one for one in facts.script.up(call) if isinstance(one, cst.For)]
-        is_told = _is_evaluating(facts, call)
-        over = next((one for one in loops if is_told or facts.loaders_of_loop(one)), None)
-        if over is None or over in seen or facts.is_in(call, _NO_GRADIENTS):
+        loops = [node for node in facts.script.up(call) if isinstance(node, cst.For)]
+        is_evaluating = _is_evaluating(facts, call)
+        loop = next((loop for loop in loops if is_evaluating or facts.loaders_of_loop(loop)), None)
+        if loop is None or loop in seen or facts.is_in(call, _NO_GRADIENTS):
             continue
-        seen.add(over)
-        if not _uses_gradients(facts, over, loops):
+        seen.add(loop)
+        if not _uses_gradients(facts, loop, loops):
             yield Found(call, f"{facts.code(call)} in a loop that trains nothing, and no no_grad()")
 
 
 def _is_evaluating(facts: Facts, call: cst.Call) -> bool:
-    """Whether the last word on the mode before it, in its function, is eval()."""
+    """Whether the last eval() or train() before a call, in its function, is eval()."""
     order, scope = facts.script.order, facts.script.scope(call)
-    said = [
-        one for one in facts.methods("eval", "train")
-        if facts.script.scope(one) is scope and order[one] < order[call]
-        and facts.is_model(facts.owner(one))
+    mode_calls = [
+        mode for mode in facts.methods("eval", "train")
+        if facts.script.scope(mode) is scope and order[mode] < order[call]
+        and facts.is_model(facts.owner(mode))
     ]  # fmt: skip
-    last = max(said, key=lambda one: order[one], default=None)
+    last = max(mode_calls, key=lambda mode: order[mode], default=None)
     return last is not None and facts.method(last) == "eval" and not last.args
 
 
-def _uses_gradients(facts: Facts, over: cst.For, loops: list[cst.For]) -> bool:
-    """Whether anything in the loop, in its functions, or after it in a loop around, needs them."""
+def _uses_gradients(facts: Facts, loop: cst.For, loops: list[cst.For]) -> bool:
+    """Whether a loop needs gradients: it uses or returns them, or a loop around it does, after it.
+
+    Args:
+        loops: the loops around a call in it, innermost first; ``loop`` is one of them.
+    """
     script = facts.script
-    reached = facts.flow.reached([over.body])
-    if any(_USES.search(facts.code(one)) for one in reached):
+    reached = facts.flow.reached([loop.body])
+    if any(_USES.search(facts.code(block)) for block in reached):
         return True
-    if any(isinstance(one, cst.Return | cst.Yield) for one in script.within(over.body)):
+    if any(isinstance(node, cst.Return | cst.Yield) for node in script.within(loop.body)):
         return True
-    outer = loops[loops.index(over) + 1 :]
-    own = set(script.within(over))
-    scope = script.scope(over)
-    for one in facts.methods("backward"):
-        around = [each for each in script.up(one) if isinstance(each, cst.For)]
-        is_beside = script.scope(one) is scope and all(each in outer for each in around)
-        if is_beside and one not in own:
+    outer = loops[loops.index(loop) + 1 :]
+    nodes = set(script.within(loop))
+    scope = script.scope(loop)
+    for call in facts.methods("backward"):
+        around = [node for node in script.up(call) if isinstance(node, cst.For)]
+        is_beside = script.scope(call) is scope and all(node in outer for node in around)
+        if is_beside and call not in nodes:
             return True
     return False
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """The loop goes under ``torch.no_grad()``, where the script has the name ``torch``."""
-    loops = [one for one in facts.script.up(node) if isinstance(one, cst.For)]
-    over = next((one for one in loops if facts.loaders_of_loop(one)), None)
-    if over is not None and _has_torch(facts):
-        edits.wrap([over], "with torch.no_grad():")
+    """Put the loop under ``torch.no_grad()``, if the script has the name ``torch``."""
+    loops = [ancestor for ancestor in facts.script.up(node) if isinstance(ancestor, cst.For)]
+    loop = next((loop for loop in loops if facts.loaders_of_loop(loop)), None)
+    if loop is not None and _has_torch(facts):
+        edits.wrap([loop], "with torch.no_grad():")
 
 
 def _has_torch(facts: Facts) -> bool:
-    """Whether ``torch`` is a name of the module; ``import torch.nn as nn`` makes it none."""
+    """Whether the module binds the name ``torch``; ``import torch.nn as nn`` does not."""
     return any(
         name == "torch" == full.partition(".")[0]
-        for one in facts.script.imports if isinstance(facts.script.scope(one), cst.Module)
-        for _, name, full in imported(one)
+        for line in facts.script.imports if isinstance(facts.script.scope(line), cst.Module)
+        for _, name, full in imported(line)
     )  # fmt: skip
 
 

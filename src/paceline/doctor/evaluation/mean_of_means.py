@@ -21,7 +21,7 @@ from ..iteration import turns
 from ..rule import Found, ScriptRule
 from ..values import literal
 
-_READ = {"item", "detach", "cpu", "data"}
+_KEEPS_MEAN = {"item", "detach", "cpu", "data"}
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -30,15 +30,15 @@ def check(facts: Facts) -> Iterator[Found]:
     for node in script.nodes:
         if not isinstance(node, cst.AugAssign) or not isinstance(node.operator, cst.AddAssign):
             continue
-        loop = next((one for one in script.up(node) if isinstance(one, AnyLoop)), None)
+        loop = next((outer for outer in script.up(node) if isinstance(outer, AnyLoop)), None)
         if not isinstance(loop, cst.For) or loop in training or not _is_evaluated(facts, node):
             continue
-        over = facts.steps.iterated(loop)
-        if over is None or not _is_mean(facts, node.value) or _is_even(facts, loop):
+        iterated = facts.steps.iterated(loop)
+        if iterated is None or not _is_mean(facts, node.value) or _is_even(facts, loop):
             continue
-        total, name = facts.code(node.target), facts.code(over)
-        for one in _divisions(facts, node, total, name):
-            yield Found(one, f"{facts.code(one)} is a mean of the batches' means")
+        total, loader = facts.code(node.target), facts.code(iterated)
+        for division in _divisions(facts, node, total, loader):
+            yield Found(division, f"{facts.code(division)} is a mean of the batches' means")
 
 
 def _is_evaluated(facts: Facts, node: cst.CSTNode) -> bool:
@@ -46,60 +46,61 @@ def _is_evaluated(facts: Facts, node: cst.CSTNode) -> bool:
 
 
 def _is_mean(facts: Facts, value: cst.BaseExpression) -> bool:
-    """Whether this is a loss as torch gives it, read or not."""
+    """Whether a value is a loss with torch's default reduction, also as ``loss.item()``."""
     while True:
-        if isinstance(value, cst.Call) and facts.method(value) in _READ and not value.args:
+        if isinstance(value, cst.Call) and facts.method(value) in _KEEPS_MEAN and not value.args:
             value = facts.owner(value)
         elif isinstance(value, cst.Call) and facts.meaning(value) == "float" and value.args:
             value = value.args[0].value
         else:
             break
-    found = [value] if isinstance(value, cst.Call) else _last_bound(facts, value)
-    return bool(found) and all(_is_reduced(facts, one) for one in found)
+    losses = [value] if isinstance(value, cst.Call) else _last_bound(facts, value)
+    return bool(losses) and all(_is_reduced(facts, loss) for loss in losses)
 
 
 def _last_bound(facts: Facts, value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """What a name was given last before it."""
+    """Return what was last assigned to a name before it is used, as a list of at most one value."""
     if not isinstance(value, cst.Name):
         return []
     order, scope = facts.script.order, facts.script.scope(value)
-    bound = [
-        one for one in facts.flow.bindings(value.value, facts.flow.home(value.value, scope))
-        if order[one.node] < order[value] and one.place is None
+    bindings = [
+        binding for binding in facts.flow.bindings(value.value, facts.flow.home(value.value, scope))
+        if order[binding.node] < order[value] and binding.place is None
     ]  # fmt: skip
-    return [max(bound, key=lambda one: order[one.node]).value] if bound else []
+    return [max(bindings, key=lambda binding: order[binding.node]).value] if bindings else []
 
 
 def _is_reduced(facts: Facts, call: cst.BaseExpression) -> bool:
     if not isinstance(call, cst.Call) or not facts.loss_kind(call):
         return False
-    makers = [call, *facts.made(call.func)]
-    said = [by_name(one) for one in makers]
-    return not any("reduction" in one or "size_average" in one or "reduce" in one for one in said)
+    calls = [call, *facts.constructors(call.func)]
+    names = {name for maker in calls for name in by_name(maker)}
+    return not names & {"reduction", "size_average", "reduce"}
 
 
 def _is_even(facts: Facts, loop: cst.For) -> bool:
-    """Whether the last batch is known to be none, or as large as the others."""
-    loaders = facts.loaders_of_loop(loop)
+    """Whether all batches of a loop are known to have the same size."""
     return any(
-        literal(by_name(one).get("drop_last")) == "True" or facts.batch_size(one) == 1
-        for one in loaders
+        literal(by_name(loader).get("drop_last")) == "True" or facts.batch_size(loader) == 1
+        for loader in facts.loaders_of_loop(loop)
     )
 
 
 def _divisions(
     facts: Facts, node: cst.CSTNode, total: str, loader: str
 ) -> Iterator[cst.BinaryOperation]:
-    """``total / len(loader)`` behind it, in its function."""
+    """Yield each ``total / len(loader)`` after a node, in its function."""
     script, scope = facts.script, facts.script.scope(node)
     length = rf"len\({re.escape(loader)}\)"
-    for one in script.nodes:
-        if not isinstance(one, cst.BinaryOperation) or not isinstance(one.operator, cst.Divide):
+    for division in script.nodes:
+        if not isinstance(division, cst.BinaryOperation):
             continue
-        is_there = script.scope(one) is scope and script.order[one] > script.order[node]
-        above = re.sub(r"\.(item|cpu|detach)\(\)|float\(|\)$", "", facts.code(one.left))
-        if is_there and above == total and re.fullmatch(length, facts.code(one.right)):
-            yield one
+        if not isinstance(division.operator, cst.Divide) or script.scope(division) is not scope:
+            continue
+        is_after = script.order[division] > script.order[node]
+        dividend = re.sub(r"\.(item|cpu|detach)\(\)|float\(|\)$", "", facts.code(division.left))
+        if is_after and dividend == total and re.fullmatch(length, facts.code(division.right)):
+            yield division
 
 
 _TOTAL = """

@@ -23,25 +23,25 @@ def check(facts: Facts) -> Iterator[Found]:
     if not has_mode_layers(facts):
         return
     trained = {
-        one for _, optimizer in facts.steps.steps for one in facts.steps.models(optimizer)
+        model for _, optimizer in facts.steps.steps for model in facts.steps.models(optimizer)
     }  # fmt: skip
     for turn in turns(facts):
         outer = set(loops_around(facts, turn))
-        if any(_may_be_back(facts, one, outer) for one in facts.methods("train")):
+        if any(_may_be_back(facts, call, outer) for call in facts.methods("train")):
             continue
         for call in facts.methods("eval"):
-            is_ours = facts.code(facts.owner(call)) in trained and not call.args
-            if is_ours and any(set(chain) & outer for chain in facts.flow.around(call)):
+            is_trained = facts.code(facts.owner(call)) in trained and not call.args
+            if is_trained and any(set(chain) & outer for chain in facts.flow.around(call)):
                 yield Found(
                     call, f"{facts.code(call)} in the loop over epochs, and no train() in it"
                 )
 
 
 def _may_be_back(facts: Facts, train: cst.Call, outer: set[AnyLoop]) -> bool:
-    """Whether a train() stands in the loop over epochs, or where nobody sees when it is called."""
-    ways = facts.flow.around(train)
-    is_unseen = facts.script.scope(train) is not facts.script.module and not any(ways)
-    return is_unseen or any(set(way) & outer for way in ways)
+    """Whether a train() is in the loop over epochs, or where its callers cannot be seen."""
+    chains = facts.flow.around(train)
+    is_unseen = facts.script.scope(train) is not facts.script.module and not any(chains)
+    return is_unseen or any(set(chain) & outer for chain in chains)
 
 
 RULE = ScriptRule.of(

@@ -1,11 +1,12 @@
-"""A script's file: read, written with its edits, and put back.
+"""Read a script's file, write it with its edits, and put it back.
 
     train.py                    --apply-->   train.py with the edits
-                                             .train.py.before-doctor: what it was, and a digest of
-                                             what it became
+                                             .train.py.before-doctor: its old text, and a digest of
+                                             the new one
                                 --undo-->    train.py as it was; the other file is gone
 
-Nothing is written over what somebody changed meanwhile. This module must not know what an edit is.
+A file that was changed in the meantime is never overwritten. This module must not know what an edit
+is.
 """
 
 import hashlib
@@ -22,7 +23,9 @@ class ScriptFile(NamedTuple):
     """A script as it was read.
 
     Attributes:
-        raw: its bytes; text: decoded, each line with its own end.
+        path: its path.
+        raw: its bytes.
+        text: its decoded text, with the line ends as they are.
     """
 
     path: Path
@@ -31,19 +34,20 @@ class ScriptFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> "ScriptFile":
+        """Read a file."""
         raw = path.read_bytes()
         return cls(path, raw, raw.decode("utf-8-sig"))
 
     def whole(self, text: str) -> str:
-        """A text with the mark that this file begins with, if it has one."""
+        """Return a text with this file's byte order mark, if it has one."""
         return f"\ufeff{text}" if self.raw.startswith(b"\xef\xbb\xbf") else text
 
 
 def apply(source: ScriptFile, text: str) -> Path:
-    """Write the text into the script's file; where what it was is kept.
+    """Write a text into the script's file, and return the path where the old text is kept.
 
     Raises:
-        ConfigError: the file may not be written, or is another than was read.
+        ConfigError: the file may not be written, or was changed since it was read.
     """
     path = source.path
     _check_writable(path)
@@ -51,39 +55,43 @@ def apply(source: ScriptFile, text: str) -> Path:
         raise ConfigError(
             f"{path} was changed since it was read, so nothing is written; ask once more"
         )
-    after = source.whole(text).encode()
-    kept = _beside(path)
-    words = {"after": _digest(after), "before": source.raw.decode("utf-8")}
-    _replace(kept, json.dumps(words).encode(), 0o600)
-    _replace(path, after, stat.S_IMODE(path.stat().st_mode))
-    return kept
+    new = source.whole(text).encode()
+    backup = _backup(path)
+    record = {"after": _digest(new), "before": source.raw.decode("utf-8")}
+    _replace(backup, json.dumps(record).encode(), 0o600)
+    _replace(path, new, stat.S_IMODE(path.stat().st_mode))
+    return backup
 
 
 def undo(path: Path) -> None:
     """Put the script back as it was before the last `apply`.
 
     Raises:
-        ConfigError: there was none, or the file was changed since.
+        ConfigError: nothing was applied, or the file was changed since.
     """
-    kept = _beside(path)
+    backup = _backup(path)
     try:
-        words = json.loads(kept.read_bytes())
-        before, after = words["before"].encode(), words["after"]
+        record = json.loads(backup.read_bytes())
+        old, new_digest = record["before"].encode(), record["after"]
     except FileNotFoundError:
         raise ConfigError(f"nothing was applied to {path}, so there is nothing to undo") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{kept} is damaged, so {path} cannot be put back from it") from None
-    if not path.is_file() or _digest(path.read_bytes()) != after:
+        raise ConfigError(f"{backup} is damaged, so {path} cannot be put back from it") from None
+    if not path.is_file() or _digest(path.read_bytes()) != new_digest:
         raise ConfigError(
-            f"{path} was changed since --apply, so it is not put back; what it was is in {kept}"
+            f"{path} was changed since --apply, so it is not put back; what it was is in {backup}"
         )
     _check_writable(path)
-    _replace(path, before, stat.S_IMODE(path.stat().st_mode))
-    kept.unlink()
+    _replace(path, old, stat.S_IMODE(path.stat().st_mode))
+    backup.unlink()
 
 
 def _check_writable(path: Path) -> None:
-    """Also for root, who may write what is read-only."""
+    """Refuse a file or folder that is read-only, also for root, who could write it.
+
+    Raises:
+        ConfigError: the file or its folder is read-only.
+    """
     if not path.stat().st_mode & 0o222 or not os.access(path, os.W_OK):
         raise ConfigError(f"{path} is read-only: chmod u+w {path}, or take the diff of --fix")
     if not os.access(path.resolve().parent, os.W_OK):
@@ -91,15 +99,15 @@ def _check_writable(path: Path) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """As a whole or not at all; a link stays a link."""
+    """Replace a file's content as a whole or not at all; a link stays a link."""
     path = path.resolve()
-    half = path.with_name(f".{path.name}.half")
-    half.write_bytes(content)
-    half.chmod(mode)
-    os.replace(half, path)
+    partial = path.with_name(f".{path.name}.half")
+    partial.write_bytes(content)
+    partial.chmod(mode)
+    os.replace(partial, path)
 
 
-def _beside(path: Path) -> Path:
+def _backup(path: Path) -> Path:
     return path.with_name(f".{path.name}.before-doctor")
 
 

@@ -1,4 +1,4 @@
-"""``--fix`` of one script, from its file to its file: edits, proof, diff, and the file if asked."""
+"""``--fix`` for one script: find the edits, prove them, make the diff, and write it if asked."""
 
 from pathlib import Path
 
@@ -12,37 +12,40 @@ from .report import FixReport
 _STATIC = "--static runs nothing"
 
 
-def fix_by_text(path: Path, found: Diagnosis) -> FixReport:
-    """What reading alone would change; nothing is run, nothing is written."""
+def fix_by_text(path: Path, diagnosis: Diagnosis) -> FixReport:
+    """Return the edits that reading alone suggests; nothing is run and nothing is written."""
     source = ScriptFile.read(path)
     edits = tuple(edits_for(source.text))
     proof = Proof(edits, unproved=_STATIC if edits else "")
-    return _report(source, found, proof)
+    return _report(source, diagnosis, proof)
 
 
-def fix(run: ScriptRun, found: Diagnosis, *, is_applied: bool) -> FixReport:
-    """What reading and prices change, proved over 20 steps, and written where that is asked for.
+def fix(run: ScriptRun, diagnosis: Diagnosis, *, is_applied: bool) -> FixReport:
+    """Return the edits that rules and prices suggest, proved over 20 steps.
+
+    Args:
+        is_applied: whether to write the proved edits into the script.
 
     Raises:
-        ConfigError: it cannot be run, or not be written.
+        ConfigError: the script cannot be run, or not be written.
     """
     source = ScriptFile.read(run.script)
     prices = observe(run).prices if run.price_s else ()
     edits = edits_for(source.text, prices)
     if not edits:
-        return _report(source, found, Proof(()))
+        return _report(source, diagnosis, Proof(()))
     proof = prove(source.text, edits, lambda text: record(run, text, NUM_STEPS))
-    report = _report(source, found, proof)
+    report = _report(source, diagnosis, proof)
     if not (is_applied and report.diff):
         return report
-    kept = apply(source, with_edits(source.text, proof.kept))
-    return _report(source, found, proof, str(kept))
+    backup = apply(source, with_edits(source.text, proof.kept))
+    return _report(source, diagnosis, proof, str(backup))
 
 
-def _report(source: ScriptFile, found: Diagnosis, proof: Proof, kept_in: str = "") -> FixReport:
-    after = with_edits(source.text, proof.kept)
-    diff = diff_of(source.whole(source.text), source.whole(after), source.path.name)
+def _report(source: ScriptFile, diagnosis: Diagnosis, proof: Proof, kept_in: str = "") -> FixReport:
+    new_text = with_edits(source.text, proof.kept)
+    diff = diff_of(source.whole(source.text), source.whole(new_text), source.path.name)
     return FixReport(
-        script=found.script, diff=diff, proof=proof, left=tuple(left_alone(found)),
-        unmended=tuple(unmended(source.text, found)), kept_in=kept_in,
+        script=diagnosis.script, diff=diff, proof=proof, left=tuple(left_alone(diagnosis)),
+        unmended=tuple(unmended(source.text, diagnosis)), kept_in=kept_in,
     )  # fmt: skip

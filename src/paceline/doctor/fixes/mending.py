@@ -1,6 +1,6 @@
-"""The edits that a script would get, one for each price with words and each rule that mends.
+"""The edits of a script: one for each price with arguments, and one for each rule that mends.
 
-    text -> edit 1 -> edit 2 -> ...      each is made on the text that the last left
+    text -> edit 1 -> edit 2 -> ...      each is applied to the text that the last one left
 
 This module must not know files, nor run anything.
 """
@@ -14,73 +14,74 @@ import libcst as cst
 
 from ...porting.tree import TreeEdits
 from ..catalogue import RULES
-from ..examine import is_taken_back
+from ..examine import is_suppressed
 from ..facts import Facts
 from ..findings import Diagnosis, ScriptFinding, Severity
-from ..mends import give
+from ..mends import set_arguments
 from ..observed.observation import Price, PriceOutcome
 from ..rule import ScriptRule
 
-_ROW = re.compile(r"[^\n]*\n|[^\n]+")
-"""A line as ``patch`` knows it, whatever else ends one elsewhere."""
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+"""A line as ``patch`` splits them: at ``\\n`` alone, unlike `str.splitlines`."""
 
 
 class Edit(NamedTuple):
-    """One fix.
+    """One fix, as a change of the script's text.
 
     Attributes:
-        name: the rule's, or the price's; what: in words.
-        made: the text with it, of one without.
+        name: the name of the rule or the price.
+        what: the fix in words.
+        apply: returns a text with the fix.
     """
 
     name: str
     what: str
-    made: Callable[[str], str]
+    apply: Callable[[str], str]
 
 
 def edits_for(text: str, prices: Iterable[Price] = ()) -> list[Edit]:
-    """Those that change this text, in the order in which they are made."""
-    found: list[Edit] = []
+    """Return the edits that change this text, in the order in which they are applied."""
+    edits: list[Edit] = []
     for edit in _all(prices):
-        changed = edit.made(text)
+        changed = edit.apply(text)
         if changed != text:
-            found.append(edit)
+            edits.append(edit)
             text = changed
-    return found
+    return edits
 
 
 def with_edits(text: str, edits: Iterable[Edit]) -> str:
-    """The text with all of them."""
-    for one in edits:
-        text = one.made(text)
+    """Return the text with all edits applied."""
+    for edit in edits:
+        text = edit.apply(text)
     return text
 
 
-def left_alone(found: Diagnosis) -> list[ScriptFinding]:
-    """Bugs that no edit touches: what would mend them changes what is computed, or is a choice."""
-    return [one for one in found.of(Severity.BUG) if not _mends(one.rule)]
+def left_alone(diagnosis: Diagnosis) -> list[ScriptFinding]:
+    """Return the bugs whose rule has no mend: a fix changes what is computed, or is a choice."""
+    return [bug for bug in diagnosis.of(Severity.BUG) if not _mends(bug.rule)]
 
 
-def unmended(text: str, found: Diagnosis) -> list[ScriptFinding]:
-    """Bugs of a kind that is mended mostly, and that stand where the text is not simple enough."""
+def unmended(text: str, diagnosis: Diagnosis) -> list[ScriptFinding]:
+    """Return the bugs whose rule has a mend that does not apply here: the text is too complex."""
     facts, left = Facts(text), set[tuple[str, int]]()
     for rule in RULES.values():
-        for one in rule.check(facts) if rule.mend is not None else ():
+        for found in rule.check(facts) if rule.mend is not None else ():
             edits = TreeEdits()
             assert rule.mend is not None
-            rule.mend(facts, one.node, edits)
+            rule.mend(facts, found.node, edits)
             if not edits:
-                left.add((rule.name, facts.script.line(one.node)))
-    return [one for one in found.of(Severity.BUG) if (one.rule, one.line) in left]
+                left.add((rule.name, facts.script.line(found.node)))
+    return [bug for bug in diagnosis.of(Severity.BUG) if (bug.rule, bug.line) in left]
 
 
 def diff_of(before: str, after: str, name: str) -> str:
-    """A unified diff, as ``patch`` takes it."""
-    rows = difflib.unified_diff(_ROW.findall(before), _ROW.findall(after), f"a/{name}", f"b/{name}")
-    whole = []
-    for row in rows:
-        whole.append(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n")
-    return "".join(whole)
+    """Return a unified diff that ``patch`` accepts."""
+    old, new = _LINE.findall(before), _LINE.findall(after)
+    lines = []
+    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(lines)
 
 
 def _mends(name: str) -> bool:
@@ -89,43 +90,45 @@ def _mends(name: str) -> bool:
 
 
 def _all(prices: Iterable[Price]) -> Iterator[Edit]:
-    """Those of prices first: they are found by the numbers of lines, and move none."""
-    for one in prices:
-        if one.words and one.outcome is PriceOutcome.WORTH and not one.changes:
-            yield Edit(one.name, one.fix, _by_price(one))
+    """Yield the edits of prices, which need the original line numbers and keep them; then rules'."""
+    for price in prices:
+        if price.words and price.outcome is PriceOutcome.WORTH and not price.changes:
+            yield Edit(price.name, price.fix, _by_price(price))
     for rule in RULES.values():
         if rule.mend is not None:
             yield Edit(rule.name, rule.fix, _by_rule(rule))
 
 
 def _by_rule(rule: ScriptRule) -> Callable[[str], str]:
-    def made(text: str) -> str:
-        facts, edits, rows = Facts(text), TreeEdits(), text.splitlines()
+    """Return the edit that mends everything that a rule finds and no comment suppresses."""
+
+    def apply(text: str) -> str:
+        facts, edits, lines = Facts(text), TreeEdits(), text.splitlines()
         assert rule.mend is not None
-        for one in rule.check(facts):
-            if not is_taken_back(rule.name, facts.script.line(one.node), rows):
-                rule.mend(facts, one.node, edits)
+        for found in rule.check(facts):
+            if not is_suppressed(rule.name, facts.script.line(found.node), lines):
+                rule.mend(facts, found.node, edits)
         return facts.script.module.visit(edits).code if edits else text
 
-    return made
+    return apply
 
 
 def _by_price(price: Price) -> Callable[[str], str]:
-    """The call that begins in its line is given the words."""
+    """Return the edit that sets a price's arguments in the call that begins in its line."""
 
-    def made(text: str) -> str:
+    def apply(text: str) -> str:
         facts, edits = Facts(text), TreeEdits()
-        name = "DataLoader" if "DataLoader" in price.fix else ""
-        called = [
-            one for one in facts.script.every_call
-            if facts.script.line(one) == price.line
-            and (one in facts.loaders if name else _is_optimizer(facts, one))
+        is_loader = "DataLoader" in price.fix
+        calls = [
+            call for call in facts.script.every_call
+            if facts.script.line(call) == price.line
+            and (call in facts.loaders if is_loader else _is_optimizer(facts, call))
         ]  # fmt: skip
-        if len(called) == 1:
-            give(edits, called[0], **dict(price.words))
+        if len(calls) == 1:
+            set_arguments(edits, calls[0], **dict(price.words))
         return facts.script.module.visit(edits).code if edits else text
 
-    return made
+    return apply
 
 
 def _is_optimizer(facts: Facts, call: cst.Call) -> bool:

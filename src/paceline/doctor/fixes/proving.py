@@ -1,9 +1,9 @@
-"""Whether edits leave every loss and every gradient of 20 steps as they are, to the last bit.
+"""Prove that edits leave every loss and every gradient of 20 steps equal, to the last bit.
 
-    the script, recorded | with all edits, recorded      equal: proved
-                         | with one edit after the other, where they are not; those that are kept
+    the script, recorded | with all edits, recorded               equal: all are proved
+                         | else with one edit after the other     equal: this edit is kept
 
-A script that gives other numbers each time it runs proves nothing, and is told so. This module must
+A script whose numbers differ each time it runs proves nothing, which is reported. This module must
 not know how a run is recorded.
 """
 
@@ -17,17 +17,17 @@ from .mending import Edit, with_edits
 NUM_STEPS = 20
 
 Recorded = Callable[[str], StepRecord]
-"""What a text computes."""
+"""Runs a text and returns what it computes."""
 
 
 class Proof(NamedTuple):
-    """What is proved.
+    """The edits that were proved, and those that were not.
 
     Attributes:
-        kept: edits that leave losses and gradients equal, all together.
-        dropped: each other one, with what differs.
-        num_steps: that were compared.
-        unproved: why nothing is proved; empty: all that is kept is.
+        kept: the edits that together leave losses and gradients equal.
+        dropped: every other edit, with what it changes.
+        num_steps: how many steps were compared.
+        unproved: why nothing is proved; empty if all kept edits are.
     """
 
     kept: tuple[Edit, ...]
@@ -39,31 +39,37 @@ class Proof(NamedTuple):
 def prove(text: str, edits: Sequence[Edit], recorded: Recorded) -> Proof:
     """Keep the edits that change no number.
 
+    Args:
+        text: the script as it is.
+        edits: the edits to prove, in the order in which they are applied.
+        recorded: runs a text and returns what it computes.
+
     Raises:
-        ConfigError: the script as it is does not come so far.
+        ConfigError: the script as it is does not make enough steps.
     """
     before = recorded(text)
     if not edits:
         return Proof((), (), len(before.gradients))
-    differs = _difference(before, with_edits(text, edits), recorded)
-    if not differs:
+    if not _difference(before, with_edits(text, edits), recorded):
         return Proof(tuple(edits), (), len(before.gradients))
-    own = before.first_difference(recorded(text))
-    if own:
-        return Proof((), (), 0, f"run twice as it is, the script differs by itself in {own}")
+    self_difference = before.first_difference(recorded(text))
+    if self_difference:
+        return Proof(
+            (), (), 0, f"run twice as it is, the script differs by itself in {self_difference}"
+        )
     kept: list[Edit] = []
     dropped = []
-    for one in edits:
-        found = _difference(before, with_edits(text, [*kept, one]), recorded)
-        if found:
-            dropped.append((one, found))
+    for edit in edits:
+        difference = _difference(before, with_edits(text, [*kept, edit]), recorded)
+        if difference:
+            dropped.append((edit, difference))
         else:
-            kept.append(one)
+            kept.append(edit)
     return Proof(tuple(kept), tuple(dropped), len(before.gradients))
 
 
 def _difference(before: StepRecord, text: str, recorded: Recorded) -> str:
     try:
         return before.first_difference(recorded(text))
-    except ConfigError as error:
+    except ConfigError as error:  # the edited script fails or ends early
         return f"its end: {error}"

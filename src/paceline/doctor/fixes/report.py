@@ -1,4 +1,4 @@
-"""What ``--fix`` found, as a value and in lines. This module must not know how it was found."""
+"""The result of ``--fix``, as a value and as lines. This module must not know how it was found."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from .proving import Proof
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixReport:
-    """What would be, or was, changed.
+    """The changes that would be, or were, made to a script.
 
     Attributes:
-        script: its path; diff: unified; empty: nothing is changed.
-        proof: of what is in the diff.
-        left: bugs that are left alone, since what mends them changes what is computed.
-        unmended: bugs that are left alone where they stand, and are mended elsewhere.
-        kept_in: where what the script was is kept; empty: nothing was written.
+        script: its path.
+        diff: the unified diff; empty if nothing changes.
+        proof: the proof of the edits in the diff.
+        left: bugs that are left alone, since their fix changes what is computed.
+        unmended: bugs that their rule mends elsewhere, but not at this place.
+        kept_in: the file that keeps the script's old text; empty if nothing was written.
     """
 
     script: str
@@ -29,19 +30,19 @@ class FixReport:
     def to_json(self) -> dict[str, object]:
         return {
             "script": self.script, "diff": self.diff, "applied": bool(self.kept_in),
-            "fixes": [one.name for one in self.proof.kept],
-            "changes_numbers": [[one.name, why] for one, why in self.proof.dropped],
+            "fixes": [edit.name for edit in self.proof.kept],
+            "changes_numbers": [[edit.name, why] for edit, why in self.proof.dropped],
             "proved_steps": self.proof.num_steps, "unproved": self.proof.unproved,
-            "left_alone": [one.to_json() for one in (*self.left, *self.unmended)],
+            "left_alone": [bug.to_json() for bug in (*self.left, *self.unmended)],
             "kept_in": self.kept_in,
         }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
-        """All but the diff."""
+        """Yield the report's lines, without the diff."""
         proof = self.proof
         if proof.kept and proof.num_steps:
             yield (
-                f"{len(proof.kept)} fixed ({', '.join(one.name for one in proof.kept)}); over "
+                f"{len(proof.kept)} fixed ({', '.join(edit.name for edit in proof.kept)}); over "
                 f"{proof.num_steps} steps every loss and every gradient is equal to the last bit"
             )
         elif proof.kept:
@@ -50,8 +51,8 @@ class FixReport:
             yield f"nothing is fixed: {proof.unproved}"
         else:
             yield f"{self.script}: there is nothing that can be fixed without changing numbers"
-        for one, why in proof.dropped:
-            yield f"left out, since it changes {why}: {one.name} ({one.what})"
+        for edit, why in proof.dropped:
+            yield f"left out, since it changes {why}: {edit.name} ({edit.what})"
         for bug in self.left:
             yield (
                 f"left alone, since it changes what is computed: {self.script}:{bug.line} "

@@ -13,14 +13,14 @@ import libcst as cst
 
 from ..facts import Facts
 from ..findings import Severity
-from ..lineage import last_value, passed
+from ..lineage import gradient_paths, last_value
 from ..rule import Found, ScriptRule
 
 _DEPTH = 4
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if len({facts.code(one) for _, one in facts.steps.steps}) != 1:
+    if len({facts.code(optimizer) for _, optimizer in facts.steps.steps}) != 1:
         return
     seen: set[cst.CSTNode] = set()
     for node in facts.script.nodes:
@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         for weight, other in ((node.left, node.right), (node.right, node.left)):
             root = _difference(facts, weight)
-            is_weight = root is not None and any(True for _ in passed(facts, weight))
+            is_weight = root is not None and any(True for _ in gradient_paths(facts, weight))
             if is_weight and _has_log_prob(facts, other) and root not in seen:
                 assert root is not None
                 seen.add(root)
@@ -40,7 +40,7 @@ def check(facts: Facts) -> Iterator[Found]:
 def _difference(
     facts: Facts, expr: cst.BaseExpression, depth: int = 0
 ) -> cst.BaseExpression | None:
-    """The difference that a weight is, past a normalization; None: it is something else."""
+    """Return the difference that a weight is, seen through a normalization, or None."""
     if depth > _DEPTH:
         return None
     if isinstance(expr, cst.Name):
@@ -50,18 +50,18 @@ def _difference(
         if isinstance(expr.operator, cst.Divide):
             return _difference(facts, expr.left, depth + 1)
         if isinstance(expr.operator, cst.Subtract):
-            below = _difference(facts, expr.left, depth + 1)
-            return below if below is not None else expr
+            inner = _difference(facts, expr.left, depth + 1)
+            return inner if inner is not None else expr
     return None
 
 
 def _has_log_prob(facts: Facts, expr: cst.BaseExpression, depth: int = 0) -> bool:
-    """Whether this is made of ``log_prob(...)``."""
-    for one in facts.script.within(expr):
-        if isinstance(one, cst.Call) and facts.method(one) == "log_prob":
+    """Whether a value is computed from ``log_prob(...)``."""
+    for node in facts.script.within(expr):
+        if isinstance(node, cst.Call) and facts.method(node) == "log_prob":
             return True
-        if isinstance(one, cst.Name) and depth < _DEPTH:
-            value = last_value(facts, one)
+        if isinstance(node, cst.Name) and depth < _DEPTH:
+            value = last_value(facts, node)
             if value is not None and _has_log_prob(facts, value, depth + 1):
                 return True
     return False

@@ -22,19 +22,20 @@ _MAKES = re.compile(r"^torch\.(tensor|as_tensor|FloatTensor|autograd\.Variable)$
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        losses = {one.subject for one in turn.of(CallRole.BACKWARD)}
-        inside = set(facts.script.within(turn.loop))
-        for one in facts.script.bindings:
-            value = one.value
+        losses = {event.subject for event in turn.of(CallRole.BACKWARD)}
+        flags = {f"{loss}.requires_grad" for loss in losses}
+        nodes = set(facts.script.within(turn.loop))
+        for binding in facts.script.bindings:
+            name, value = binding.name, binding.value
             is_new = (
                 isinstance(value, cst.Call)
                 and _MAKES.search(facts.meaning(value)) is not None
                 and facts.flag(value, "requires_grad")
             )
-            if one.name in losses and one.node in inside and is_new:
-                yield Found(value, f"{one.name} is a new leaf: {facts.code(value)}")
-            if one.name in {f"{each}.requires_grad" for each in losses} and one.node in inside:
-                yield Found(one.node, f"{one.name} is set by hand: its graph is lost")
+            if name in losses and binding.node in nodes and is_new:
+                yield Found(value, f"{name} is a new leaf: {facts.code(value)}")
+            if name in flags and binding.node in nodes:
+                yield Found(binding.node, f"{name} is set by hand: its graph is lost")
 
 
 RULE = ScriptRule.of(

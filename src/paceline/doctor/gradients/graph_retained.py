@@ -16,11 +16,11 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, Event, TrainingTurn, turns
-from ..lineage import loss_of, passed
-from ..mends import without
+from ..lineage import gradient_paths, loss_of
+from ..mends import remove_argument
 from ..rule import Found, ScriptRule
 
-_MAKES = re.compile(r"^torch\.(rand|zeros|ones|tensor|full|empty|arange)")
+_FACTORIES = re.compile(r"^torch\.(rand|zeros|ones|tensor|full|empty|arange)")
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -29,62 +29,62 @@ def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         backward = turn.of(CallRole.BACKWARD)
         first = backward[0]
-        if not first.is_always or not _retains(facts, first) or _is_asked_again(facts, first):
+        if not first.is_always or not _retains(facts, first) or _is_used_again(facts, first):
             continue
         if len(backward) == 1:
             yield Found(first.call, f"{facts.code(first.call)} once a turn")
-        elif all(_has_own_graph(facts, turn, first, one) for one in backward[1:]):
+        elif all(_has_own_graph(facts, turn, first, other) for other in backward[1:]):
             yield Found(
                 first.call,
                 f"{facts.code(first.call)}, and no other backward() of a turn needs its graph",
             )
 
 
-def _is_asked_again(facts: Facts, event: Event) -> bool:
-    """Whether autograd.grad() may go through the same graph after it."""
+def _is_used_again(facts: Facts, event: Event) -> bool:
+    """Whether autograd.grad() may go through the graph of a backward pass after it."""
     order = facts.script.order
     for call in facts.script.calls("autograd.grad"):
         sites = facts.flow.calls_of(facts.script.scope(call))
-        places = [order[one.node] for one in sites] or [order[call]]
-        if max(places) > order[event.call]:
+        positions = [order[site.node] for site in sites] or [order[call]]
+        if max(positions) > order[event.call]:
             return True
     return False
 
 
 def _has_own_graph(facts: Facts, turn: TrainingTurn, first: Event, other: Event) -> bool:
-    """Whether a loss is made of nothing that was computed before the first backward()."""
+    """Whether a loss depends on nothing that was computed before the first backward()."""
     script, order = facts.script, facts.script.order
     scope = script.scope(first.call)
     if script.scope(other.call) is not scope or facts.method(other.call) != "backward":
         return False
     start, end = order[turn.loop], order[first.call]
-    coming: list[cst.CSTNode] = [loss_of(facts, other.call)]
+    pending: list[cst.CSTNode] = [loss_of(facts, other.call)]
     seen: set[cst.CSTNode] = set()
-    while coming:
-        for one in script.within(coming.pop()):
-            if not isinstance(one, cst.Name) or one in seen:
+    while pending:
+        for name in script.within(pending.pop()):
+            if not isinstance(name, cst.Name) or name in seen:
                 continue
-            seen.add(one)
-            bound = [
-                each for each in facts.flow.bindings(one.value, scope)
-                if start < order[each.node] < order[one]
+            seen.add(name)
+            bindings = [
+                binding for binding in facts.flow.bindings(name.value, scope)
+                if start < order[binding.node] < order[name]
             ]  # fmt: skip
-            last = max(bound, key=lambda each: order[each.node], default=None)
+            last = max(bindings, key=lambda binding: order[binding.node], default=None)
             if last is None:
                 continue
             if order[last.node] > end:
-                coming.append(last.value)
+                pending.append(last.value)
             elif not _has_no_graph(facts, last.value):
                 return False
-    return any(True for _ in passed(facts, loss_of(facts, other.call)))
+    return any(True for _ in gradient_paths(facts, loss_of(facts, other.call)))
 
 
 def _has_no_graph(facts: Facts, value: cst.BaseExpression) -> bool:
-    """Whether a value is made by torch of numbers, or moved from a batch."""
+    """Whether a value is a tensor that torch makes, or a batch that is moved."""
     if not isinstance(value, cst.Call):
         return False
     is_moved = facts.method(value) in ("to", "cuda") and isinstance(facts.owner(value), cst.Name)
-    return is_moved or _MAKES.search(facts.meaning(value)) is not None
+    return is_moved or _FACTORIES.search(facts.meaning(value)) is not None
 
 
 def _retains(facts: Facts, event: Event) -> bool:
@@ -100,5 +100,5 @@ RULE = ScriptRule.of(
     healthy=(
         looped([*STEP[:2], "out = model(x)", "loss = loss_fn(out, y)", "loss.backward(retain_graph=True)", "second = out.mean()", "second.backward()", STEP[4]]),
         looped(), looped([*STEP[:3], "loss.backward(retain_graph=True)", "(loss * 2).backward()", STEP[4]]),),
-    mend=without("retain_graph"),
+    mend=remove_argument("retain_graph"),
 )  # fmt: skip

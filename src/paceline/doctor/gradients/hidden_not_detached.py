@@ -21,7 +21,7 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        if not all(one.is_always for one in turn.of(CallRole.BACKWARD)):
+        if not all(event.is_always for event in turn.of(CallRole.BACKWARD)):
             continue
         for call in facts.forward_calls():
             statement = facts.script.statement(call)
@@ -30,43 +30,42 @@ def check(facts: Facts) -> Iterator[Found]:
             target = statement.targets[0].target
             if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
                 continue
-            given = {one for arg in call.args[1:] for one in _names(facts, arg.value)}
+            arguments = {name for arg in call.args[1:] for name in _names(facts, arg.value)}
             for name in _names(facts, target.elements[1].value):
-                if name in given and _is_carried(facts, turn, statement, name):
+                if name in arguments and _is_carried(facts, turn, statement, name):
                     yield Found(call, f"{name} is carried to the next turn with its graph")
                     break
 
 
 def _names(facts: Facts, expr: cst.CSTNode) -> list[str]:
-    return [one.value for one in facts.script.within(expr) if isinstance(one, cst.Name)]
+    return [node.value for node in facts.script.within(expr) if isinstance(node, cst.Name)]
 
 
 def _is_carried(facts: Facts, turn: TrainingTurn, statement: cst.Assign, name: str) -> bool:
-    """Whether a name keeps what this statement gave it until the next turn."""
-    inside = list(facts.script.within(turn.loop))
-    if statement not in inside or any(
+    """Whether a name keeps the value that a statement assigns until the next turn."""
+    nodes = list(facts.script.within(turn.loop))
+    if statement not in nodes or any(
         True for _ in branches_between(facts, statement, turn.loop.body)
     ):
         return False
     word = re.compile(rf"\b{re.escape(name)}\b")
     others = [
-        one for one in inside
-        if isinstance(one, cst.Assign | cst.AugAssign | cst.For | cst.Del) and one is not statement
-        and one is not turn.loop
+        node for node in nodes
+        if isinstance(node, cst.Assign | cst.AugAssign | cst.For | cst.Del) and node is not statement
+        and node is not turn.loop
     ]  # fmt: skip
     targets = [
-        facts.code(each)
-        for one in others
-        for each in (
-            [target.target for target in one.targets]
-            if isinstance(one, cst.Assign)
-            else [one.target]
+        facts.code(target)
+        for node in others
+        for target in (
+            [target.target for target in node.targets]
+            if isinstance(node, cst.Assign)
+            else [node.target]
         )
     ]
-    is_anew = any(word.search(one) for one in targets)
-    return (
-        not is_anew and "detach" not in facts.uncommented and "repackage" not in facts.uncommented
-    )
+    is_reassigned = any(word.search(target) for target in targets)
+    is_detached = "detach" in facts.uncommented or "repackage" in facts.uncommented
+    return not is_reassigned and not is_detached
 
 
 _RNN = [*STEP[:2], "out, hidden = model(x, hidden)", "loss = loss_fn(out, y)", *STEP[3:]]

@@ -15,7 +15,7 @@ from ...porting.tree import TreeEdits, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import CallRole, always, turns
+from ..iteration import CallRole, always_reached, turns
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
@@ -23,48 +23,49 @@ from ..tensors import tensors_of
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
     for turn in turns(facts):
-        losses = {word for one in turn.of(CallRole.BACKWARD) for word in _words(one.subject)}
-        used = {word for name in losses for word in _words_of(facts, name)} | losses
-        inside = set(facts.script.within(turn.loop))
-        for node in always(facts):
+        losses = {name for event in turn.of(CallRole.BACKWARD) for name in _names(event.subject)}
+        used = {source for name in losses for source in _source_names(facts, name)} | losses
+        nodes = set(facts.script.within(turn.loop))
+        for node in always_reached(facts):
             name, value = _kept(facts, node)
-            if value is None or name in used or not any(_is(one, losses) for one in _terms(value)):
+            kept_losses = [
+                term
+                for term in (_terms(value) if value is not None else ())
+                if isinstance(term, cst.Name) and term.value in losses
+            ]
+            if not kept_losses or name in used:
                 continue
-            is_anew = any(
-                one.name == name and one.node in inside and one.node is not node
-                for one in facts.script.bindings
+            is_reassigned = any(
+                binding.name == name and binding.node in nodes and binding.node is not node
+                for binding in facts.script.bindings
             )
-            is_live = any(_is(one, losses) and tensors.is_tensor(one) for one in _terms(value))
-            if is_live and not is_anew and not facts.is_in(node, "no_grad"):
+            has_graph = any(tensors.is_tensor(loss) for loss in kept_losses)
+            if has_graph and not is_reassigned and not facts.is_in(node, "no_grad"):
                 yield Found(node, f"{facts.code(node)} keeps the graph of every turn")
 
 
-def _is(value: cst.BaseExpression, names: set[str]) -> bool:
-    return isinstance(value, cst.Name) and value.value in names
+def _names(code: str) -> set[str]:
+    return set(re.findall(r"[\w.]+", code))
 
 
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[\w.]+", text))
-
-
-def _words_of(facts: Facts, name: str) -> set[str]:
-    """What the values of a name are made of."""
-    found = set()
-    for one in facts.script.bindings:
-        if one.name == name:
-            found |= _words(facts.code(one.value))
-    return found
+def _source_names(facts: Facts, name: str) -> set[str]:
+    """Return the names that the values assigned to a name are computed from."""
+    sources = set()
+    for binding in facts.script.bindings:
+        if binding.name == name:
+            sources |= _names(facts.code(binding.value))
+    return sources
 
 
 def _kept(facts: Facts, node: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
-    """Where it goes, and what: ``total += loss``, ``total = total + loss``, ``all.append(loss)``."""
+    """Return the name that keeps a value, and the value: ``total += loss``, ``all.append(loss)``."""
     if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
         return facts.code(node.target), node.value
     if isinstance(node, cst.Call) and facts.method(node) == "append" and len(positional(node)) == 1:
         return facts.code(facts.owner(node)), positional(node)[0]
     if isinstance(node, cst.Assign) and isinstance(node.value, cst.BinaryOperation):
         name = facts.code(node.targets[0].target)
-        terms = [facts.code(one) for one in _terms(node.value)]
+        terms = [facts.code(term) for term in _terms(node.value)]
         if isinstance(node.value.operator, cst.Add) and name in terms:
             return name, node.value
     return "", None
@@ -74,17 +75,17 @@ def _terms(value: cst.BaseExpression) -> list[cst.BaseExpression]:
     if isinstance(value, cst.BinaryOperation):
         return [*_terms(value.left), *_terms(value.right)]
     if isinstance(value, cst.List | cst.Tuple):
-        return [one.value for one in value.elements]
+        return [element.value for element in value.elements]
     return [value]
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """``detach()`` of each term that is a tensor."""
+    """Write ``detach()`` behind each term that is a tensor."""
     name, value = _kept(facts, node)
     tensors = tensors_of(facts)
-    for one in _terms(value) if value is not None else ():
-        if facts.code(one) != name and isinstance(one, cst.Name) and tensors.is_tensor(one):
-            edits.replace(one, f"{facts.code(one)}.detach()")
+    for term in _terms(value) if value is not None else ():
+        if facts.code(term) != name and isinstance(term, cst.Name) and tensors.is_tensor(term):
+            edits.replace(term, f"{facts.code(term)}.detach()")
 
 
 RULE = ScriptRule.of(

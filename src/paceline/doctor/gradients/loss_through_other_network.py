@@ -14,57 +14,62 @@ from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, Event, TrainingTurn, turns
-from ..lineage import loss_of, networks, passed
+from ..lineage import gradient_paths, loss_of, networks
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    optimizers = [one for _, one in facts.steps.steps]
-    every = [networks(facts, one) for one in optimizers]
-    if not all(every):
+    trained = [networks(facts, optimizer) for _, optimizer in facts.steps.steps]
+    if not all(trained):
         return
     for turn in turns(facts):
-        for place, event in enumerate(turn.events):
+        for index, event in enumerate(turn.events):
             if event.role is not CallRole.BACKWARD or facts.method(event.call) != "backward":
                 continue
-            stepped = list(_stepped(turn, place))
-            changed = [networks(facts, _optimizer(facts, one)) for one in stepped]
+            steps = list(_steps_using(turn, index))
+            changed = [networks(facts, _optimizer(facts, step)) for step in steps]
             if changed and all(changed):
                 used = _used_by_others(facts, turn, event)
-                for one in _through(facts, event, set().union(*changed), set().union(*every)):
-                    if one.node not in used:
-                        yield one
+                for found in _through(facts, event, set().union(*changed), set().union(*trained)):
+                    if found.node not in used:
+                        yield found
 
 
 def _used_by_others(facts: Facts, turn: TrainingTurn, event: Event) -> set[cst.Call]:
-    """The calls of models whose graph another loss of the turn goes through, too."""
+    """Return the calls of models whose graph another loss of the turn goes through, too."""
     others = [
-        one.call for one in turn.of(CallRole.BACKWARD)
-        if one.call is not event.call and facts.method(one.call) == "backward"
+        other.call for other in turn.of(CallRole.BACKWARD)
+        if other.call is not event.call and facts.method(other.call) == "backward"
     ]  # fmt: skip
-    return {one.call for call in others for one in passed(facts, loss_of(facts, call))}
+    return {path.call for call in others for path in gradient_paths(facts, loss_of(facts, call))}
 
 
 def _is_differentiated(facts: Facts, call: cst.Call) -> bool:
-    """Whether autograd.grad() is asked for a gradient at what a call is given."""
-    names = {facts.code(one) for one in positional(call)}
+    """Whether autograd.grad() computes a gradient with respect to an argument of a call."""
+    names = {facts.code(argument) for argument in positional(call)}
     return any(
-        names & {facts.code(one.value) for one in each.args}
-        for each in facts.script.calls("autograd.grad")
+        names & {facts.code(argument.value) for argument in grad.args}
+        for grad in facts.script.calls("autograd.grad")
     )
 
 
 def _through(
-    facts: Facts, event: Event, changed: set[cst.Call], every: set[cst.Call]
+    facts: Facts, event: Event, changed: set[cst.Call], trained: set[cst.Call]
 ) -> Iterator[Found]:
-    for one in passed(facts, loss_of(facts, event.call)):
-        made = set(facts.made(one.call.func))
+    """Yield where a loss goes back through a network that its steps do not change.
+
+    Args:
+        changed: the calls that make the networks that the steps change.
+        trained: the calls that make the networks that any step changes.
+    """
+    for path in gradient_paths(facts, loss_of(facts, event.call)):
+        constructors = set(facts.constructors(path.call.func))
         inner = [
-            each for each in one.behind
-            if set(facts.made(each.func)) <= changed and not _is_differentiated(facts, each)
+            call for call in path.behind
+            if set(facts.constructors(call.func)) <= changed and not _is_differentiated(facts, call)
         ]  # fmt: skip
-        if made and made <= every - changed and inner:
-            name = facts.code(one.call.func)
+        if constructors and constructors <= trained - changed and inner:
+            name = facts.code(path.call.func)
             yield Found(
                 inner[-1],
                 f"the gradient of {facts.code(inner[-1])} goes back through {name}, "
@@ -72,22 +77,25 @@ def _through(
             )
 
 
-def _stepped(turn: TrainingTurn, place: int) -> Iterator[Event]:
-    """The steps that are to use the gradients of this backward pass.
+def _steps_using(turn: TrainingTurn, index: int) -> Iterator[Event]:
+    """Yield the steps that are meant to use the gradients of a backward pass.
 
-    A step behind the next backward pass uses them, too, unless zero_grad() stands between; where it
-    stands nowhere that is another mistake, and nobody's will.
+    A step behind the next backward pass uses them, too, unless zero_grad() comes in between. If its
+    optimizer is never zeroed, that is another mistake, and the step is not meant to use them.
+
+    Args:
+        index: the index of the backward pass among the turn's events.
     """
-    ever = {one.subject for one in turn.of(CallRole.ZERO)}
+    ever_zeroed = {event.subject for event in turn.of(CallRole.ZERO)}
     zeroed: set[str] = set()
     is_later = False
-    for one in turn.events[place + 1 :]:
-        if one.role is CallRole.ZERO:
-            zeroed.add(one.subject)
-        is_later = is_later or one.role is CallRole.BACKWARD
-        is_user = one.subject not in zeroed and (one.subject in ever or not is_later)
-        if one.role is CallRole.STEP and is_user:
-            yield one
+    for event in turn.events[index + 1 :]:
+        if event.role is CallRole.ZERO:
+            zeroed.add(event.subject)
+        is_later = is_later or event.role is CallRole.BACKWARD
+        is_meant = event.subject in ever_zeroed or not is_later
+        if event.role is CallRole.STEP and event.subject not in zeroed and is_meant:
+            yield event
 
 
 def _optimizer(facts: Facts, step: Event) -> cst.BaseExpression:

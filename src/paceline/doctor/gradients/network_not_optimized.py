@@ -15,7 +15,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, turns
-from ..lineage import loss_of, networks, passed
+from ..lineage import gradient_paths, loss_of, networks
 from ..rule import Found, ScriptRule
 
 _FROZEN = r"load_state_dict|requires_grad|\.data\b|copy_|deepcopy|no_grad|load\("
@@ -23,47 +23,50 @@ _LAYERS = re.compile(r"(^|\.)nn\.(Linear|Conv\dd|Sequential|LSTM|GRU|Embedding)$
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    every = [networks(facts, one) for _, one in facts.steps.steps]
+    optimized = [networks(facts, optimizer) for _, optimizer in facts.steps.steps]
     if (
-        not every
-        or not all(every)
+        not optimized
+        or not all(optimized)
         or re.search(r"add_param_group|functional_call", facts.uncommented)
     ):
         return
-    trained = set().union(*every)
+    trained = set().union(*optimized)
     seen: set[cst.Call] = set()
     for turn in turns(facts):
         for event in turn.of(CallRole.BACKWARD):
             if facts.method(event.call) != "backward":
                 continue
-            for one in passed(facts, loss_of(facts, event.call)):
-                made = facts.made(one.call.func)
-                if len(made) != 1 or made[0] in trained | seen or not _has_own(facts, made[0]):
+            for path in gradient_paths(facts, loss_of(facts, event.call)):
+                model = path.call.func
+                constructors = facts.constructors(model)
+                if len(constructors) != 1 or constructors[0] in trained | seen:
                     continue
-                seen.add(made[0])
-                name = facts.code(one.call.func)
-                if not _is_elsewhere(facts, one.call.func, trained):
+                if not _has_own_parameters(facts, constructors[0]):
+                    continue
+                seen.add(constructors[0])
+                if not _is_elsewhere(facts, model, trained):
                     yield Found(
-                        one.call,
-                        f"{name} takes part in the loss, and no optimizer has its parameters",
+                        path.call,
+                        f"{facts.code(model)} takes part in the loss, and no optimizer has its "
+                        "parameters",
                     )
 
 
-def _has_own(facts: Facts, made: cst.Call) -> bool:
-    """Whether it is a network with parameters, made here and not loaded."""
-    name = facts.meaning(made)
+def _has_own_parameters(facts: Facts, constructor: cst.Call) -> bool:
+    """Whether a call makes a network with parameters, and does not load one."""
+    name = facts.meaning(constructor)
     if name in facts.modules:
-        text = facts.code(facts.modules[name])
-        return re.search(r"nn\.(Linear|Conv\dd|LSTM|GRU|Embedding)\(", text) is not None
+        code = facts.code(facts.modules[name])
+        return re.search(r"nn\.(Linear|Conv\dd|LSTM|GRU|Embedding)\(", code) is not None
     has_layers = any(
-        isinstance(one, cst.Call) and _LAYERS.search(facts.meaning(one))
-        for one in facts.script.within(made)
+        isinstance(node, cst.Call) and _LAYERS.search(facts.meaning(node))
+        for node in facts.script.within(constructor)
     )
     return _LAYERS.search(name) is not None and has_layers
 
 
 def _is_elsewhere(facts: Facts, model: cst.BaseExpression, trained: set[cst.Call]) -> bool:
-    """Whether it is frozen or loaded by name, part of a trained network, or handed on whole."""
+    """Whether a model is frozen or loaded by name, part of another network, or passed on whole."""
     name = re.escape(facts.code(model))
     if "self." in name or re.search(
         rf"\b{name}\b[^\n]*({_FROZEN})|({_FROZEN})[^\n]*\b{name}\b", facts.uncommented
@@ -73,8 +76,8 @@ def _is_elsewhere(facts: Facts, model: cst.BaseExpression, trained: set[cst.Call
         rf"\b{name}\.\w*param", facts.uncommented
     ):
         return True
-    handed = re.compile(rf"[(,\[=]\s*{name}\s*[,)\]]")
-    return handed.search(facts.uncommented) is not None
+    passed_on = re.compile(rf"[(,\[=]\s*{name}\s*[,)\]]")
+    return passed_on.search(facts.uncommented) is not None
 
 
 RULE = ScriptRule.of(

@@ -15,7 +15,7 @@ import libcst as cst
 from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
-from ..lineage import last_value, passed
+from ..lineage import gradient_paths, last_value
 from ..rule import Found, ScriptRule
 
 _STACKS = re.compile(r"^torch\.(stack|cat|concat)$")
@@ -24,17 +24,17 @@ _STACKS = re.compile(r"^torch\.(stack|cat|concat)$")
 def check(facts: Facts) -> Iterator[Found]:
     seen: set[cst.CSTNode] = set()
     for call in facts.script.every_call:
-        power = _power(facts, call)
-        if power is None or not _is_new(facts, power.left):
+        difference = _power(facts, call)
+        if difference is None or not _is_new(facts, difference.left):
             continue
-        for one in _kept(facts, power.right):
-            if one not in seen:
-                seen.add(one)
-                yield Found(one, f"{facts.code(one)} is kept with its graph")
+        for log_prob in _kept_with_graph(facts, difference.right):
+            if log_prob not in seen:
+                seen.add(log_prob)
+                yield Found(log_prob, f"{facts.code(log_prob)} is kept with its graph")
 
 
 def _power(facts: Facts, call: cst.Call) -> cst.BinaryOperation | None:
-    """``new - old`` of ``torch.exp(new - old)`` and ``(new - old).exp()``."""
+    """Return ``new - old`` of ``torch.exp(new - old)`` or ``(new - old).exp()``, or None."""
     if facts.meaning(call) == "torch.exp" and positional(call):
         power = positional(call)[0]
     elif facts.method(call) == "exp" and not call.args:
@@ -51,28 +51,28 @@ def _is_new(facts: Facts, expr: cst.BaseExpression) -> bool:
     return value is not None and "log_prob(" in facts.code(value)
 
 
-def _kept(facts: Facts, old: cst.BaseExpression) -> Iterator[cst.Call]:
-    """What is appended to the list that the old log-probabilities are stacked from."""
-    made = [one for one in facts.flow.origins(old) if isinstance(one, cst.Call)]
-    is_stacked = all(_STACKS.search(facts.meaning(one)) for one in made)
-    for stacked in made if is_stacked else ():
-        listed = positional(stacked)[:1]
-        scope = facts.script.scope(stacked)
-        for call in facts.methods("append") if listed else ():
-            is_same = facts.code(facts.owner(call)) == facts.code(listed[0])
+def _kept_with_graph(facts: Facts, old: cst.BaseExpression) -> Iterator[cst.Call]:
+    """Yield the log-probabilities with a graph in the list that the old ones are stacked from."""
+    origins = [origin for origin in facts.flow.origins(old) if isinstance(origin, cst.Call)]
+    is_stacked = all(_STACKS.search(facts.meaning(origin)) for origin in origins)
+    for stack in origins if is_stacked else ():
+        stacked = positional(stack)[:1]
+        scope = facts.script.scope(stack)
+        for call in facts.methods("append") if stacked else ():
+            is_same = facts.code(facts.owner(call)) == facts.code(stacked[0])
             if is_same and facts.script.scope(call) is scope:
-                given = positional(call)[0] if positional(call) else None
-                if isinstance(given, cst.Name):
-                    given = last_value(facts, given)
-                if isinstance(given, cst.Call) and _is_live(facts, given):
-                    yield given
+                item = positional(call)[0] if positional(call) else None
+                if isinstance(item, cst.Name):
+                    item = last_value(facts, item)
+                if isinstance(item, cst.Call) and _has_graph(facts, item):
+                    yield item
 
 
-def _is_live(facts: Facts, call: cst.Call) -> bool:
-    """Whether this is the log-probability of a distribution that a model gave, with its graph."""
+def _has_graph(facts: Facts, call: cst.Call) -> bool:
+    """Whether a call is the log_prob() of a distribution that a model parametrizes, with a graph."""
     if facts.method(call) != "log_prob" or facts.is_in(call, r"no_grad$|inference_mode$"):
         return False
-    return any(True for _ in passed(facts, facts.owner(call)))
+    return any(True for _ in gradient_paths(facts, facts.owner(call)))
 
 
 _PPO = """

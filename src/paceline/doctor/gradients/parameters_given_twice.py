@@ -25,13 +25,13 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         if not _OPTIMIZER.search(facts.meaning(call)) or not call.args:
             continue
-        given = call.args[0].value
-        if any(isinstance(one, cst.ListComp | cst.GeneratorExp | cst.Lambda | cst.IfExp)
-               for one in facts.script.within(given)):  # fmt: skip
+        parameters = call.args[0].value
+        if any(isinstance(node, cst.ListComp | cst.GeneratorExp | cst.Lambda | cst.IfExp)
+               for node in facts.script.within(parameters)):  # fmt: skip
             continue
         owners = Counter(
-            facts.code(facts.owner(one)) for one in facts.script.within(given)
-            if isinstance(one, cst.Call) and facts.method(one) == "parameters" and not one.args
+            facts.code(facts.owner(node)) for node in facts.script.within(parameters)
+            if isinstance(node, cst.Call) and facts.method(node) == "parameters" and not node.args
         )  # fmt: skip
         for name, count in owners.items():
             if count > 1:

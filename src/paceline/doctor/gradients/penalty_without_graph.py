@@ -28,32 +28,35 @@ def check(facts: Facts) -> Iterator[Found]:
         function = facts.script.scope(call)
         if not isinstance(function, cst.FunctionDef) or not _returns_length(facts, function, call):
             continue
-        if any(_is_in_loss(facts, one.node) for one in facts.flow.calls_of(function)):
+        if any(_is_in_loss(facts, site.node) for site in facts.flow.calls_of(function)):
             yield Found(call, "this gradient has no graph, and a penalty of the loss is made of it")
 
 
 def _returns_length(facts: Facts, function: cst.FunctionDef, call: cst.Call) -> bool:
-    """Whether what is returned is a length made of this gradient, and of nothing that is called."""
-    made, grown = {facts.bound_to(call)}, True
-    while grown:
-        more = {
-            one.name for one in facts.script.bindings
-            if facts.script.scope(one.node) is function and made & facts.script.inside(one.value)
+    """Whether a function returns a length that it computes from this gradient."""
+    names, has_grown = {facts.bound_to(call)}, True  # the gradient, and what depends on it
+    while has_grown:
+        dependent = {
+            binding.name for binding in facts.script.bindings
+            if facts.script.scope(binding.node) is function
+            and names & facts.script.inside(binding.value)
         }  # fmt: skip
-        grown = not more <= made
-        made |= more
-    bound = [one for one in facts.script.bindings if one.name in made]
-    text = [facts.code(one.value) for one in bound if facts.script.scope(one.node) is function]
-    returned = [
-        one.value for one in facts.script.within(function)
-        if isinstance(one, cst.Return) and one.value is not None
+        has_grown = not dependent <= names
+        names |= dependent
+    values = [
+        facts.code(binding.value) for binding in facts.script.bindings
+        if binding.name in names and facts.script.scope(binding.node) is function
     ]  # fmt: skip
-    is_made = len(returned) == 1 and bool((made - {""}) & facts.script.inside(returned[0]))
-    return is_made and any(_LENGTH.search(one) for one in (*text, facts.code(returned[0])))
+    returned = [
+        node.value for node in facts.script.within(function)
+        if isinstance(node, cst.Return) and node.value is not None
+    ]  # fmt: skip
+    is_computed = len(returned) == 1 and bool((names - {""}) & facts.script.inside(returned[0]))
+    return is_computed and any(_LENGTH.search(code) for code in (*values, facts.code(returned[0])))
 
 
 def _is_in_loss(facts: Facts, call: cst.Call) -> bool:
-    """Whether what a call gives is added into a loss that backward() is called of."""
+    """Whether the result of a call is added into a loss that backward() is called on."""
     names: set[str] = set()
     for turn in turns(facts):
         for event in turn.of(CallRole.BACKWARD):
@@ -64,10 +67,12 @@ def _is_in_loss(facts: Facts, call: cst.Call) -> bool:
                 return True
             names |= facts.script.inside(loss)
     for _ in range(3):
-        for one in facts.script.bindings:
-            if one.name in names:
-                names |= {each for each in facts.script.inside(one.value) if each.isidentifier()}
-                if call in set(facts.script.within(one.value)):
+        for binding in facts.script.bindings:
+            if binding.name in names:
+                names |= {
+                    code for code in facts.script.inside(binding.value) if code.isidentifier()
+                }
+                if call in set(facts.script.within(binding.value)):
                     return True
     return False
 

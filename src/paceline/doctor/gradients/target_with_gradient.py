@@ -15,33 +15,35 @@ import libcst as cst
 from ...porting.tree import positional
 from ..facts import Facts
 from ..findings import Severity
-from ..lineage import last_value, networks, passed
+from ..lineage import gradient_paths, last_value, networks
 from ..rule import Found, ScriptRule
 
 _LOSSES = ("MSELoss", "mse_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    trained = [networks(facts, one) for _, one in facts.steps.steps]
+    trained = [networks(facts, optimizer) for _, optimizer in facts.steps.steps]
     for call in facts.script.every_call:
-        given = positional(call)
-        if facts.loss_kind(call) not in _LOSSES or len(given) < 2:
+        arguments = positional(call)
+        if facts.loss_kind(call) not in _LOSSES or len(arguments) < 2:
             continue
-        target = _value(facts, given[1])
+        target = _value(facts, arguments[1])
         if not isinstance(target, cst.BinaryOperation) or not isinstance(target.operator, cst.Add):
             continue
-        first = [set(facts.made(one.call.func)) for one in passed(facts, given[0])]
+        predicting = [
+            set(facts.constructors(path.call.func)) for path in gradient_paths(facts, arguments[0])
+        ]
         for side in (target.left, target.right):
             if not _is_best_next(facts, side):
                 continue
-            for one in passed(facts, side):
-                made = set(facts.made(one.call.func))
-                if made in first and any(made <= each for each in trained):
-                    yield Found(one.call, f"{facts.code(one.call)} gives the target its gradient")
+            for path in gradient_paths(facts, side):
+                network = set(facts.constructors(path.call.func))
+                if network in predicting and any(network <= optimized for optimized in trained):
+                    yield Found(path.call, f"{facts.code(path.call)} gives the target its gradient")
 
 
 def _value(facts: Facts, expr: cst.BaseExpression) -> cst.BaseExpression | None:
-    """What a target is, past names and ``unsqueeze(1)``."""
+    """Return the value of a target, seen through names and ``unsqueeze(1)``, or None."""
     for _ in range(4):
         if isinstance(expr, cst.Call) and facts.method(expr) in ("unsqueeze", "view", "squeeze"):
             expr = facts.owner(expr)
@@ -54,14 +56,14 @@ def _value(facts: Facts, expr: cst.BaseExpression) -> cst.BaseExpression | None:
 
 
 def _is_best_next(facts: Facts, expr: cst.BaseExpression) -> bool:
-    """Whether this is ``gamma * ... max(...)``, through names."""
+    """Whether a value is ``gamma * ... max(...)``, also through names."""
     if not isinstance(expr, cst.BinaryOperation) or not isinstance(expr.operator, cst.Multiply):
         return False
-    text = facts.code(expr)
-    for one in facts.script.within(expr):
-        value = last_value(facts, one) if isinstance(one, cst.Name) else None
-        text += "" if value is None else facts.code(value)
-    return re.search(r"\bmax\(|\bamax\(", text) is not None
+    code = facts.code(expr)
+    for node in facts.script.within(expr):
+        value = last_value(facts, node) if isinstance(node, cst.Name) else None
+        code += "" if value is None else facts.code(value)
+    return re.search(r"\bmax\(|\bamax\(", code) is not None
 
 
 _DQN = """

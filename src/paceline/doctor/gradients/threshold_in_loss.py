@@ -16,10 +16,10 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import CallRole, turns
-from ..lineage import last_value, loss_of, passed
+from ..lineage import gradient_paths, last_value, loss_of
 from ..rule import Found, ScriptRule
 
-_SAME = {"float", "double", "squeeze", "view", "reshape", "flatten", "to"}
+_KEEPS_VALUES = {"float", "double", "squeeze", "view", "reshape", "flatten", "to"}
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -29,13 +29,13 @@ def check(facts: Facts) -> Iterator[Found]:
                 continue
             for call in _terms(facts, loss_of(facts, event.call)):
                 yield from _in_function(facts, call)
-                given = positional(call)
-                if facts.loss_kind(call) and given and _is_rounded(facts, given[0]):
+                arguments = positional(call)
+                if facts.loss_kind(call) and arguments and _is_rounded(facts, arguments[0]):
                     yield Found(call, f"{facts.code(call)} has no gradient")
 
 
 def _terms(facts: Facts, expr: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
-    """The calls that a loss is the sum of."""
+    """Yield the calls whose results a loss is the sum of."""
     if isinstance(expr, cst.BinaryOperation):
         yield from _terms(facts, expr.left, depth)
         yield from _terms(facts, expr.right, depth)
@@ -48,27 +48,29 @@ def _terms(facts: Facts, expr: cst.BaseExpression, depth: int = 0) -> Iterator[c
 
 
 def _in_function(facts: Facts, call: cst.Call) -> Iterator[Found]:
-    """A function of the script's own that rounds the output before anything else."""
+    """Yield where a function of the script rounds the output before anything else."""
     function = facts.flow.function_of(call)
     if function is None or not isinstance(function.body, cst.IndentedBlock):
         return
     names = parameters(function)
-    given = dict(zip(names, positional(call), strict=False))
+    arguments = dict(zip(names, positional(call), strict=False))
     for line in function.body.body:
-        row = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
-        if isinstance(row, cst.Expr) and isinstance(row.value, cst.SimpleString):
+        statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+        if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.SimpleString):
             continue
-        if not isinstance(row, cst.Assign):
+        if not isinstance(statement, cst.Assign):
             return
-        name = facts.code(row.targets[0].target)
-        is_output = name in given and any(True for _ in passed(facts, given[name]))
-        if is_output and _rounds(facts, row.value, name):
-            yield Found(row, f"{facts.code(row)}: from here on there is no gradient of {name}")
+        name = facts.code(statement.targets[0].target)
+        is_output = name in arguments and any(True for _ in gradient_paths(facts, arguments[name]))
+        if is_output and _rounds(facts, statement.value, name):
+            yield Found(
+                statement, f"{facts.code(statement)}: from here on there is no gradient of {name}"
+            )
 
 
 def _rounds(facts: Facts, expr: cst.BaseExpression, name: str) -> bool:
-    """``(name > 0.5).float()`` or ``name.round()``, of this name and no more."""
-    while isinstance(expr, cst.Call) and facts.method(expr) in _SAME:
+    """Whether a value is ``(name > 0.5).float()`` or ``name.round()``."""
+    while isinstance(expr, cst.Call) and facts.method(expr) in _KEEPS_VALUES:
         expr = facts.owner(expr)
     if isinstance(expr, cst.Comparison):
         return _root(facts, expr.left) == name
@@ -78,18 +80,18 @@ def _rounds(facts: Facts, expr: cst.BaseExpression, name: str) -> bool:
 
 
 def _root(facts: Facts, expr: cst.BaseExpression) -> str:
-    """``p`` of ``torch.sigmoid(p)`` and of ``p.sigmoid()``."""
+    """Return ``p`` of ``torch.sigmoid(p)`` or ``p.sigmoid()``."""
     while isinstance(expr, cst.Call):
-        given = positional(expr)
-        expr = given[0] if given and facts.meaning(expr).startswith("torch.") else expr.func
+        arguments = positional(expr)
+        expr = arguments[0] if arguments and facts.meaning(expr).startswith("torch.") else expr.func
         expr = expr.value if isinstance(expr, cst.Attribute) else expr
     return facts.code(expr)
 
 
 def _is_rounded(facts: Facts, expr: cst.BaseExpression) -> bool:
-    """Whether this is a comparison of a model's output."""
+    """Whether a value is a rounded model output, or a comparison of one."""
     for _ in range(4):
-        while isinstance(expr, cst.Call) and facts.method(expr) in _SAME:
+        while isinstance(expr, cst.Call) and facts.method(expr) in _KEEPS_VALUES:
             expr = facts.owner(expr)
         if not isinstance(expr, cst.Name):
             break
@@ -101,8 +103,8 @@ def _is_rounded(facts: Facts, expr: cst.BaseExpression) -> bool:
         facts.method(expr) == "round" or facts.meaning(expr) == "torch.round"
     ):
         inner = positional(expr)[:1] or [facts.owner(expr)]
-        return any(True for _ in passed(facts, inner[0]))
-    return isinstance(expr, cst.Comparison) and any(True for _ in passed(facts, expr.left))
+        return any(True for _ in gradient_paths(facts, inner[0]))
+    return isinstance(expr, cst.Comparison) and any(True for _ in gradient_paths(facts, expr.left))
 
 
 _DICE = """def dice(p, y):

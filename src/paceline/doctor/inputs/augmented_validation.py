@@ -29,44 +29,43 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         if not _PICTURES.search(facts.meaning(call)) or not _is_held_out(facts, call):
             continue
-        given = by_name(call).get("transform") or _transform(facts, call)
-        names = _random_in(facts, given) if given is not None else []
+        transform = by_name(call).get("transform") or _transform(facts, call)
+        names = _random_in(facts, transform) if transform is not None else []
         if names:
             yield Found(call, f"evaluation data go through {', '.join(names)}")
 
 
 def _is_held_out(facts: Facts, call: cst.Call) -> bool:
-    """Whether the arguments say so: train=False, split="val", a folder called val."""
-    words = by_name(call)
+    """Whether a data set is for evaluation: train=False, split="val", a folder called val."""
+    keywords = by_name(call)
     if facts.meaning(call).endswith(("ImageFolder", "DatasetFolder")):
-        root = facts.given(call, "root", 0)
-        texts = [
-            one.evaluated_value for one in facts.script.within(root)
-            if isinstance(one, cst.SimpleString)
+        root = facts.argument(call, "root", 0)
+        strings = [
+            node.evaluated_value for node in facts.script.within(root)
+            if isinstance(node, cst.SimpleString)
         ] if root is not None else []  # fmt: skip
-        return (
-            bool(texts) and isinstance(texts[-1], str) and _HELD_OUT.search(texts[-1]) is not None
-        )
-    is_off = literal(words.get("train")) == "False"
-    return is_off or (literal(words.get("split")) or "") in ("val", "valid", "test")
+        last = strings[-1] if strings else None
+        return isinstance(last, str) and _HELD_OUT.search(last) is not None
+    is_off = literal(keywords.get("train")) == "False"
+    return is_off or (literal(keywords.get("split")) or "") in ("val", "valid", "test")
 
 
 def _transform(facts: Facts, call: cst.Call) -> cst.BaseExpression | None:
-    """The second argument of an ImageFolder."""
-    given = positional(call)
+    """Return the second argument of an ImageFolder, or None."""
+    arguments = positional(call)
     is_folder = facts.meaning(call).endswith("ImageFolder")
-    return given[1] if is_folder and len(given) > 1 else None
+    return arguments[1] if is_folder and len(arguments) > 1 else None
 
 
 def _random_in(facts: Facts, transform: cst.BaseExpression) -> list[str]:
-    """Random transforms of a Compose; none where it may be one of several."""
-    made = [transform] if isinstance(transform, cst.Call) else facts.flow.origins(transform)
-    if len(made) != 1 or not facts.meaning(made[0]).endswith("Compose"):
+    """Return the names of a Compose's random transforms; none if it may be one of several."""
+    origins = [transform] if isinstance(transform, cst.Call) else facts.flow.origins(transform)
+    if len(origins) != 1 or not facts.meaning(origins[0]).endswith("Compose"):
         return []
     return [
-        facts.meaning(one).rpartition(".")[2] for one in facts.script.within(made[0])
-        if isinstance(one, cst.Call) and _RANDOM.search(facts.meaning(one))
-        and "transforms" in facts.meaning(one)
+        facts.meaning(node).rpartition(".")[2] for node in facts.script.within(origins[0])
+        if isinstance(node, cst.Call) and _RANDOM.search(facts.meaning(node))
+        and "transforms" in facts.meaning(node)
     ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         for loader in facts.loaders_of_loop(turn.loop):
             size, total = facts.batch_size(loader), num_samples(facts, loader)
-            is_explicit = facts.given(loader, "batch_size", 1) is not None
+            is_explicit = facts.argument(loader, "batch_size", 1) is not None
             is_kept = facts.option(loader, "drop_last") in (None, "False")
             if size == 1 and is_explicit:
                 yield Found(loader, "batches of one sample, and a BatchNorm1d")

@@ -24,33 +24,32 @@ _PARTS = re.compile(r"(^|\.)(random_split|Subset)$")
 
 def check(facts: Facts) -> Iterator[Found]:
     for loader in facts.loaders:
-        workers = facts.given(loader, "num_workers", 5)
+        workers = facts.argument(loader, "num_workers", 5)
         count = None if workers is None else number(facts.flow, workers)
         data = facts.data_of(loader)
         if not count or data is None:
             continue
-        for made in _whole(facts, data):
-            node = (
-                facts.flow.classes.get(facts.meaning(made)) if isinstance(made, cst.Call) else None
-            )
-            for one in facts.script.within(node.body) if node is not None else ():
-                is_reader = isinstance(one, cst.FunctionDef) and one.name.value == "__getitem__"
-                if is_reader and _CUDA.search(facts.code(one)):
-                    yield Found(one, f"__getitem__ uses CUDA, in {count} worker processes")
+        for dataset in _whole(facts, data):
+            name = facts.meaning(dataset) if isinstance(dataset, cst.Call) else ""
+            class_node = facts.flow.classes.get(name)
+            for node in facts.script.within(class_node.body) if class_node is not None else ():
+                is_reader = isinstance(node, cst.FunctionDef) and node.name.value == "__getitem__"
+                if is_reader and _CUDA.search(facts.code(node)):
+                    yield Found(node, f"__getitem__ uses CUDA, in {count} worker processes")
 
 
 def _whole(facts: Facts, data: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """What a data set is made by; of a part, what the whole is made by."""
-    found = facts.flow.origins(data)
-    if not found and isinstance(data, cst.Name):  # one of several that a call gives
+    """Yield the expressions that may make a data set, or the whole that it is a part of."""
+    origins = facts.flow.origins(data)
+    if not origins and isinstance(data, cst.Name):  # one of several values that a call returns
         home = facts.flow.home(data.value, facts.script.scope(data))
-        found = [one.value for one in facts.flow.bindings(data.value, home)]
-    for made in found:
-        given = positional(made) if isinstance(made, cst.Call) else []
-        if given and _PARTS.search(facts.meaning(made)):
-            yield from facts.flow.origins(given[0])
+        origins = [binding.value for binding in facts.flow.bindings(data.value, home)]
+    for origin in origins:
+        arguments = positional(origin) if isinstance(origin, cst.Call) else []
+        if arguments and _PARTS.search(facts.meaning(origin)):
+            yield from facts.flow.origins(arguments[0])
         else:
-            yield made
+            yield origin
 
 
 RULE = ScriptRule.of(

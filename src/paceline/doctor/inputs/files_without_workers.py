@@ -28,31 +28,31 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     for turn in turns(facts):
         for loader in facts.loaders_of_loop(turn.loop):
-            workers = facts.given(loader, "num_workers", 5)
-            is_none = workers is None or facts.code(workers) == "0"
+            workers = facts.argument(loader, "num_workers", 5)
+            has_no_workers = workers is None or facts.code(workers) == "0"
             data = facts.data_of(loader)
-            made = facts.flow.origins(data) if data is not None else []
+            origins = facts.flow.origins(data) if data is not None else []
             if (
-                is_none
-                and made
+                has_no_workers
+                and origins
                 and not facts.has_stars(loader)
-                and all(_reads(facts, one) for one in made)
+                and all(_reads_files(facts, origin) for origin in origins)
             ):
                 yield Found(loader, "its files are decoded in the process that trains")
 
 
-def _reads(facts: Facts, made: cst.BaseExpression) -> bool:
-    """Whether each sample of these data is decoded from a file when it is asked for."""
-    if not isinstance(made, cst.Call):
+def _reads_files(facts: Facts, dataset: cst.BaseExpression) -> bool:
+    """Whether a data set decodes each sample from a file when it is fetched."""
+    if not isinstance(dataset, cst.Call):
         return False
-    if _FOLDERS.search(facts.meaning(made)):
+    if _FOLDERS.search(facts.meaning(dataset)):
         return True
-    node = facts.flow.classes.get(facts.meaning(made))
-    return node is not None and any(
-        isinstance(one, cst.Call) and _DECODES.search(facts.meaning(one)) is not None
-        for function in facts.script.within(node)
+    class_node = facts.flow.classes.get(facts.meaning(dataset))
+    return class_node is not None and any(
+        isinstance(node, cst.Call) and _DECODES.search(facts.meaning(node)) is not None
+        for function in facts.script.within(class_node)
         if isinstance(function, cst.FunctionDef) and function.name.value == "__getitem__"
-        for one in facts.script.within(function)
+        for node in facts.script.within(function)
     )
 
 

@@ -17,14 +17,18 @@ from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
 
-_MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
+_FACTORIES = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    named = {facts.code(one) for call in facts.loaders if (one := _collate(call)) is not None}
-    for function in (one for one in facts.script.nodes if isinstance(one, cst.FunctionDef)):
+    collating = {
+        facts.code(function)
+        for loader in facts.loaders
+        if (function := by_name(loader).get("collate_fn")) is not None
+    }
+    for function in (node for node in facts.script.nodes if isinstance(node, cst.FunctionDef)):
         name = function.name.value
-        if name not in named and name != "__getitem__" and not name.startswith("collate"):
+        if name not in collating and name != "__getitem__" and not name.startswith("collate"):
             continue
         seen: set[cst.CSTNode] = set()
         for node in facts.script.within(function.body):
@@ -34,39 +38,36 @@ def check(facts: Facts) -> Iterator[Found]:
                 yield Found(loop, f"{facts.code(node)} is one call for each number")
 
 
-def _collate(loader: cst.Call) -> cst.BaseExpression | None:
-    return by_name(loader).get("collate_fn")
-
-
 def _loop_of(facts: Facts, node: cst.CSTNode) -> cst.For | None:
-    found = next((one for one in facts.script.up(node) if isinstance(one, AnyLoop)), None)
-    return found if isinstance(found, cst.For) else None
+    """Return the innermost loop around a node if it is a ``for`` loop, or None."""
+    loop = next((outer for outer in facts.script.up(node) if isinstance(outer, AnyLoop)), None)
+    return loop if isinstance(loop, cst.For) else None
 
 
 def _fills(facts: Facts, node: cst.CSTNode, loop: cst.For) -> bool:
-    """Whether this gives one number of a tensor, which was made before the loop, a value."""
+    """Whether a statement sets one number of a tensor that was made before the loop."""
     target = node.targets[0].target if isinstance(node, cst.Assign) else None
     if not isinstance(target, cst.Subscript) or not isinstance(target.value, cst.Name):
         return False
-    places = [one.slice for one in target.slice]
-    if not all(isinstance(one, cst.Index) for one in places):
+    indices = [element.slice for element in target.slice]
+    if not all(isinstance(index, cst.Index) for index in indices):
         return False
-    inside = set(facts.script.within(loop.body))
-    made = facts.flow.origins(target.value)
-    dims = {_num_dims(facts, one) for one in made if one not in inside}
-    return bool(made) and dims == {len(places)}
+    nodes = set(facts.script.within(loop.body))
+    origins = facts.flow.origins(target.value)
+    ranks = {_num_dims(facts, origin) for origin in origins if origin not in nodes}
+    return bool(origins) and ranks == {len(indices)}
 
 
-def _num_dims(facts: Facts, made: cst.BaseExpression) -> int | None:
-    """Of a tensor that is made with sizes; None: the text does not say how many."""
-    if not isinstance(made, cst.Call) or facts.meaning(made) not in _MAKERS:
+def _num_dims(facts: Facts, factory: cst.BaseExpression) -> int | None:
+    """Return the number of dimensions of a tensor made with sizes, or None if unknown."""
+    if not isinstance(factory, cst.Call) or facts.meaning(factory) not in _FACTORIES:
         return None
-    sizes = positional(made)
-    if facts.has_stars(made) or not sizes:
+    sizes = positional(factory)
+    if facts.has_stars(factory) or not sizes:
         return None
     if isinstance(sizes[0], cst.Tuple | cst.List):
         return len(sizes[0].elements)
-    return None if facts.meaning(made) == "torch.full" else len(sizes)
+    return None if facts.meaning(factory) == "torch.full" else len(sizes)
 
 
 _COLLATE = """

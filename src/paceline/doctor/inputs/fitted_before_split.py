@@ -37,7 +37,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _fitted(facts: Facts, binding: Binding) -> cst.Call | None:
-    """``scaler.fit_transform(x)`` of all that is given, past ``astype`` and its like."""
+    """Return a binding's ``scaler.fit_transform(x)`` of all the data, or None."""
     value = binding.value
     while isinstance(value, cst.Call) and facts.method(value) in ("astype", "reshape", "squeeze"):
         value = facts.owner(value)
@@ -45,54 +45,51 @@ def _fitted(facts: Facts, binding: Binding) -> cst.Call | None:
         return None
     if facts.method(value) != "fit_transform" or not positional(value):
         return None
-    made = (
-        [facts.owner(value)]
-        if isinstance(facts.owner(value), cst.Call)
-        else facts.flow.origins(facts.owner(value))
+    owner = facts.owner(value)
+    origins = [owner] if isinstance(owner, cst.Call) else facts.flow.origins(owner)
+    learns = bool(origins) and all(
+        isinstance(origin, cst.Call) and _LEARNS.search(facts.meaning(origin)) for origin in origins
     )
-    is_ours = bool(made) and all(
-        isinstance(one, cst.Call) and _LEARNS.search(facts.meaning(one)) for one in made
-    )
-    given = facts.code(positional(value)[0])
-    return value if is_ours and not re.search(r"train|\[[^\]]*:[^\]]*\]$", given) else None
+    data = facts.code(positional(value)[0])
+    return value if learns and not re.search(r"train|\[[^\]]*:[^\]]*\]$", data) else None
 
 
 def _split(facts: Facts, binding: Binding) -> cst.CSTNode | None:
-    """Where what was scaled is split into rows for training and others."""
+    """Return where scaled data are split into rows for training and others, or None."""
     order, scope = facts.script.order, facts.script.scope(binding.node)
     name = whole = binding.name  # of df[columns] the whole is df
     if isinstance(binding.node, cst.Assign) and isinstance(
         target := binding.node.targets[0].target, cst.Subscript
     ):
         whole = facts.code(target.value)
-    again = [
-        order[one.node] for one in facts.script.bindings
-        if one.name == name and order[one.node] > order[binding.node]
+    reassigned = [
+        order[other.node] for other in facts.script.bindings
+        if other.name == name and order[other.node] > order[binding.node]
     ]  # fmt: skip
-    end = min(again, default=len(order))
-    parts: set[str] = set()
+    end = min(reassigned, default=len(order))
+    slices: set[str] = set()
     for node in facts.script.within(scope):
         if not order[binding.node] < order[node] < end:
             continue
         if isinstance(node, cst.Call) and _SPLITS.search(facts.meaning(node)):
-            given = [facts.code(_bare(facts, one)) for one in positional(node)]
-            if name in given or whole in given:
+            arguments = [facts.code(_bare(facts, argument)) for argument in positional(node)]
+            if name in arguments or whole in arguments:
                 return node
         if isinstance(node, cst.Subscript) and facts.code(node.value) == name:
-            text = re.sub(r"\s", "", facts.code(node)[len(name) :])
-            cut = re.fullmatch(r"\[(:[\w.]+|[\w.]+:)\]", text)
-            held = facts.script.statement(node)
-            named = facts.code(held.targets[0].target) if isinstance(held, cst.Assign) else ""
-            if cut and re.search(r"train|test|val", named):
-                parts.add(text)
-                if len(parts) == 2:
-                    first, second = sorted(parts)
+            bounds = re.sub(r"\s", "", facts.code(node)[len(name) :])
+            is_slice = re.fullmatch(r"\[(:[\w.]+|[\w.]+:)\]", bounds) is not None
+            line = facts.script.statement(node)
+            target = facts.code(line.targets[0].target) if isinstance(line, cst.Assign) else ""
+            if is_slice and re.search(r"train|test|val", target):
+                slices.add(bounds)
+                if len(slices) == 2:
+                    first, second = sorted(slices)
                     return node if first.strip("[]:") == second.strip("[]:") else None
     return None
 
 
 def _bare(facts: Facts, expr: cst.BaseExpression) -> cst.BaseExpression:
-    """``x`` of ``x.astype("float32")`` and ``x.values``."""
+    """Return ``x`` of ``x.astype("float32")`` or ``x.values``."""
     while isinstance(expr, cst.Call) and facts.method(expr) in ("astype", "to_numpy"):
         expr = facts.owner(expr)
     if isinstance(expr, cst.Attribute) and expr.attr.value == "values":

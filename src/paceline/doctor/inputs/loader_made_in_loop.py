@@ -23,25 +23,29 @@ def check(facts: Facts) -> Iterator[Found]:
         outer = loops_around(facts, turn)
         for loader in facts.loaders_of_loop(turn.loop):
             loops = [
-                one for one in facts.script.up(loader) if isinstance(one, cst.For) and one in outer
+                node
+                for node in facts.script.up(loader)
+                if isinstance(node, cst.For) and node in outer
             ]
-            is_guarded = any(isinstance(one, cst.If) for one in facts.script.up(loader))
-            workers = facts.given(loader, "num_workers", 5)
+            is_guarded = any(isinstance(node, cst.If) for node in facts.script.up(loader))
+            workers = facts.argument(loader, "num_workers", 5)
             count = None if workers is None else number(facts.flow, workers)
             if loops and not is_guarded and count and not _depends(facts, loader, loops[0]):
                 yield Found(loader, f"made anew in each turn of line {facts.script.line(loops[0])}")
 
 
 def _depends(facts: Facts, loader: cst.Call, loop: cst.For) -> bool:
-    """Whether what it is made of changes in the loop."""
-    inside = set(facts.script.within(loop))
-    changed = {one.name for one in facts.script.bindings if one.node in inside}
-    changed |= {one.value for one in facts.script.within(loop.target) if isinstance(one, cst.Name)}
-    given = {
-        one.value for part in loader.args for one in facts.script.within(part)
-        if isinstance(one, cst.Name)
+    """Whether a loader's arguments change in a loop."""
+    nodes = set(facts.script.within(loop))
+    changed = {binding.name for binding in facts.script.bindings if binding.node in nodes}
+    changed |= {
+        node.value for node in facts.script.within(loop.target) if isinstance(node, cst.Name)
+    }
+    used = {
+        node.value for argument in loader.args for node in facts.script.within(argument)
+        if isinstance(node, cst.Name)
     }  # fmt: skip
-    return bool(changed & given)
+    return bool(changed & used)
 
 
 RULE = ScriptRule.of(

@@ -18,22 +18,21 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.forward_calls():
-        for one in positional(call):
-            if isinstance(one, cst.Name | cst.Attribute) and facts.loaders_of(one):
-                name = facts.code(one)
-                inside = _target(facts, call)
-                fix = f"write {facts.code(call.func)}({inside})" if inside else ""
+        for argument in positional(call):
+            if isinstance(argument, cst.Name | cst.Attribute) and facts.loaders_of(argument):
+                name = facts.code(argument)
+                batch = _target(facts, call)
+                fix = f"write {facts.code(call.func)}({batch})" if batch else ""
                 yield Found(call, f"{facts.code(call)} gives the model the loader {name}", fix)
 
 
 def _target(facts: Facts, call: cst.Call) -> str:
-    """What the loop around gives first."""
-    for one in facts.script.up(call):
-        if isinstance(one, cst.For):
-            target = (
-                one.target.elements[0].value if isinstance(one.target, cst.Tuple) else one.target
-            )
-            return facts.code(target)
+    """Return the first loop variable of the loop around a call, or ""."""
+    for loop in facts.script.up(call):
+        if isinstance(loop, cst.For):
+            target = loop.target
+            first = target.elements[0].value if isinstance(target, cst.Tuple) else target
+            return facts.code(first)
     return ""
 
 

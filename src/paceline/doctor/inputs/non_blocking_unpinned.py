@@ -15,7 +15,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import turns
-from ..mends import give
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 
 
@@ -25,12 +25,14 @@ def check(facts: Facts) -> Iterator[Found]:
         if not loaders or not isinstance(turn.loop, cst.For):
             continue
         if any(
-            facts.option(one, "pin_memory") not in (None, "False") or facts.has_stars(one)
-            for one in loaders
+            facts.option(loader, "pin_memory") not in (None, "False") or facts.has_stars(loader)
+            for loader in loaders
         ):
             continue
         names = {
-            one.value for one in facts.script.within(turn.loop.target) if isinstance(one, cst.Name)
+            node.value
+            for node in facts.script.within(turn.loop.target)
+            if isinstance(node, cst.Name)
         }
         for call in facts.methods("to", "cuda"):
             is_inside = turn.loop in list(facts.script.up(call))
@@ -45,11 +47,11 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """Its loader pins."""
-    loops = [one for one in facts.script.up(node) if isinstance(one, cst.For)]
-    found = next((facts.loaders_of_loop(one) for one in loops if facts.loaders_of_loop(one)), [])
-    for loader in found:
-        give(edits, loader, pin_memory="True")
+    """Pass ``pin_memory=True`` to the loaders of the innermost loop that has any."""
+    loops = [outer for outer in facts.script.up(node) if isinstance(outer, cst.For)]
+    loaders = (facts.loaders_of_loop(loop) for loop in loops)
+    for loader in next(filter(None, loaders), []):
+        set_arguments(edits, loader, pin_memory="True")
 
 
 RULE = ScriptRule.of(

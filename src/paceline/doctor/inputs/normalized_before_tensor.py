@@ -25,15 +25,19 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         if not facts.meaning(call).endswith("transforms.Compose") or not positional(call):
             continue
-        listed = positional(call)[0]
-        steps = [one.value for one in listed.elements] if isinstance(listed, cst.List) else []
-        kinds = [facts.meaning(one).rpartition(".")[2] for one in steps]
+        steps_list = positional(call)[0]
+        steps = (
+            [element.value for element in steps_list.elements]
+            if isinstance(steps_list, cst.List)
+            else []
+        )
+        kinds = [facts.meaning(step).rpartition(".")[2] for step in steps]
         if "Normalize" not in kinds or "ToTensor" not in kinds:
             continue
         if not _OF_TORCHVISION.search(facts.meaning(steps[kinds.index("Normalize")])):
-            continue  # a class of somebody's own may well take pictures
+            continue  # the user's own class may well take images
         before = kinds[: kinds.index("Normalize")]
-        is_known = all(isinstance(one, cst.Call) for one in steps) and "Lambda" not in before
+        is_known = all(isinstance(step, cst.Call) for step in steps) and "Lambda" not in before
         if is_known and not set(before) & set(_TENSORS):
             yield Found(steps[kinds.index("Normalize")], "Normalize is given a picture, no tensor")
 

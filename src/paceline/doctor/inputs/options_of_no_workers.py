@@ -18,12 +18,12 @@ from ..values import number
 
 def check(facts: Facts) -> Iterator[Found]:
     for loader in facts.loaders:
-        words = by_name(loader)
-        workers = facts.given(loader, "num_workers", 5)
+        keywords = by_name(loader)
+        workers = facts.argument(loader, "num_workers", 5)
         count = 0 if workers is None else number(facts.flow, workers)
         if count != 0 or facts.has_stars(loader):
             continue
-        prefetch = words.get("prefetch_factor")
+        prefetch = keywords.get("prefetch_factor")
         if facts.flag(loader, "persistent_workers"):
             yield Found(loader, "persistent_workers=True with num_workers=0")
         elif prefetch is not None and number(facts.flow, prefetch):

@@ -12,7 +12,7 @@ from ...porting.tree import by_name
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import TrainingTurn, loops_around, turns
+from ..iteration import loops_around, turns
 from ..rule import Found, ScriptRule
 from ..values import literal
 
@@ -24,18 +24,13 @@ def check(facts: Facts) -> Iterator[Found]:
         if literal(by_name(call).get("shuffle")) == "False" or facts.has_stars(call):
             continue
         loaders = [
-            one for one in facts.loaders
-            if "sampler" in by_name(one) and call in facts.flow.origins(by_name(one)["sampler"])
+            loader for loader in facts.loaders
+            if "sampler" in by_name(loader) and call in facts.flow.origins(by_name(loader)["sampler"])
         ]  # fmt: skip
         for turn in turns(facts):
-            over = facts.loaders_of_loop(turn.loop)
-            if loaders_around(facts, turn) and any(one in over for one in loaders):
+            iterated = facts.loaders_of_loop(turn.loop)
+            if loops_around(facts, turn) and any(loader in iterated for loader in loaders):
                 yield Found(call, "set_epoch() is never called, so each epoch has the same order")
-
-
-def loaders_around(facts: Facts, turn: TrainingTurn) -> bool:
-    """Whether the loop that trains is gone through more than once."""
-    return bool(loops_around(facts, turn))
 
 
 RULE = ScriptRule.of(

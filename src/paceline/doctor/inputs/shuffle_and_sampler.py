@@ -19,10 +19,11 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for loader in facts.loaders:
-        given = by_name(loader).get("sampler")
-        made = facts.flow.origins(given) if given is not None else []
-        is_sampler = bool(made) and all(
-            isinstance(one, cst.Call) and facts.meaning(one).endswith("Sampler") for one in made
+        sampler = by_name(loader).get("sampler")
+        origins = facts.flow.origins(sampler) if sampler is not None else []
+        is_sampler = bool(origins) and all(
+            isinstance(origin, cst.Call) and facts.meaning(origin).endswith("Sampler")
+            for origin in origins
         )
         if is_sampler and facts.flag(loader, "shuffle"):
             yield Found(loader, "shuffle=True beside a sampler")

@@ -26,12 +26,11 @@ _MAP_STYLE = re.compile(r"^torchvision\.datasets\.(?!Kinetics|HMDB|UCF)\w+$")
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         for loader in facts.loaders_of_loop(turn.loop):
-            words = by_name(loader)
-            if {"shuffle", "sampler", "batch_sampler"} & set(words) and words.get(
-                "shuffle"
-            ) is None:
+            if {"sampler", "batch_sampler"} & set(by_name(loader)) and "shuffle" not in by_name(
+                loader
+            ):
                 continue
-            shuffled = facts.given(loader, "shuffle", 2)
+            shuffled = facts.argument(loader, "shuffle", 2)
             is_off = shuffled is None or literal(shuffled) == "False"
             if is_off and not facts.has_stars(loader) and _is_ordered(facts, loader):
                 yield Found(
@@ -40,23 +39,24 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_ordered(facts: Facts, loader: cst.Call) -> bool:
-    """Whether its data are certainly of a kind that has an order, and in which order matters."""
+    """Whether a loader's data certainly have an order that matters to training."""
     data = facts.data_of(loader)
-    made = facts.flow.origins(data) if data is not None else []
-    return bool(made) and all(
-        isinstance(one, cst.Call)
-        and (_MAP_STYLE.search(facts.meaning(one)) is not None or _is_own(facts, one))
-        for one in made
+    origins = facts.flow.origins(data) if data is not None else []
+    return bool(origins) and all(
+        isinstance(origin, cst.Call)
+        and (_MAP_STYLE.search(facts.meaning(origin)) is not None or _is_own_images(facts, origin))
+        for origin in origins
     )
 
 
-def _is_own(facts: Facts, call: cst.Call) -> bool:
+def _is_own_images(facts: Facts, call: cst.Call) -> bool:
+    """Whether a call makes a map-style data set of images or labels that the script defines."""
     node = facts.flow.classes.get(facts.meaning(call))
-    if node is None or any("Iterable" in facts.script.meaning(one.value) for one in node.bases):
+    if node is None or any("Iterable" in facts.script.meaning(base.value) for base in node.bases):
         return False
-    text = facts.code(node).lower()
-    has_pictures = re.search(r"label|image|\.jpg|\.png", text) is not None
-    return has_pictures and not re.search(r"rand|shuffle|time|seq|window|history", text)
+    code = facts.code(node).lower()
+    has_images = re.search(r"label|image|\.jpg|\.png", code) is not None
+    return has_images and not re.search(r"rand|shuffle|time|seq|window|history", code)
 
 
 RULE = ScriptRule.of(

@@ -32,36 +32,34 @@ def check(facts: Facts) -> Iterator[Found]:
         loop = turn.loop
         if not isinstance(loop, cst.For) or not isinstance(loop.target, cst.Name):
             continue
-        counts = isinstance(loop.iter, cst.Call) and facts.meaning(loop.iter).endswith("range")
-        given = positional(loop.iter) if counts and isinstance(loop.iter, cst.Call) else []
-        is_epochs = any(_is_counted(one) for one in loops_around(facts, turn))
-        if len(given) == 3 and is_epochs and len(_cut(facts, loop)) > 1:
+        is_range = isinstance(loop.iter, cst.Call) and facts.meaning(loop.iter).endswith("range")
+        bounds = positional(loop.iter) if is_range and isinstance(loop.iter, cst.Call) else []
+        is_repeated = any(
+            isinstance(outer, cst.For | cst.While) for outer in loops_around(facts, turn)
+        )
+        if len(bounds) == 3 and is_repeated and len(_sliced(facts, loop)) > 1:
             yield Found(loop, "each epoch cuts the same batches out of the data")
 
 
-def _is_counted(loop: cst.CSTNode) -> bool:
-    return isinstance(loop, cst.For | cst.While)
-
-
-def _cut(facts: Facts, loop: cst.For) -> set[str]:
-    """What is cut by this loop's count, ``x[i : i + size]``, and nothing else."""
-    name, found = facts.code(loop.target), set()
+def _sliced(facts: Facts, loop: cst.For) -> set[str]:
+    """Return the data that a loop slices by its own count alone: ``x[i : i + size]``."""
+    name, sliced = facts.code(loop.target), set()
     ends = {
-        one.name for one in facts.script.bindings
-        if name in facts.script.inside(one.value) and "[" not in facts.code(one.value)
+        binding.name for binding in facts.script.bindings
+        if name in facts.script.inside(binding.value) and "[" not in facts.code(binding.value)
     }  # fmt: skip
-    for one in facts.script.within(loop.body):
-        if not isinstance(one, cst.Subscript):
+    for node in facts.script.within(loop.body):
+        if not isinstance(node, cst.Subscript):
             continue
-        text = re.sub(r"\s", "", facts.code(one)[len(facts.code(one.value)) :])
-        match = _SLICE.fullmatch(text)
+        bounds = re.sub(r"\s", "", facts.code(node)[len(facts.code(node.value)) :])
+        match = _SLICE.fullmatch(bounds)
         if (
             match
             and match[1] == name
             and (match[2].startswith((f"{name}+", "min(")) or match[2] in ends)
         ):
-            found.add(facts.code(one.value))
-    return found
+            sliced.add(facts.code(node.value))
+    return sliced
 
 
 _CUT = """

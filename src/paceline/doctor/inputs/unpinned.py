@@ -16,7 +16,7 @@ from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..iteration import turns
-from ..mends import give
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 
 
@@ -25,17 +25,19 @@ def check(facts: Facts) -> Iterator[Found]:
         if not isinstance(turn.loop, cst.For):
             continue
         loaders = [
-            one for one in facts.loaders_of_loop(turn.loop)
-            if facts.option(one, "pin_memory") is None and not facts.has_stars(one)
+            loader for loader in facts.loaders_of_loop(turn.loop)
+            if facts.option(loader, "pin_memory") is None and not facts.has_stars(loader)
         ]  # fmt: skip
         names = {
-            one.value for one in facts.script.within(turn.loop.target) if isinstance(one, cst.Name)
+            node.value
+            for node in facts.script.within(turn.loop.target)
+            if isinstance(node, cst.Name)
         }
         for call in facts.methods("cuda"):
-            is_ours = (
+            is_batch = (
                 turn.loop in list(facts.script.up(call)) and facts.code(facts.owner(call)) in names
             )
-            if loaders and is_ours and not call.args:
+            if loaders and is_batch and not call.args:
                 yield Found(
                     loaders[0],
                     f"its batches are moved by {facts.code(call)} (line {facts.script.line(call)})",
@@ -44,8 +46,9 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
+    """Pass ``pin_memory=True`` to the loader."""
     assert isinstance(node, cst.Call)
-    give(edits, node, pin_memory="True")
+    set_arguments(edits, node, pin_memory="True")
 
 
 RULE = ScriptRule.of(

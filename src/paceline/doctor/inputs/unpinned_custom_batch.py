@@ -23,13 +23,14 @@ def check(facts: Facts) -> Iterator[Found]:
         if collate is None or not facts.flag(loader, "pin_memory"):
             continue
         function = facts.flow.functions.get(facts.code(collate))
-        for one in facts.script.within(function.body) if function is not None else ():
-            made = one.value if isinstance(one, cst.Return) else None
-            node = (
-                facts.flow.classes.get(facts.meaning(made)) if isinstance(made, cst.Call) else None
-            )
-            if node is not None and not node.bases and "def pin_memory" not in facts.code(node):
-                yield Found(loader, f"pin_memory=True does not reach into {node.name.value}")
+        for node in facts.script.within(function.body) if function is not None else ():
+            batch = node.value if isinstance(node, cst.Return) else None
+            name = facts.meaning(batch) if isinstance(batch, cst.Call) else ""
+            class_node = facts.flow.classes.get(name)
+            if class_node is None or class_node.bases:
+                continue
+            if "def pin_memory" not in facts.code(class_node):
+                yield Found(loader, f"pin_memory=True does not reach into {class_node.name.value}")
 
 
 RULE = ScriptRule.of(

@@ -22,25 +22,29 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         backward, steps, zeroes = (
-            turn.of(one) for one in (CallRole.BACKWARD, CallRole.STEP, CallRole.ZERO)
+            turn.of(role) for role in (CallRole.BACKWARD, CallRole.STEP, CallRole.ZERO)
         )
         if len(backward) != 1 or not backward[0].is_always or len(steps) != 1:
             continue
-        tests = [one.test for one, _ in steps[0].branches if isinstance(one, cst.If)]
+        tests = [node.test for node, _ in steps[0].branches if isinstance(node, cst.If)]
         is_counted = len(tests) == 1 and re.search(r"%", facts.code(tests[0])) is not None
-        is_kept = bool(zeroes) and all(one.branches for one in zeroes)
-        if is_counted and is_kept and not _is_divided(facts, turn, backward[0]):
+        is_accumulated = bool(zeroes) and all(zero.branches for zero in zeroes)
+        if is_counted and is_accumulated and not _is_divided(facts, turn, backward[0]):
             yield Found(backward[0].call, f"{facts.code(backward[0].call)} in each turn, and a step "
                                           f"where {facts.code(tests[0])}")  # fmt: skip
 
 
 def _is_divided(facts: Facts, turn: TrainingTurn, backward: Event) -> bool:
-    """Whether the loss is divided, or scaled, or a sum, on its way to backward()."""
+    """Whether the loss is divided, scaled or a sum on its way to backward()."""
     names = set(re.findall(r"\w+", backward.subject))
-    inside = [facts.code(one) for one in facts.flow.reached([turn.loop.body])]
-    rows = [row for text in inside for row in text.splitlines()]
-    about = [row for row in rows if names & set(re.findall(r"\w+", row.partition("=")[0]))]
-    return any(re.search(r"/|\* |sum|scale|weight", row) for row in [*about, backward.subject])
+    blocks = [facts.code(block) for block in facts.flow.reached([turn.loop.body])]
+    lines = [line for block in blocks for line in block.splitlines()]
+    assignments = [
+        line for line in lines if names & set(re.findall(r"\w+", line.partition("=")[0]))
+    ]
+    return any(
+        re.search(r"/|\* |sum|scale|weight", code) for code in [*assignments, backward.subject]
+    )
 
 
 RULE = ScriptRule.of(

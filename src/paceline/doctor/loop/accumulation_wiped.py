@@ -20,13 +20,13 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         zero, backward, step = (
-            turn.of(one) for one in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP)
+            turn.of(role) for role in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP)
         )
-        if len(zero) != 1 or len(backward) != 1 or len({one.subject for one in step}) != 1:
+        if len(zero) != 1 or len(backward) != 1 or len({event.subject for event in step}) != 1:
             continue
         if not zero[0].is_always or not backward[0].is_always or zero[0].subject != step[0].subject:
             continue
-        if all(_is_every_so_many(facts, one) for one in step):
+        if all(_is_counted(facts, event) for event in step):
             yield Found(
                 zero[0].call,
                 f"{facts.code(zero[0].call)} in every turn, and the step of line "
@@ -34,12 +34,12 @@ def check(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _is_every_so_many(facts: Facts, step: Event) -> bool:
-    """Whether it stands in a branch that a count decides."""
+def _is_counted(facts: Facts, step: Event) -> bool:
+    """Whether a step is in a branch that is taken every few turns: ``if i % 4 == 0``."""
     return any(
         isinstance(node, cst.If)
         and below is node.body
-        and any(isinstance(one, cst.Modulo) for one in facts.script.within(node.test))
+        and any(isinstance(part, cst.Modulo) for part in facts.script.within(node.test))
         for node, below in step.branches
     )
 

@@ -15,10 +15,10 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import CallRole, TrainingTurn, always, branches_between, turns
+from ..iteration import CallRole, TrainingTurn, always_reached, branches_between, turns
 from ..rule import Found, ScriptRule
 
-_OVER = re.compile(r"^zip\(.*\.parameters\(\).*\.parameters\(\).*\)$", re.DOTALL)
+_PAIRS = re.compile(r"^zip\(.*\.parameters\(\).*\.parameters\(\).*\)$", re.DOTALL)
 _AVERAGES = re.compile(r"\.mul_\(.*\.add_\(|\.lerp_\(|\.copy_\(.*\*.*\+|\.data\s*=.*\*.*\+")
 
 
@@ -26,21 +26,21 @@ def check(facts: Facts) -> Iterator[Found]:
     if not facts.has_accelerator:
         return
     nodes = [
-        *always(facts),
+        *always_reached(facts),
         *(node for turn in turns(facts) for node in _beside_steps(facts, turn)),
     ]
-    for loop in dict.fromkeys(one for one in nodes if isinstance(one, cst.For)):
-        rows = [one for one in loop.body.body if isinstance(one, cst.SimpleStatementLine)]
-        is_pairs = _OVER.match(facts.code(loop.iter)) is not None
-        if is_pairs and len(rows) == 1 and _AVERAGES.search(facts.code(rows[0])):
-            yield Found(loop, f"{facts.code(rows[0])} for each parameter, one after the other")
+    for loop in dict.fromkeys(node for node in nodes if isinstance(node, cst.For)):
+        lines = [line for line in loop.body.body if isinstance(line, cst.SimpleStatementLine)]
+        is_over_pairs = _PAIRS.match(facts.code(loop.iter)) is not None
+        if is_over_pairs and len(lines) == 1 and _AVERAGES.search(facts.code(lines[0])):
+            yield Found(loop, f"{facts.code(lines[0])} for each parameter, one after the other")
 
 
 def _beside_steps(facts: Facts, turn: TrainingTurn) -> Iterator[cst.CSTNode]:
-    """What stands in the same branch as a step: with several optimizers one may step more rarely."""
-    ways = {one.branches for one in turn.of(CallRole.STEP)}
+    """Yield the nodes in the same branch as a step, since an optimizer may not step every turn."""
+    step_branches = {step.branches for step in turn.of(CallRole.STEP)}
     for node in facts.script.within(turn.loop.body):
-        if tuple(branches_between(facts, node, turn.loop.body)) in ways:
+        if tuple(branches_between(facts, node, turn.loop.body)) in step_branches:
             yield node
 
 

@@ -20,10 +20,10 @@ _ROLES = (CallRole.BACKWARD, CallRole.CLIP, CallRole.STEP)
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        events = [one for one in turn.events if one.role in _ROLES]
-        if len({one.branches for one in events}) != 1 or len(events) != 3:
+        events = [event for event in turn.events if event.role in _ROLES]
+        if len({event.branches for event in events}) != 1 or len(events) != 3:
             continue
-        roles = [one.role for one in events]
+        roles = [event.role for event in events]
         clip = events[roles.index(CallRole.CLIP)] if CallRole.CLIP in roles else None
         if clip is None:
             continue

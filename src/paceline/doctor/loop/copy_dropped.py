@@ -16,9 +16,9 @@ from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
 
-_OF_TENSORS = {"shape", "dtype", "device", "T", "mT", "H", "mH", "data", "grad", "ndim", "layout",
-               "requires_grad", "is_cuda", "real", "imag", "nbytes", "itemsize"}  # fmt: skip
-"""What is read of a tensor without a call."""
+_TENSOR_ATTRIBUTES = {"shape", "dtype", "device", "T", "mT", "H", "mH", "data", "grad", "ndim", "layout",
+                      "requires_grad", "is_cuda", "real", "imag", "nbytes", "itemsize"}  # fmt: skip
+"""Attributes of a tensor that are read without a call."""
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -37,44 +37,50 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_tensor(facts: Facts, name: cst.Name) -> bool:
-    """What a loop over a loader gives, or torch makes."""
+    """Whether a name is a batch of a loader, or a tensor that torch makes."""
     if facts.is_model(name):
         return False
     for loop in facts.script.up(name):
         if isinstance(loop, cst.For) and facts.loaders_of_loop(loop):
-            inside = [one for one in facts.script.within(loop.target) if isinstance(one, cst.Name)]
-            if name.value in [one.value for one in inside]:
-                return not (_is_mapping(facts, name.value, loop) or _is_own(facts, name, loop))
-    made = facts.flow.origins(name)
-    return bool(made) and all(
-        isinstance(one, cst.Call)
-        and re.search(r"^torch\.(rand\w*|zeros|ones|tensor|full|empty|arange)$", facts.meaning(one))
-        for one in made
+            targets = [
+                node.value
+                for node in facts.script.within(loop.target)
+                if isinstance(node, cst.Name)
+            ]
+            if name.value in targets:
+                return not (_is_mapping(facts, name.value, loop) or _is_custom(facts, name, loop))
+    origins = facts.flow.origins(name)
+    return bool(origins) and all(
+        isinstance(origin, cst.Call)
+        and re.search(
+            r"^torch\.(rand\w*|zeros|ones|tensor|full|empty|arange)$", facts.meaning(origin)
+        )
+        for origin in origins
     )
 
 
 def _is_mapping(facts: Facts, name: str, loop: cst.For) -> bool:
-    """Whether a batch has names: what tokenizers give moves in place, and a dict has no to()."""
-    for one in facts.script.within(loop.body):
-        if isinstance(one, cst.Arg) and one.star == "**" and facts.code(one.value) == name:
+    """Whether a batch is a mapping: a tokenizer's moves in place, and a dict has no to()."""
+    for node in facts.script.within(loop.body):
+        if isinstance(node, cst.Arg) and node.star == "**" and facts.code(node.value) == name:
             return True
-        if isinstance(one, cst.Subscript) and facts.code(one.value) == name:
-            place = one.slice[0].slice
-            if isinstance(place, cst.Index) and isinstance(place.value, cst.SimpleString):
+        if isinstance(node, cst.Subscript) and facts.code(node.value) == name:
+            key = node.slice[0].slice
+            if isinstance(key, cst.Index) and isinstance(key.value, cst.SimpleString):
                 return True
     return False
 
 
-def _is_own(facts: Facts, name: cst.Name, loop: cst.For) -> bool:
-    """Whether a whole batch may be an object of a class of its own, whose to() moves in place."""
+def _is_custom(facts: Facts, name: cst.Name, loop: cst.For) -> bool:
+    """Whether a whole batch may be an object of another class, whose to() moves in place."""
     if not isinstance(loop.target, cst.Name):
         return False
-    is_collated = any(facts.option(one, "collate_fn") for one in facts.loaders_of_loop(loop))
+    is_collated = any(facts.option(loader, "collate_fn") for loader in facts.loaders_of_loop(loop))
     return is_collated or any(
-        isinstance(one, cst.Attribute) and facts.code(one.value) == name.value
-        and one.attr.value not in _OF_TENSORS
-        and getattr(facts.script.parents[one], "func", None) is not one
-        for one in facts.script.within(loop.body)
+        isinstance(node, cst.Attribute) and facts.code(node.value) == name.value
+        and node.attr.value not in _TENSOR_ATTRIBUTES
+        and getattr(facts.script.parents[node], "func", None) is not node
+        for node in facts.script.within(loop.body)
     )  # fmt: skip
 
 

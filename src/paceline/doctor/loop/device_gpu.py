@@ -21,14 +21,14 @@ from ..values import literal
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         is_device = facts.method(call) == "to" or facts.meaning(call) == "torch.device"
-        given = positional(call)[:1] if is_device else []
+        arguments = positional(call)[:1] if is_device else []
         if "torch" in facts.meaning(call) or is_device:
-            given += [one for name, one in by_name(call).items() if name == "device"]
-        for one in given:
-            text = literal(one) if isinstance(one, cst.SimpleString) else None
-            if text is not None and re.fullmatch(r"gpu(:\d+)?", text):
-                yield Found(call, f"{facts.code(call)}: there is no device {text!r}",
-                            f'write "{text.replace("gpu", "cuda")}"')  # fmt: skip
+            arguments += [value for name, value in by_name(call).items() if name == "device"]
+        for argument in arguments:
+            device = literal(argument) if isinstance(argument, cst.SimpleString) else None
+            if device is not None and re.fullmatch(r"gpu(:\d+)?", device):
+                yield Found(call, f"{facts.code(call)}: there is no device {device!r}",
+                            f'write "{device.replace("gpu", "cuda")}"')  # fmt: skip
 
 
 RULE = ScriptRule.of(

@@ -29,9 +29,9 @@ def check(facts: Facts) -> Iterator[Found]:
         outer = loops_around(facts, turn)
         for event in turn.of(CallRole.SCHEDULE):
             is_plain = event.is_always and not event.call.args
-            for made in facts.flow.origins(facts.owner(event.call)) if is_plain else ():
-                length = _length(facts, made)
-                if length is not None and any(_is_long(facts, one, length) for one in outer):
+            for schedule in facts.flow.origins(facts.owner(event.call)) if is_plain else ():
+                length = _length(facts, schedule)
+                if length is not None and any(_counts_to(facts, loop, length) for loop in outer):
                     yield Found(
                         event.call,
                         f"{facts.code(event.call)} with each batch, of a schedule of "
@@ -39,29 +39,29 @@ def check(facts: Facts) -> Iterator[Found]:
                     )
 
 
-def _length(facts: Facts, made: cst.BaseExpression) -> cst.BaseExpression | None:
-    """The number of steps that a schedule is made for."""
-    kind = facts.meaning(made).rpartition(".")[2] if isinstance(made, cst.Call) else ""
-    if kind not in _LENGTHS or not isinstance(made, cst.Call):
+def _length(facts: Facts, schedule: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the number of steps that a schedule is made for."""
+    kind = facts.meaning(schedule).rpartition(".")[2] if isinstance(schedule, cst.Call) else ""
+    if kind not in _LENGTHS or not isinstance(schedule, cst.Call):
         return None
-    return facts.given(made, *_LENGTHS[kind])
+    return facts.argument(schedule, *_LENGTHS[kind])
 
 
-def _is_long(facts: Facts, loop: AnyLoop, length: cst.BaseExpression) -> bool:
-    """Whether a loop counts epochs to this number."""
+def _counts_to(facts: Facts, loop: AnyLoop, length: cst.BaseExpression) -> bool:
+    """Whether a loop counts epochs up to this number."""
     if not isinstance(loop, cst.For) or "epoch" not in facts.code(loop.target).lower():
         return False
-    counts = [
-        one for one in facts.script.within(loop.iter)
-        if isinstance(one, cst.Call) and re.search(r"(^|\.)t?range$", facts.meaning(one))
+    ranges = [
+        node for node in facts.script.within(loop.iter)
+        if isinstance(node, cst.Call) and re.search(r"(^|\.)t?range$", facts.meaning(node))
     ]  # fmt: skip
-    ends = [positional(one)[:2][-1] for one in counts if positional(one)]
+    ends = [positional(call)[:2][-1] for call in ranges if positional(call)]
     for end in ends:
-        text = facts.code(end)
-        if text == facts.code(length) or text.replace(" ", "") == f"{facts.code(length)}+1":
+        code = facts.code(end)
+        if code == facts.code(length) or code.replace(" ", "") == f"{facts.code(length)}+1":
             return True
-        size = number(facts.flow, end)
-        if size is not None and size == number(facts.flow, length):
+        count = number(facts.flow, end)
+        if count is not None and count == number(facts.flow, length):
             return True
     return False
 

@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
         used = re.compile(
             rf"(?m)^[^#\n]*\b{re.escape(name)}(\.(eval|train|to|cuda|parameters)\(|\()"
         )
-        is_alone = sum(one.name == name for one in facts.script.bindings) == 1
+        is_alone = sum(binding.name == name for binding in facts.script.bindings) == 1
         if is_same or (is_alone and used.search(facts.uncommented)):
             yield Found(call, f"{name} is what load_state_dict gives back, no model")
 

@@ -25,35 +25,36 @@ def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         training |= {turn.loop, *loops_around(facts, turn)}
     moves = [
-        one for one in facts.methods("to", "cuda", "xpu", "cpu")
-        if isinstance(facts.owner(one), cst.Name | cst.Attribute) and facts.is_model(facts.owner(one))
+        call for call in facts.methods("to", "cuda", "xpu", "cpu")
+        if isinstance(facts.owner(call), cst.Name | cst.Attribute) and facts.is_model(facts.owner(call))
     ]  # fmt: skip
     for call in moves:
         loop = _loop_of(facts, call)
         if loop not in training or _is_to_cpu(facts, call):
             continue
-        name, inside = facts.code(facts.owner(call)), set(facts.script.within(loop.body))
-        made = facts.made(facts.owner(call))
-        if made and not _is_sent_away(facts, name) and not inside.intersection(made):
+        name, nodes = facts.code(facts.owner(call)), set(facts.script.within(loop.body))
+        constructors = facts.constructors(facts.owner(call))
+        is_made_before = bool(constructors) and not nodes.intersection(constructors)
+        if is_made_before and not _is_moved_to_cpu(facts, name):
             yield Found(call, f"{facts.code(call)} in a loop, of a model that was made before it")
 
 
-def _is_sent_away(facts: Facts, name: str) -> bool:
-    """Whether it is moved to the host somewhere, also as ``model.eval().cpu()``."""
+def _is_moved_to_cpu(facts: Facts, name: str) -> bool:
+    """Whether a model is moved to the CPU anywhere, also as ``model.eval().cpu()``."""
     return any(
-        _is_to_cpu(facts, one) and facts.code(facts.owner(one)).partition("(")[0].startswith(name)
-        for one in facts.methods("to", "cpu")
+        _is_to_cpu(facts, call) and facts.code(facts.owner(call)).partition("(")[0].startswith(name)
+        for call in facts.methods("to", "cpu")
     )
 
 
 def _loop_of(facts: Facts, call: cst.Call) -> AnyLoop | None:
-    """The innermost loop around it, in its own function."""
-    return next((one for one in facts.script.up(call) if isinstance(one, AnyLoop)), None)
+    """Return the innermost loop around a call in its own function, or None."""
+    return next((node for node in facts.script.up(call) if isinstance(node, AnyLoop)), None)
 
 
 def _is_to_cpu(facts: Facts, call: cst.Call) -> bool:
-    given = call.args[0].value if call.args else None
-    return facts.method(call) == "cpu" or (literal(given) or "").startswith("cpu")
+    argument = call.args[0].value if call.args else None
+    return facts.method(call) == "cpu" or (literal(argument) or "").startswith("cpu")
 
 
 RULE = ScriptRule.of(

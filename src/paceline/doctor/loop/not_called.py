@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_bare(facts: Facts, node: cst.Attribute) -> bool:
-    """Whether it stands where only its result makes sense."""
+    """Whether a method is named where only its result makes sense."""
     parent, name = facts.script.parents[node], node.attr.value
     if isinstance(parent, cst.Expr):
         return name in _STEPS or (name in _MODES and facts.is_model(node.value))
@@ -38,10 +38,10 @@ def _is_bare(facts: Facts, node: cst.Attribute) -> bool:
         return _CONTEXTS.search(facts.script.meaning(node)) is not None
     if isinstance(parent, cst.AugAssign):
         return name == "item" and node is parent.value
-    above = facts.script.parents.get(parent)
-    if isinstance(parent, cst.Arg) and isinstance(above, cst.Call) and name == "parameters":
-        is_first = positional(above)[:1] == [node]
-        return is_first and _OPTIMIZER.search(facts.meaning(above)) is not None
+    grandparent = facts.script.parents.get(parent)
+    if isinstance(parent, cst.Arg) and isinstance(grandparent, cst.Call) and name == "parameters":
+        is_first = positional(grandparent)[:1] == [node]
+        return is_first and _OPTIMIZER.search(facts.meaning(grandparent)) is not None
     return False
 
 

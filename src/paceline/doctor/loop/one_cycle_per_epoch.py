@@ -19,19 +19,19 @@ from ..iteration import CallRole, Event, events_of, loops_around, turns
 from ..rule import Found, ScriptRule
 from ..values import single
 
-_WARM = re.compile(r"(^|\.)get_\w+_schedule_with_warmup$")
+_WARM_UP = re.compile(r"(^|\.)get_\w+_schedule_with_warmup$")
 """Schedules of transformers, whose third argument is a number of steps."""
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        inner = {one.call for one in events_of(facts, turn.loop)}
+        inner = {event.call for event in events_of(facts, turn.loop)}
         for loop in loops_around(facts, turn):
             for event in events_of(facts, loop):
                 if (
                     event.role is CallRole.SCHEDULE
                     and event.call not in inner
-                    and _counts(facts, event)
+                    and _counts_steps(facts, event)
                 ):
                     yield Found(
                         event.call,
@@ -39,16 +39,18 @@ def check(facts: Facts) -> Iterator[Found]:
                     )
 
 
-def _counts(facts: Facts, event: Event) -> bool:
-    """Whether the schedule was made for so many steps, not epochs."""
-    for one in facts.flow.origins(facts.owner(event.call)):
-        if isinstance(one, cst.Call) and facts.meaning(one).endswith("OneCycleLR"):
-            words = by_name(one)
-            total = facts.code(words["total_steps"]) if "total_steps" in words else ""
-            each = facts.code(words["steps_per_epoch"]) if "steps_per_epoch" in words else "1"
-            return "len(" in total or each != "1"
-        if isinstance(one, cst.Call) and _WARM.search(facts.meaning(one)):
-            steps = facts.given(one, "num_training_steps", 2)
+def _counts_steps(facts: Facts, event: Event) -> bool:
+    """Whether a schedule is made for a number of steps, and not of epochs."""
+    for origin in facts.flow.origins(facts.owner(event.call)):
+        if isinstance(origin, cst.Call) and facts.meaning(origin).endswith("OneCycleLR"):
+            keywords = by_name(origin)
+            total = facts.code(keywords["total_steps"]) if "total_steps" in keywords else ""
+            per_epoch = (
+                facts.code(keywords["steps_per_epoch"]) if "steps_per_epoch" in keywords else "1"
+            )
+            return "len(" in total or per_epoch != "1"
+        if isinstance(origin, cst.Call) and _WARM_UP.search(facts.meaning(origin)):
+            steps = facts.argument(origin, "num_training_steps", 2)
             return steps is not None and "len(" in facts.code(single(facts.flow, steps))
     return False
 

@@ -19,52 +19,54 @@ from ..findings import Severity
 from ..rule import Found, ScriptRule
 
 _RESETS = re.compile(r"^apply$|^load_state_dict$|(^|_)re_?(set|init)|(^|_)init(_|ial|$)")
-"""Methods of a model, and functions that are given one, after which it is another."""
+"""Methods of a model, and functions that take one, which set its weights anew."""
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for _, optimizer in facts.steps.steps:
-        for made in facts.flow.origins(optimizer):
-            if not isinstance(made, cst.Call) or "optim." not in facts.meaning(made):
+        for constructor in facts.flow.origins(optimizer):
+            if not isinstance(constructor, cst.Call) or "optim." not in facts.meaning(constructor):
                 continue
-            around = list(facts.script.up(made))
-            loop = next((one for one in around if isinstance(one, AnyLoop)), None)
-            is_guarded = any(isinstance(one, cst.If) for one in around)
+            ancestors = list(facts.script.up(constructor))
+            loop = next((node for node in ancestors if isinstance(node, AnyLoop)), None)
+            is_guarded = any(isinstance(node, cst.If) for node in ancestors)
             if loop is None or is_guarded or not _is_counted(facts, loop):
                 continue
             models = facts.steps.models(optimizer)
-            if models and _goes_on(facts, loop, made, models):
-                yield Found(made, f"{facts.code(optimizer)} is made anew in each turn of line "
-                                  f"{facts.script.line(loop)}")  # fmt: skip
+            if models and _goes_on(facts, loop, constructor, models):
+                yield Found(constructor, f"{facts.code(optimizer)} is made anew in each turn of line "
+                                         f"{facts.script.line(loop)}")  # fmt: skip
 
 
-def _goes_on(facts: Facts, loop: AnyLoop, made: cst.Call, models: Collection[str]) -> bool:
-    """Whether what is stepped in a turn is a model that an earlier turn has trained."""
-    order, inside = facts.script.order, set(facts.script.within(loop))
+def _goes_on(facts: Facts, loop: AnyLoop, constructor: cst.Call, models: Collection[str]) -> bool:
+    """Whether each turn steps a model that earlier turns have trained."""
+    order, nodes = facts.script.order, set(facts.script.within(loop))
     steps = [
         order[call] for call, _ in facts.steps.steps
-        if call in inside and order[call] > order[made]
+        if call in nodes and order[call] > order[constructor]
     ]  # fmt: skip
-    is_made_anew = any(one.node in inside and one.name in models for one in facts.script.bindings)
+    is_made_anew = any(
+        binding.node in nodes and binding.name in models for binding in facts.script.bindings
+    )
     is_reset = any(
-        order[one] < min(steps, default=0) and _resets(facts, one, models)
-        for one in inside if isinstance(one, cst.Call)
+        order[node] < min(steps, default=0) and _resets(facts, node, models)
+        for node in nodes if isinstance(node, cst.Call)
     )  # fmt: skip
     return bool(steps) and not is_made_anew and not is_reset
 
 
 def _resets(facts: Facts, call: cst.Call, models: Collection[str]) -> bool:
-    """``model.load_state_dict(first)``, ``init_weights(model)``, of each layer reset_parameters."""
+    """Whether a call sets a model's weights anew: load_state_dict(), init_weights(model) ..."""
     name = facts.meaning(call).rpartition(".")[2]
     owner = facts.code(facts.owner(call)) if facts.method(call) else ""
-    is_of_model = any(f"{owner}.".startswith(f"{one}.") for one in models)
-    is_given = any(facts.code(one) in models for one in positional(call))
-    is_reset = _RESETS.search(name) is not None and (is_of_model or is_given)
+    is_method = any(f"{owner}.".startswith(f"{model}.") for model in models)
+    is_argument = any(facts.code(argument) in models for argument in positional(call))
+    is_reset = _RESETS.search(name) is not None and (is_method or is_argument)
     return is_reset or name == "reset_parameters"
 
 
 def _is_counted(facts: Facts, loop: AnyLoop) -> bool:
-    """Over epochs or batches; what goes over settings or folds trains something else each time."""
+    """Whether a loop is over epochs or batches; one over settings or folds trains anew each time."""
     if not isinstance(loop, cst.For):
         return False
     return bool(re.search(r"epoch|range\(|loader", facts.code(loop.iter))) or bool(

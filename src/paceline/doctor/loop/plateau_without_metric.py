@@ -18,9 +18,14 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("step"):
-        made = [one for one in facts.flow.origins(facts.owner(call)) if isinstance(one, cst.Call)]
-        is_plateau = bool(made) and all(
-            facts.meaning(one).endswith("lr_scheduler.ReduceLROnPlateau") for one in made
+        schedules = [
+            origin
+            for origin in facts.flow.origins(facts.owner(call))
+            if isinstance(origin, cst.Call)
+        ]
+        is_plateau = bool(schedules) and all(
+            facts.meaning(schedule).endswith("lr_scheduler.ReduceLROnPlateau")
+            for schedule in schedules
         )
         if is_plateau and not call.args:
             yield Found(call, f"{facts.code(call)} of a ReduceLROnPlateau without its metric")

@@ -20,9 +20,10 @@ def check(facts: Facts) -> Iterator[Found]:
         for loop in (turn.loop, *loops_around(facts, turn)):
             events = events_of(facts, loop)
             first = next(
-                (one for one in events if one.role in (CallRole.STEP, CallRole.SCHEDULE)), None
+                (event for event in events if event.role in (CallRole.STEP, CallRole.SCHEDULE)),
+                None,
             )
-            is_stepped = any(one.role is CallRole.STEP for one in events)
+            is_stepped = any(event.role is CallRole.STEP for event in events)
             if first is None or first.role is not CallRole.SCHEDULE or not is_stepped:
                 continue
             if first.is_always and not first.call.args:

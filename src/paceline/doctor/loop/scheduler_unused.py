@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import schedulers_made, turns
+from ..iteration import scheduler_bindings, turns
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
     if not turns(facts):
         return
-    for name, call in schedulers_made(facts):
+    for name, call in scheduler_bindings(facts):
         if name.isidentifier() and facts.script.meaning(call.func).startswith("torch.optim."):
             target = facts.script.statement(call)
-            used = [
-                one for one in facts.script.uses(name) if facts.script.statement(one) is not target
+            uses = [
+                use for use in facts.script.uses(name) if facts.script.statement(use) is not target
             ]
-            if not used:
+            if not uses:
                 yield Found(call, f"{name} is never used again")
 
 

@@ -16,21 +16,23 @@ from ..findings import Severity
 from ..rule import Found, ScriptRule
 
 _OPTIMIZERS = re.compile(r"^torch\.optim\.[A-Z]")
-_ELSE = re.compile(
+_OTHER_STEPS = re.compile(
     r"\.\w*step|Trainer|_step\(|LightningModule|[Aa]ccelerat|deepspeed|\.optimize\(|functional_call"
 )
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    makes = [one for one in facts.script.every_call if _OPTIMIZERS.search(facts.meaning(one))]
-    if not makes or _ELSE.search(facts.uncommented):
+    optimizers = [
+        call for call in facts.script.every_call if _OPTIMIZERS.search(facts.meaning(call))
+    ]
+    if not optimizers or _OTHER_STEPS.search(facts.uncommented):
         return
-    names = [one.name for one in facts.script.bindings if one.value in makes]
-    handed = {
-        facts.code(given) for call in facts.script.every_call for given in positional(call)
+    names = [binding.name for binding in facts.script.bindings if binding.value in optimizers]
+    arguments = {
+        facts.code(argument) for call in facts.script.every_call for argument in positional(call)
     }  # fmt: skip
     for call in facts.methods("backward"):
-        if any(facts.flow.around(call)) and not handed & set(names):
+        if any(facts.flow.around(call)) and not arguments & set(names):
             yield Found(
                 call, f"{facts.code(call)}, and no {names[0] if names else 'optimizer'}.step()"
             )

@@ -20,13 +20,13 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         zero, backward, step = (
-            turn.of(one) for one in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP)
+            turn.of(role) for role in (CallRole.ZERO, CallRole.BACKWARD, CallRole.STEP)
         )
-        if not zero or {one.subject for one in zero} != {one.subject for one in step}:
+        if not zero or {event.subject for event in zero} != {event.subject for event in step}:
             continue
-        loops = {_loop(one) for one in (*zero, *backward)}
+        loops = {_loop(event) for event in (*zero, *backward)}
         is_inside = len(loops) == 1 and None not in loops
-        if is_inside and not any(_loop(one) for one in step):
+        if is_inside and not any(_loop(event) for event in step):
             yield Found(
                 step[0].call,
                 f"{facts.code(step[0].call)} once, behind the loop that zeroes each turn",
@@ -34,8 +34,8 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _loop(event: Event) -> cst.CSTNode | None:
-    """The loop within the turn that an event stands in."""
-    return next((one for one, _ in event.branches if isinstance(one, cst.For | cst.While)), None)
+    """Return the loop within the turn that an event is in, or None."""
+    return next((node for node, _ in event.branches if isinstance(node, cst.For | cst.While)), None)
 
 
 RULE = ScriptRule.of(

@@ -18,14 +18,18 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         events = turn.events
-        for place, zero in enumerate(events):
+        for index, zero in enumerate(events):
             if zero.role is not CallRole.ZERO:
                 continue
             before = [
-                one for one in events[:place] if one.role in (CallRole.BACKWARD, CallRole.STEP)
+                event
+                for event in events[:index]
+                if event.role in (CallRole.BACKWARD, CallRole.STEP)
             ]
             after = [
-                one for one in events[place:] if one.role in (CallRole.BACKWARD, CallRole.STEP)
+                event
+                for event in events[index:]
+                if event.role in (CallRole.BACKWARD, CallRole.STEP)
             ]
             if not before or not after or before[-1].role is not CallRole.BACKWARD:
                 continue

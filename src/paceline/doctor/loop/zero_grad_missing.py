@@ -32,8 +32,8 @@ def check(facts: Facts) -> Iterator[Found]:
     zeroed = _zeroed(facts)
     for turn in turns(facts) if zeroed else ():
         for step in turn.of(CallRole.STEP):
-            own = set() if step.is_scaled else _optimizers(facts, facts.owner(step.call))
-            if own and not own & zeroed:
+            optimizers = set() if step.is_scaled else _optimizers(facts, facts.owner(step.call))
+            if optimizers and not optimizers & zeroed:
                 yield Found(
                     step.call,
                     f"{facts.code(step.call)}, and zero_grad() of other optimizers only",
@@ -41,27 +41,28 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _optimizers(facts: Facts, owner: cst.BaseExpression) -> set[cst.CSTNode]:
-    """The calls that make an optimizer."""
-    made = facts.flow.origins(owner)
-    return {one for one in made if "torch.optim" in facts.meaning(one)}
+    """Return the calls that may have made an optimizer."""
+    return {
+        origin for origin in facts.flow.origins(owner) if "torch.optim" in facts.meaning(origin)
+    }
 
 
 def _zeroed(facts: Facts) -> set[cst.CSTNode]:
-    """The optimizers whose zero_grad() is called; empty: something else is set to zero, too."""
+    """Return the optimizers whose zero_grad() is called; empty if anything else zeroes, too."""
     calls = list(facts.methods("zero_grad"))
-    known = [_optimizers(facts, facts.owner(one)) for one in calls]
+    optimizers = [_optimizers(facts, facts.owner(call)) for call in calls]
     is_all = len(_ZEROES.findall(re.sub(r"set_to_none", "", facts.uncommented))) == len(calls)
-    return set().union(*known) if is_all and all(known) else set()
+    return set().union(*optimizers) if is_all and all(optimizers) else set()
 
 
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
     sick=(
-        looped([one for one in STEP if "zero_grad" not in one]),
+        looped([line for line in STEP if "zero_grad" not in line]),
         looped([*STEP, "other.step()"], before="other = torch.optim.SGD(model.parameters(), lr=0.1)"),
     ),
     healthy=(
         looped([*STEP, "other.zero_grad()", "other.step()"], before="other = torch.optim.SGD(model.parameters(), lr=0.1)"),
         looped([*STEP, "model.zero_grad()", "other.step()"], before="other = torch.optim.SGD(model.parameters(), lr=0.1)"),
-        looped(), looped([one.replace("optimizer.zero_grad()", "model.zero_grad()") for one in STEP]),),
+        looped(), looped([line.replace("optimizer.zero_grad()", "model.zero_grad()") for line in STEP]),),
 )  # fmt: skip

@@ -20,29 +20,26 @@ _PADS = ("True", "longest", "max_length")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if not _pads(facts) or re.search(r"mask", _without_comments(facts)) is None:
+    if not _pads(facts) or re.search(r"mask", facts.uncommented) is None:
         return
     for call in facts.forward_calls():
-        words = by_name(call)
-        made = [facts.meaning(one) for one in facts.made(call.func)]
-        is_text = bool(made) and all(
-            one.endswith(".from_pretrained") and not _CAUSAL.search(one) for one in made
+        names = by_name(call).keys()
+        constructors = [facts.meaning(origin) for origin in facts.constructors(call.func)]
+        is_text = bool(constructors) and all(
+            constructor.endswith(".from_pretrained") and not _CAUSAL.search(constructor)
+            for constructor in constructors
         )
-        is_whole = not facts.has_stars(call) and not positional(call)
-        if is_text and is_whole and "input_ids" in words and "attention_mask" not in words:
+        is_readable = not facts.has_stars(call) and not positional(call)
+        if is_text and is_readable and "input_ids" in names and "attention_mask" not in names:
             yield Found(call, f"{facts.code(call.func)} is given input_ids without attention_mask")
-
-
-def _without_comments(facts: Facts) -> str:
-    return facts.uncommented
 
 
 def _pads(facts: Facts) -> bool:
     """Whether a tokenizer of the script pads."""
     return any(
-        literal(by_name(one).get("padding")) in _PADS
-        or literal(by_name(one).get("pad_to_max_length")) == "True"
-        for one in facts.script.every_call
+        literal(by_name(call).get("padding")) in _PADS
+        or literal(by_name(call).get("pad_to_max_length")) == "True"
+        for call in facts.script.every_call
     )
 
 

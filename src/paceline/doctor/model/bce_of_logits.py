@@ -22,8 +22,8 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         if facts.loss_kind(call) not in ("BCELoss", "binary_cross_entropy"):
             continue
-        given = positional(call)
-        last = ending(facts, given[0]) if given else None
+        arguments = positional(call)
+        last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in _RAW:
             yield Found(call, f"{facts.code(call)} is given what {last.kind} makes")
 

@@ -18,22 +18,22 @@ from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    odd = {
+    biased = {
         before.node: facts.script.line(before.node)
         for chain in chains(facts)
         for before, after in zip(chain.layers, chain.layers[1:], strict=False)
         if before.call is not None and (before.is_conv or before.kind == "Linear")
         and after.is_norm and not before.is_shared and _has_bias(before.call)
     }  # fmt: skip
-    if odd:
-        lines = sorted(set(odd.values()))
-        first = min(odd, key=lambda one: odd[one])
+    if biased:
+        lines = sorted(set(biased.values()))
+        first = min(biased, key=lambda node: biased[node])
         more = f" (lines {', '.join(map(str, lines))})" if len(lines) > 1 else ""
         yield Found(first, f"a layer has a bias right before a batch norm{more}")
 
 
 def _has_bias(call: cst.Call) -> bool:
-    return "bias" not in by_name(call) and not any(one.star for one in call.args)
+    return "bias" not in by_name(call) and not any(argument.star for argument in call.args)
 
 
 RULE = ScriptRule.of(

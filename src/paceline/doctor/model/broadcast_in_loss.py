@@ -26,10 +26,10 @@ _COPIES = {"to", "cuda", "float", "double", "half"}
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
-        given = positional(call)
-        if facts.loss_kind(call) not in _LOSSES or len(given) != 2:
+        arguments = positional(call)
+        if facts.loss_kind(call) not in _LOSSES or len(arguments) != 2:
             continue
-        for output, target in (given, given[::-1]):
+        for output, target in (arguments, arguments[::-1]):
             if _is_column(facts, output) and _rank_of(facts, target) == 1:
                 yield Found(
                     call, f"{facts.code(output)} is (B, 1) and {facts.code(target)} is (B,)"
@@ -37,7 +37,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_column(facts: Facts, expr: cst.BaseExpression) -> bool:
-    """Whether this is the output of a model that ends in a Linear of one feature."""
+    """Whether a value is the output of a model that ends in a Linear of one feature."""
     if isinstance(expr, cst.Name):
         value = last_value(facts, expr)
         return value is not None and _is_column(facts, value)
@@ -51,18 +51,18 @@ def _is_column(facts: Facts, expr: cst.BaseExpression) -> bool:
 
 def _is_reshaped(facts: Facts, model: cst.BaseExpression) -> bool:
     """Whether a forward() of the script's own may change the shape of its last layer."""
-    for made in facts.made(model):
-        node = facts.modules.get(facts.meaning(made))
-        text = facts.code(node) if node is not None else ""
+    for constructor in facts.constructors(model):
+        node = facts.modules.get(facts.meaning(constructor))
+        code = facts.code(node) if node is not None else ""
         if any(
-            word in text for word in ("squeeze", "flatten(", "view(", "reshape(", "[:, 0]", "item")
+            name in code for name in ("squeeze", "flatten(", "view(", "reshape(", "[:, 0]", "item")
         ):
             return True
     return False
 
 
 def _rank_of(facts: Facts, expr: cst.BaseExpression) -> int | None:
-    """The number of dimensions of a target, also of what a loop over a loader gives."""
+    """Return the number of dimensions of a target, also of a loader's batch, or None."""
     while isinstance(expr, cst.Call) and facts.method(expr) in _COPIES:
         expr = facts.owner(expr)
     if not isinstance(expr, cst.Name):
@@ -77,12 +77,12 @@ def _rank_of(facts: Facts, expr: cst.BaseExpression) -> int | None:
         if isinstance(target, cst.Tuple) and isinstance(target.elements[-1].value, cst.Tuple):
             target = target.elements[-1].value  # for i, (x, y) in enumerate(loader)
         names = [
-            facts.code(one.value) for one in target.elements
+            facts.code(element.value) for element in target.elements
         ] if isinstance(target, cst.Tuple) else []  # fmt: skip
         if expr.value in names:
             ranks = {
-                sample_rank(facts, one, names.index(expr.value))
-                for one in facts.loaders_of_loop(loop)
+                sample_rank(facts, loader, names.index(expr.value))
+                for loader in facts.loaders_of_loop(loop)
             }
             return ranks.pop() if len(ranks) == 1 else None
     return rank(facts, expr)

@@ -15,7 +15,7 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import Chain, chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 _FEATURES = re.compile(r"#.*?\b(\d+)[ -](?:input )?features?\b")
 _CLASSES = re.compile(r"#.*?\b(\d+)[ -]class(?:es)?\b")
@@ -25,33 +25,34 @@ def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
         if not chain.is_whole or not isinstance(chain.node, cst.Call) or not chain.layers:
             continue
-        yield from _of_classes(facts, chain)
-        for one in given_to(facts, chain):
-            said = _said(facts, one.data, _FEATURES)
-            if said is not None and len(one.input) == 2 and said != one.input[1]:
+        yield from _wrong_classes(facts, chain)
+        for data in inputs_of(facts, chain):
+            features = _number_in_comment(facts, data.data, _FEATURES)
+            if features is not None and len(data.input) == 2 and features != data.input[1]:
                 yield Found(
-                    one.data, f"the comment says {said} features and the data has {one.input[1]}"
+                    data.data,
+                    f"the comment says {features} features and the data has {data.input[1]}",
                 )
 
 
-def _of_classes(facts: Facts, chain: Chain) -> Iterator[Found]:
+def _wrong_classes(facts: Facts, chain: Chain) -> Iterator[Found]:
     last = chain.layers[-1]
-    said = _said(facts, chain.node, _CLASSES)
-    is_other = last.kind == "Linear" and last.outs is not None and last.outs != said
-    if said is not None and is_other and not (said == 2 and last.outs == 1):
+    classes = _number_in_comment(facts, chain.node, _CLASSES)
+    is_other = last.kind == "Linear" and last.outs is not None and last.outs != classes
+    if classes is not None and is_other and not (classes == 2 and last.outs == 1):
         yield Found(
-            last.node, f"the comment says {said} classes and the last layer makes {last.outs}"
+            last.node, f"the comment says {classes} classes and the last layer makes {last.outs}"
         )
 
 
-def _said(facts: Facts, node: cst.CSTNode, pattern: re.Pattern[str]) -> int | None:
-    """What the last such comment above says, where nothing but data stands between."""
-    rows = facts.text.splitlines()[: facts.script.line(node) - 1]
-    for number, row in enumerate(reversed(rows)):
-        found = pattern.search(row)
-        if found:
-            return int(found[1])
-        if number > 5 or re.search(r"\bdef\b|\bclass\b|nn\.", row):
+def _number_in_comment(facts: Facts, node: cst.CSTNode, pattern: re.Pattern[str]) -> int | None:
+    """Return the number in the last such comment above a node, with only data in between."""
+    lines = facts.text.splitlines()[: facts.script.line(node) - 1]
+    for distance, line in enumerate(reversed(lines)):
+        match = pattern.search(line)
+        if match:
+            return int(match[1])
+        if distance > 5 or re.search(r"\bdef\b|\bclass\b|nn\.", line):
             return None
     return None
 

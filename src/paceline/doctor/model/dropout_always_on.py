@@ -14,7 +14,7 @@ import libcst as cst
 from ...porting.tree import TreeEdits
 from ..facts import Facts
 from ..findings import Severity
-from ..mends import give
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 
 _DROPOUT = re.compile(r"(^|\.)functional\.(alpha_|feature_alpha_)?dropout[123]?d?$")
@@ -26,21 +26,21 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         scope = facts.script.scope(call)
         owner = facts.flow.owner(scope)
-        is_branch = any(
-            isinstance(one, cst.If | cst.IfExp) and "training" in facts.code(one.test)
-            for one in facts.script.up(call)
+        is_guarded = any(
+            isinstance(ancestor, cst.If | cst.IfExp) and "training" in facts.code(ancestor.test)
+            for ancestor in facts.script.up(call)
         )
-        is_ours = owner is not None and owner.name.value in facts.modules
-        if is_ours and facts.given(call, "training", 2) is None and not is_branch:
+        is_in_module = owner is not None and owner.name.value in facts.modules
+        if is_in_module and facts.argument(call, "training", 2) is None and not is_guarded:
             yield Found(call, f"{facts.code(call)} drops in evaluation, too")
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """``training=self.training``: the training stays as it is."""
+    """Pass ``training=self.training``, which leaves training as it is."""
     assert isinstance(node, cst.Call)
     scope = facts.script.scope(node)
     if isinstance(scope, cst.FunctionDef) and scope.name.value == "forward":
-        give(edits, node, training="self.training")
+        set_arguments(edits, node, training="self.training")
 
 
 _NET = """

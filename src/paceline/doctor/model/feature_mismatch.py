@@ -12,7 +12,7 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import KEEPS_FEATURES, POOLS, Chain, Layer, chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -23,25 +23,25 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _between(chain: Chain) -> Iterator[Found]:
-    """Layer by layer; what may change features in a way that is not followed begins anew."""
+    """Yield the layers that do not fit the one before; unknown layers in between start anew."""
     before: Layer | None = None
-    for one in chain.layers:
-        is_layer = one.kind == "Linear" or one.is_conv or one.is_norm
-        takes = one.ins is not None and is_layer
-        if before is not None and takes and _compares(before, one) and before.outs != one.ins:
+    for layer in chain.layers:
+        is_layer = layer.kind == "Linear" or layer.is_conv or layer.is_norm
+        takes = layer.ins is not None and is_layer
+        if before is not None and takes and _compares(before, layer) and before.outs != layer.ins:
             yield Found(
-                one.node,
-                f"{one.kind} takes {one.ins} and {before.kind} before it makes {before.outs}",
-                f"write {before.outs} for {one.ins}",
+                layer.node,
+                f"{layer.kind} takes {layer.ins} and {before.kind} before it makes {before.outs}",
+                f"write {before.outs} for {layer.ins}",
             )
-        if is_layer and one.outs is not None:
-            before = one
-        elif one.kind not in KEEPS_FEATURES | POOLS:
+        if is_layer and layer.outs is not None:
+            before = layer
+        elif layer.kind not in KEEPS_FEATURES | POOLS:
             before = None
 
 
 def _compares(before: Layer, after: Layer) -> bool:
-    """Linear after Linear, channels after channels; a Linear after a convolution is flattened."""
+    """Whether features can be compared: a Linear after a convolution follows a flattening."""
     if before.kind == "Linear":
         return after.kind in ("Linear", "BatchNorm1d")
     return after.kind != "Linear" and not (before.is_norm and before.kind == "BatchNorm1d")
@@ -49,19 +49,19 @@ def _compares(before: Layer, after: Layer) -> bool:
 
 def _at_input(facts: Facts, chain: Chain) -> Iterator[Found]:
     first = chain.layers[0]
-    for one in given_to(facts, chain):
-        is_linear = first.kind == "Linear" and len(one.input) >= 2
-        is_conv = first.kind == "Conv2d" and len(one.input) == 4
+    for data in inputs_of(facts, chain):
+        is_linear = first.kind == "Linear" and len(data.input) >= 2
+        is_conv = first.kind == "Conv2d" and len(data.input) == 4
         if first.ins is None or not (is_linear or is_conv):
             continue
-        has = one.input[-1] if is_linear else one.input[1]
-        if has != first.ins:
-            batch = f"; {first.ins} is its number of samples" if one.input[0] == first.ins else ""
+        features = data.input[-1] if is_linear else data.input[1]
+        if features != first.ins:
+            batch = f"; {first.ins} is its number of samples" if data.input[0] == first.ins else ""
             yield Found(
                 first.node,
                 f"{first.kind} takes {first.ins} features and the data of line "
-                f"{facts.script.line(one.data)} has {has}{batch}",
-                f"write {has} for {first.ins}",
+                f"{facts.script.line(data.data)} has {features}{batch}",
+                f"write {features} for {first.ins}",
             )
 
 

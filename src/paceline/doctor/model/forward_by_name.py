@@ -28,10 +28,10 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """The model itself is called."""
+    """Call the model itself."""
     assert isinstance(node, cst.Call)
     owner = facts.owner(node)
-    edits.change(node, lambda made: made.with_changes(func=owner))
+    edits.change(node, lambda call: call.with_changes(func=owner))
 
 
 RULE = ScriptRule.of(

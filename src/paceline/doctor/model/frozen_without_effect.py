@@ -39,11 +39,12 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_module(facts: Facts, owner: cst.BaseExpression) -> bool:
-    """Whether this is a module for certain, and no parameter or tensor of it."""
-    made = facts.made(owner)
-    return bool(made) and all(facts.is_module_call(one) for one in made) and not any(
-        re.search(r"Parameter$", facts.meaning(one)) for one in made
-    )  # fmt: skip
+    """Whether a value is certainly a module, and no parameter or tensor of one."""
+    constructors = facts.constructors(owner)
+    is_module = bool(constructors) and all(facts.is_module_call(call) for call in constructors)
+    return is_module and not any(
+        re.search(r"Parameter$", facts.meaning(call)) for call in constructors
+    )
 
 
 RULE = ScriptRule.of(

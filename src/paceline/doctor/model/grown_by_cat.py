@@ -18,40 +18,39 @@ from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for one in facts.script.bindings:
-        value = one.value
+    for binding in facts.script.bindings:
+        name, value = binding.name, binding.value
         if not isinstance(value, cst.Call) or facts.meaning(value) not in (
             "torch.cat",
             "torch.hstack",
             "torch.vstack",
         ):
             continue
-        given = positional(value)
-        parts = given[0].elements if given and isinstance(given[0], cst.List | cst.Tuple) else ()
+        args = positional(value)
+        parts = args[0].elements if args and isinstance(args[0], cst.List | cst.Tuple) else ()
         names = [facts.code(part.value) for part in parts]
-        loop = next((up for up in facts.script.up(value) if isinstance(up, cst.For)), None)
-        if loop is None or one.name not in names[:1] or _is_read(facts, one.name, loop, value):
+        loop = next((node for node in facts.script.up(value) if isinstance(node, cst.For)), None)
+        if loop is None or name not in names[:1] or _is_read(facts, name, loop, value):
             continue
-        inside = set(facts.script.within(loop))
-        anew = [
-            each for each in facts.script.bindings if each.name == one.name and each.node in inside
-        ]
-        if len(anew) == 1:
+        nodes = set(facts.script.within(loop))
+        num_assigned = sum(
+            other.name == name and other.node in nodes for other in facts.script.bindings
+        )
+        if num_assigned == 1:
             yield Found(
-                value,
-                f"{one.name} is copied as a whole in each turn of line {facts.script.line(loop)}",
+                value, f"{name} is copied as a whole in each turn of line {facts.script.line(loop)}"
             )
 
 
 def _is_read(facts: Facts, name: str, loop: cst.For, value: cst.Call) -> bool:
-    """Whether the loop uses it as it is so far, as text that is generated does."""
-    own = set(facts.script.within(value))
+    """Whether a loop reads the tensor before it is complete, as a text generator does."""
+    nodes = set(facts.script.within(value))
     return any(
-        isinstance(one, cst.Name | cst.Attribute)
-        and facts.code(one) == name
-        and one not in own
-        and not isinstance(facts.script.parents[one], cst.AssignTarget)
-        for one in facts.script.within(loop)
+        isinstance(node, cst.Name | cst.Attribute)
+        and facts.code(node) == name
+        and node not in nodes
+        and not isinstance(facts.script.parents[node], cst.AssignTarget)
+        for node in facts.script.within(loop)
     )
 
 

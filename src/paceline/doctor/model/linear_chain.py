@@ -13,7 +13,7 @@ from ..findings import Severity
 from ..layers import DROPOUTS, Layer, chains
 from ..rule import Found, ScriptRule
 
-_BETWEEN = DROPOUTS | {"Identity"}
+_TRANSPARENT = DROPOUTS | {"Identity"}
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -21,7 +21,8 @@ def check(facts: Facts) -> Iterator[Found]:
         for run in _runs(chain.layers):
             is_narrow = len(run) == 2 and _is_bottleneck(run[0], run[1])
             if len(run) > 1 and not is_narrow:
-                sizes = " -> ".join(str(one) for one in (run[0].ins, *(one.outs for one in run)))
+                features = (run[0].ins, *(layer.outs for layer in run))
+                sizes = " -> ".join(str(size) for size in features)
                 yield Found(
                     run[0].node,
                     f"{len(run)} {run[0].kind} layers ({sizes}) follow each other with no "
@@ -30,22 +31,22 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _runs(layers: tuple[Layer, ...]) -> Iterator[list[Layer]]:
-    """Linear layers in a row, what changes nothing between them left out.
+    """Yield runs of linear layers, layers that change nothing between them left out.
 
-    One whose output is read by others, too, ends a row: both together are no single map.
+    A layer whose output has other readers, too, ends a run: it and the next are no single map.
     """
     run: list[Layer] = []
-    for one in layers:
-        if one.kind == "Linear":
-            run.append(one)
-        if one.is_shared or (one.kind != "Linear" and one.kind not in _BETWEEN):
+    for layer in layers:
+        if layer.kind == "Linear":
+            run.append(layer)
+        if layer.is_shared or (layer.kind != "Linear" and layer.kind not in _TRANSPARENT):
             yield run
             run = []
     yield run
 
 
 def _is_bottleneck(first: Layer, second: Layer) -> bool:
-    """A low-rank factorisation is meant: narrower in the middle than at both ends, or unknown."""
+    """Whether a pair is a low-rank factorization, narrower in the middle, or its sizes unknown."""
     if first.ins is None or first.outs is None or second.outs is None:
         return True
     return first.outs < first.ins and first.outs < second.outs

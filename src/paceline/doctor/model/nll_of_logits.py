@@ -23,8 +23,8 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         if facts.loss_kind(call) not in ("NLLLoss", "nll_loss"):
             continue
-        given = positional(call)
-        last = ending(facts, given[0]) if given else None
+        arguments = positional(call)
+        last = ending(facts, arguments[0]) if arguments else None
         if last is not None and (last.kind == "Linear" or last.kind in ("softmax", "Softmax")):
             yield Found(call, f"{facts.code(call)} is given what {last.kind} makes")
 

@@ -12,23 +12,23 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import chains, output_size
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
         if not chain.is_whole:
             continue
-        for one in given_to(facts, chain):
-            if one.target is None or len(one.input) != 4 or len(one.target) != 4:
+        for data in inputs_of(facts, chain):
+            if data.target is None or len(data.input) != 4 or len(data.target) != 4:
                 continue
-            channels, height, width = one.input[1:]
-            made = output_size(facts, chain.layers, (channels, height, width))
-            wanted = one.target[1:]
-            if made is not None and made[0] == wanted[0] and made[1:] != wanted[1:]:
+            channels, height, width = data.input[1:]
+            output = output_size(facts, chain.layers, (channels, height, width))
+            target = data.target[1:]
+            if output is not None and output[0] == target[0] and output[1:] != target[1:]:
                 yield Found(
-                    one.call,
-                    f"the output is {made[1]}x{made[2]} and the target {wanted[1]}x{wanted[2]}",
+                    data.call,
+                    f"the output is {output[1]}x{output[2]} and the target {target[1]}x{target[2]}",
                 )
 
 

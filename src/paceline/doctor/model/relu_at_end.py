@@ -23,25 +23,29 @@ _LOSSES = ("MSELoss", "mse_loss", "L1Loss", "l1_loss", "SmoothL1Loss", "smooth_l
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
-        given = positional(call)
-        if facts.loss_kind(call) not in _LOSSES or not given:
+        arguments = positional(call)
+        if facts.loss_kind(call) not in _LOSSES or not arguments:
             continue
-        last = ending(facts, given[0])
-        if last is not None and last.kind in ("ReLU", "relu", "relu_") and _is_one(facts, last):
+        last = ending(facts, arguments[0])
+        if (
+            last is not None
+            and last.kind in ("ReLU", "relu", "relu_")
+            and _has_one_output(facts, last)
+        ):
             yield Found(last.node, "the network's only output goes through a ReLU")
 
 
-def _is_one(facts: Facts, last: Layer) -> bool:
-    """Whether the layer below gives one number: the last Linear of the same network."""
+def _has_one_output(facts: Facts, last: Layer) -> bool:
+    """Whether the layer before the last, a Linear of the same network, has one output."""
     node = last.node
-    for one in facts.script.calls("Linear"):
-        outs = facts.given(one, "out_features", 1)
+    for linear in facts.script.calls("Linear"):
+        outs = facts.argument(linear, "out_features", 1)
         if outs is None or facts.code(outs) != "1":
             continue
-        name = facts.bound_to(one)
+        name = facts.bound_to(linear)
         if name and any(name in facts.script.inside(arg) for arg in getattr(node, "args", ())):
             return True
-        parent = facts.script.parents[facts.script.parents[one]]
+        parent = facts.script.parents[facts.script.parents[linear]]
         if last.call is not None and parent is facts.script.parents[facts.script.parents[node]]:
             return True
     return False

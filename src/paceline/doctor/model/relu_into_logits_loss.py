@@ -18,16 +18,16 @@ from ..rule import Found, ScriptRule
 
 _LOSSES = ("CrossEntropyLoss", "cross_entropy", "BCEWithLogitsLoss",
            "binary_cross_entropy_with_logits")  # fmt: skip
-_CUTS = ("ReLU", "relu", "ReLU6", "relu6", "relu_")
+_RELUS = ("ReLU", "relu", "ReLU6", "relu6", "relu_")
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.every_call:
         if facts.loss_kind(call) not in _LOSSES:
             continue
-        given = positional(call)
-        last = ending(facts, given[0]) if given else None
-        if last is not None and last.kind in _CUTS:
+        arguments = positional(call)
+        last = ending(facts, arguments[0]) if arguments else None
+        if last is not None and last.kind in _RELUS:
             line = facts.script.line(last.node)
             yield Found(
                 call, f"{facts.code(call)} is given what the {last.kind} of line {line} leaves"

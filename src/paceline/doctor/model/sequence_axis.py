@@ -19,12 +19,14 @@ from ..rule import Found, ScriptRule
 from ..values import literal
 
 _RECURRENT = re.compile(r"(^|\.)nn\.(LSTM|GRU|RNN)$")
-_TURNS = re.compile(r"permute|transpose|swapaxes|rearrange|movedim|\.T\b|\.mT\b|pack_\w+|\.t\(")
+_TRANSPOSES = re.compile(
+    r"permute|transpose|swapaxes|rearrange|movedim|\.T\b|\.mT\b|pack_\w+|\.t\("
+)
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for node in facts.modules.values():
-        if _TURNS.search(facts.code(node)):
+        if _TRANSPOSES.search(facts.code(node)):
             continue
         for binding in facts.script.bindings:
             value, scope = binding.value, facts.script.scope(binding.node)
@@ -34,27 +36,29 @@ def check(facts: Facts) -> Iterator[Found]:
             if not name.startswith("self.") or not _is_time_first(facts, node, name):
                 continue
             statement = binding.node
-            first = _first(facts, statement)
-            if first and (read := _read_last(facts, scope, first, statement)) is not None:
+            output = _output_name(facts, statement)
+            if output and (read := _read_last(facts, scope, output, statement)) is not None:
                 yield Found(read, f"{facts.code(read)}, and {name} is not batch_first")
 
 
 def _is_time_first(facts: Facts, node: cst.ClassDef, name: str) -> bool:
-    made = [
-        one.value for one in facts.script.bindings
-        if one.name == name and facts.flow.owner(facts.script.scope(one.node)) is node
+    """Whether a name of a class is a recurrent layer without ``batch_first=True``."""
+    values = [
+        binding.value for binding in facts.script.bindings
+        if binding.name == name and facts.flow.owner(facts.script.scope(binding.node)) is node
     ]  # fmt: skip
-    return len(made) == 1 and isinstance(made[0], cst.Call) and (
-        _RECURRENT.search(facts.meaning(made[0])) is not None
-        and literal(by_name(made[0]).get("batch_first")) in (None, "False")
-        and "batch_first" not in {one for one in by_name(made[0]) if one != "batch_first"}
-        and len([one for one in made[0].args if one.keyword is None]) < 5
-        and not facts.has_stars(made[0])
-    )  # fmt: skip
+    layer = values[0] if len(values) == 1 else None
+    return (
+        isinstance(layer, cst.Call)
+        and _RECURRENT.search(facts.meaning(layer)) is not None
+        and literal(by_name(layer).get("batch_first")) in (None, "False")
+        and len([argument for argument in layer.args if argument.keyword is None]) < 5
+        and not facts.has_stars(layer)
+    )
 
 
-def _first(facts: Facts, statement: cst.CSTNode) -> str:
-    """The name of the output of ``out, state = self.lstm(x)``."""
+def _output_name(facts: Facts, statement: cst.CSTNode) -> str:
+    """Return the name of the output of ``out, state = self.lstm(x)``, or ""."""
     if not isinstance(statement, cst.Assign):
         return ""
     target = statement.targets[0].target
@@ -66,26 +70,24 @@ def _first(facts: Facts, statement: cst.CSTNode) -> str:
 def _read_last(
     facts: Facts, scope: cst.CSTNode, name: str, statement: cst.CSTNode
 ) -> cst.Subscript | None:
-    """``out[:, -1]`` behind the statement, of this very output."""
+    """Return ``out[:, -1]`` after a statement that assigns ``out``, before it is reassigned."""
     order = facts.script.order
-    anew = [
-        order[one.node] for one in facts.script.bindings
-        if one.name == name and order[one.node] > order[statement]
-        and facts.script.scope(one.node) is scope
+    reassigned = [
+        order[binding.node] for binding in facts.script.bindings
+        if binding.name == name and order[binding.node] > order[statement]
+        and facts.script.scope(binding.node) is scope
     ]  # fmt: skip
-    for one in facts.script.within(scope):
-        if not isinstance(one, cst.Subscript) or order[one] < order[statement]:
+    for node in facts.script.within(scope):
+        if not isinstance(node, cst.Subscript) or order[node] < order[statement]:
             continue
-        text = facts.code(one).replace(" ", "")
-        is_read = re.fullmatch(rf"{re.escape(name)}\[:,-1(,:)?\]", text) is not None
-        if is_read and not any(place < order[one] and _other(facts, place, one) for place in anew):
-            return one
+        code = facts.code(node).replace(" ", "")
+        is_read = re.fullmatch(rf"{re.escape(name)}\[:,-1(,:)?\]", code) is not None
+        reading = order[facts.script.statement(node)]
+        if is_read and not any(
+            position < order[node] and position != reading for position in reassigned
+        ):
+            return node
     return None
-
-
-def _other(facts: Facts, place: int, read: cst.Subscript) -> bool:
-    """Whether the statement at a place is another than the one that reads."""
-    return facts.script.order[facts.script.statement(read)] != place
 
 
 _NET = """

@@ -21,8 +21,8 @@ def check(facts: Facts) -> Iterator[Found]:
         kind = facts.loss_kind(call)
         if kind not in ("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"):
             continue
-        given = positional(call)
-        last = ending(facts, given[0]) if given else None
+        arguments = positional(call)
+        last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in ("sigmoid", "Sigmoid"):
             line = facts.script.line(last.node)
             yield Found(call, f"{facts.code(call)} is given the sigmoid of line {line}")

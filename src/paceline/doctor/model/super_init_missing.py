@@ -18,30 +18,31 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for node in facts.modules.values():
-        rows = node.body.body if isinstance(node.body, cst.IndentedBlock) else ()
-        for one in rows:
-            if not isinstance(one, cst.FunctionDef) or one.name.value != "__init__":
+        lines = node.body.body if isinstance(node.body, cst.IndentedBlock) else ()
+        for method in lines:
+            if not isinstance(method, cst.FunctionDef) or method.name.value != "__init__":
                 continue
-            text = facts.code(one)
+            code = facts.code(method)
             is_direct = any(
                 re.search(r"^torch\.nn\.Module$", facts.script.meaning(base.value))
                 for base in node.bases
             )
             if (
                 is_direct
-                and "__init__(" not in re.sub(r"def __init__\(", "", text)
-                and _sets(facts, one)
+                and "__init__(" not in re.sub(r"def __init__\(", "", code)
+                and _sets_layers(facts, method)
             ):
-                yield Found(one, f"{node.name.value}.__init__ without super().__init__()")
+                yield Found(method, f"{node.name.value}.__init__ without super().__init__()")
 
 
-def _sets(facts: Facts, function: cst.FunctionDef) -> bool:
+def _sets_layers(facts: Facts, function: cst.FunctionDef) -> bool:
+    """Whether a function assigns a module to an attribute of ``self``."""
     return any(
-        one.name.startswith("self.")
-        and isinstance(one.value, cst.Call)
-        and facts.is_module_call(one.value)
-        and facts.script.scope(one.node) is function
-        for one in facts.script.bindings
+        binding.name.startswith("self.")
+        and isinstance(binding.value, cst.Call)
+        and facts.is_module_call(binding.value)
+        and facts.script.scope(binding.node) is function
+        for binding in facts.script.bindings
     )
 
 

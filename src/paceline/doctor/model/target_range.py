@@ -14,21 +14,21 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
         if not chain.is_whole or not chain.layers or chain.layers[-1].kind != "Sigmoid":
             continue
-        for one in given_to(facts, chain):
-            if one.target_data is None:
+        for data in inputs_of(facts, chain):
+            if data.target_data is None:
                 continue
-            calls = (each for each in facts.flow.origins(one.target_data))
-            made = next((each for each in calls if isinstance(each, cst.Call)), None)
-            if made is not None and facts.meaning(made) == "torch.randn":
+            origins = facts.flow.origins(data.target_data)
+            target = next((origin for origin in origins if isinstance(origin, cst.Call)), None)
+            if target is not None and facts.meaning(target) == "torch.randn":
                 yield Found(
-                    made, "the target is normal noise, and the network ends in a Sigmoid (0 to 1)"
+                    target, "the target is normal noise, and the network ends in a Sigmoid (0 to 1)"
                 )
 
 

@@ -20,21 +20,21 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for node in facts.modules.values():
-        text = facts.code(node)
-        for one in facts.script.bindings:
-            scope = facts.script.scope(one.node)
-            if facts.flow.owner(scope) is not node or not one.name.startswith("self."):
+        code = facts.code(node)
+        for binding in facts.script.bindings:
+            name, value, scope = binding.name, binding.value, facts.script.scope(binding.node)
+            if facts.flow.owner(scope) is not node or not name.startswith("self."):
                 continue
-            if not isinstance(one.value, cst.List | cst.ListComp | cst.Dict | cst.DictComp):
+            if not isinstance(value, cst.List | cst.ListComp | cst.Dict | cst.DictComp):
                 continue
-            is_known = re.search(
-                rf"(ModuleList|ModuleDict|Sequential)\(\*?{re.escape(one.name)}\b|add_module|register_module|setattr",
-                text,
+            is_registered = re.search(
+                rf"(ModuleList|ModuleDict|Sequential)\(\*?{re.escape(name)}\b|add_module|register_module|setattr",
+                code,
             )
-            if not is_known and (
-                _holds_layers(facts, one.value) or _gets_layers(facts, node, one.name)
+            if not is_registered and (
+                _holds_layers(facts, value) or _gets_layers(facts, node, name)
             ):
-                yield Found(one.node, f"{one.name} is a plain {_name(one.value)} of layers")
+                yield Found(binding.node, f"{name} is a plain {_name(value)} of layers")
 
 
 def _name(value: cst.BaseExpression) -> str:
@@ -42,35 +42,37 @@ def _name(value: cst.BaseExpression) -> str:
 
 
 def _holds_layers(facts: Facts, value: cst.BaseExpression) -> bool:
-    """Whether its elements themselves are layers with parameters."""
+    """Whether a list or dict is written with layers as its elements."""
     elements: list[cst.BaseExpression] = []
     if isinstance(value, cst.List | cst.Dict):
-        elements = [one.value for one in value.elements]
+        elements = [element.value for element in value.elements]
     elif isinstance(value, cst.ListComp):
         elements = [value.elt]
     elif isinstance(value, cst.DictComp):
         elements = [value.value]
-    return any(_is_layer(facts, one) for one in elements)
+    return any(_is_layer(facts, element) for element in elements)
 
 
 def _gets_layers(facts: Facts, node: cst.ClassDef, name: str) -> bool:
     """Whether a layer is appended to this list anywhere in the class."""
     return any(
-        facts.code(facts.owner(call)) == name and _is_layer(facts, made)
+        facts.code(facts.owner(call)) == name and _is_layer(facts, origin)
         for call in facts.methods("append")
         if facts.flow.owner(facts.script.scope(call)) is node
-        for given in positional(call)
-        for made in facts.flow.origins(given)
+        for argument in positional(call)
+        for origin in facts.flow.origins(argument)
     )
 
 
-def _is_layer(facts: Facts, made: cst.BaseExpression) -> bool:
-    """Whether this makes a layer with parameters."""
+def _is_layer(facts: Facts, constructor: cst.BaseExpression) -> bool:
+    """Whether an expression makes a layer with parameters."""
     return (
-        isinstance(made, cst.Call)
-        and facts.is_module_call(made)
-        and not facts.is_loss_call(made)
-        and re.search(r"Linear|Conv|LSTM|GRU|RNN|Embedding|Norm|Sequential", facts.meaning(made))
+        isinstance(constructor, cst.Call)
+        and facts.is_module_call(constructor)
+        and not facts.is_loss_call(constructor)
+        and re.search(
+            r"Linear|Conv|LSTM|GRU|RNN|Embedding|Norm|Sequential", facts.meaning(constructor)
+        )
         is not None
     )
 

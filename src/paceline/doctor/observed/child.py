@@ -1,11 +1,11 @@
 """The process in which a script runs and is observed.
 
-    python -m paceline.doctor.observed.child ASKED script.py [its arguments]
+    python -m paceline.doctor.observed.child REQUEST script.py [its arguments]
 
-ASKED is JSON: the file to write to; seconds for prices, and which; or a text that runs in the
-script's place while losses and gradients are kept. The file always holds the last that is known: how
-many steps were made, an Observation or a StepRecord, or how the script ended. This module must not
-know who reads it.
+REQUEST is JSON: the file to write to, and either the seconds for prices and which fixes to price, or
+a text that runs in the script's place while its losses and gradients are recorded. The file always
+holds the latest results: how many steps were made, an Observation or a StepRecord, and how the
+script ended. This module must not know who reads it.
 """
 
 import json
@@ -25,54 +25,55 @@ from .patches import Patches
 from .record import Recorder
 from .session import Finished, Session
 
-_TOLD_EVERY_S = 1.0
-"""Steps are written down so often: some 0.1 ms each time, of a second."""
+_WRITE_EVERY_S = 1.0
+"""Seconds between writes of the number of steps; one write takes some 0.1 ms."""
 
 
 class FoundFile:
-    """The file.
+    """The file of results, which is replaced as a whole at each write.
 
     Args:
-        path: of it; it is replaced as a whole.
+        path: the path of the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._pid = path, os.getpid()
         self._known: dict[str, object] = {}
-        self._steps, self._told_s = 0, -math.inf
+        self._steps, self._written_s = 0, -math.inf
 
-    def add(self, **known: object) -> None:
-        """What is known from now on; a process that the script forked writes nothing."""
+    def add(self, **results: object) -> None:
+        """Write further results; a process that the script has forked writes nothing."""
         if os.getpid() != self._pid:
             return
-        self._known |= known
-        half = self._path.with_suffix(".half")
-        half.write_text(json.dumps(self._known))
-        os.replace(half, self._path)
+        self._known |= results
+        partial = self._path.with_suffix(".half")
+        partial.write_text(json.dumps(self._known))
+        os.replace(partial, self._path)
 
-    def observed(self, found: Observation) -> None:
-        self.add(observation=found.to_json())
+    def observed(self, observation: Observation) -> None:
+        """Write an observation."""
+        self.add(observation=observation.to_json())
 
     def stepped(self) -> None:
-        """One more step; the first is written at once, later ones so seldom that it takes nothing."""
+        """Count a step; the first is written at once, later ones too rarely to cost anything."""
         self._steps += 1
         now_s = monotonic()
-        if now_s - self._told_s > _TOLD_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._written_s > _WRITE_EVERY_S:
+            self._written_s = now_s
             self.add(steps=self._steps)
 
 
 def main() -> None:
-    """Run the script."""
-    asked, script, *args = sys.argv[1:]
-    words = json.loads(asked)
-    file = FoundFile(Path(words["file"]))
+    """Run the script that the command line names."""
+    encoded, script, *args = sys.argv[1:]
+    request = json.loads(encoded)
+    file = FoundFile(Path(request["file"]))
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).resolve().parent)
-    if "text" in words:
-        _record(script, words["text"], words["num_steps"], file)
+    if "text" in request:
+        _record(script, request["text"], request["num_steps"], file)
     else:
-        session = Session(words["price_s"], words["only"], file.observed, file.stepped)
+        session = Session(request["price_s"], request["only"], file.observed, file.stepped)
         session.feed.install(Patches())
         _run(script, lambda: runpy.run_path(script, run_name="__main__"), file)
 
@@ -89,7 +90,7 @@ def _record(script: str, text: str, num_steps: int, file: FoundFile) -> None:
 
 
 def _run(script: str, run: Any, file: FoundFile) -> None:
-    """Run it to its end or to ours, and write down how it ended."""
+    """Run the script until it ends or all is known, and write how it ended."""
     try:
         run()
         file.add(how="returned", why="", where="")
@@ -98,11 +99,11 @@ def _run(script: str, run: Any, file: FoundFile) -> None:
     except SystemExit as end:
         file.add(how="exit", why="" if end.code is None else str(end.code), where="")
         raise
-    except BaseException as error:  # the script may raise anything, and its end is told
+    except BaseException as error:  # the script may raise anything, and is reported as failed
         stack = traceback.extract_tb(error.__traceback__)
-        own = [one for one in stack if one.filename == script] or stack[-1:]
+        frames = [frame for frame in stack if frame.filename == script] or stack[-1:]
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        file.add(how="failed", why=why, where=f"{own[-1].filename}:{own[-1].lineno}")
+        file.add(how="failed", why=why, where=f"{frames[-1].filename}:{frames[-1].lineno}")
         raise
 
 

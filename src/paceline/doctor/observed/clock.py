@@ -1,9 +1,9 @@
-"""Where the time of a step goes: parts that exclude one another, so that they sum to the step.
+"""Time the parts of a step exclusively, so that they sum to the step.
 
     time     0    1    2    3    4    5    6
-    forward       |---------------|              2 to 3 is a wait inside of it: forward has 2
+    forward       |---------------|              2 to 3 is a wait inside it: forward has 2
     wait               |----|                    wait has 1
-    rest     |---|                |----|         what is in no part
+    rest     |---|                |----|         in no part
 
 A part that begins inside another stops the other's clock. This module must not know what the parts
 are, nor read a clock of its own: the time is an argument.
@@ -13,10 +13,10 @@ from collections import defaultdict
 
 
 class PartsClock:
-    """Seconds of each part, exclusively.
+    """A clock for nested parts, each charged only while no part inside it is open.
 
     Attributes:
-        seconds: part -> seconds since the last `taken`.
+        seconds: seconds of each part since the last `taken`.
     """
 
     def __init__(self) -> None:
@@ -26,26 +26,26 @@ class PartsClock:
 
     @property
     def part(self) -> str:
-        """That which is open innermost; empty: none."""
+        """The innermost open part, or "" if none is open."""
         return self._open[-1] if self._open else ""
 
     def begin(self, part: str, now_s: float) -> None:
-        """A part begins, inside of what is open."""
+        """Begin a part inside the innermost open one."""
         self._charge(now_s)
         self._open.append(part)
 
     def end(self, now_s: float) -> None:
-        """The innermost part ends."""
+        """End the innermost open part."""
         self._charge(now_s)
         if self._open:
             self._open.pop()
 
     def taken(self, now_s: float) -> dict[str, float]:
-        """What was charged so far; it begins again at zero, and what is open goes on."""
+        """Return the seconds of each part and reset them to zero; open parts stay open."""
         self._charge(now_s)
-        found = dict(self.seconds)
+        seconds = dict(self.seconds)
         self.seconds.clear()
-        return found
+        return seconds
 
     def _charge(self, now_s: float) -> None:
         if self._open:

@@ -1,8 +1,8 @@
-"""The batches of a script's loader, handed out by us: timed, without end, or by other workers.
+"""Hand out the batches of a script's loader: timed, without end, or from a changed loader.
 
     for batch in loader:  ->  iter(loader) is a WatchedBatches  ->  next(): feed.fetch(...)
 
-    as the script has it | one batch again and again | a copy of the loader with n workers
+    the script's own loader | one batch again and again | a copy of the loader with n workers
 
 While fixes are tried an epoch has no end, so that the script stays in its loop. This module must
 not know what is measured.
@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from .patches import NOWHERE, Patches, Place, user_place
 
 _TIMES = 8
-"""Batches without a step, beside as many as a step has taken: then it is no epoch of training."""
+"""A loop is no training loop if it fetches, without a step, more than this many batches and this
+many times the most that one step has used."""
 
 
 class WatchedBatches:
-    """An iterator over a loader, as the script sees one."""
+    """The iterator over a loader that the script gets in place of torch's."""
 
     def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], feed: "WatchedFeed") -> None:
         self._loader, self._inner, self._feed = loader, inner, feed
@@ -33,17 +34,18 @@ class WatchedBatches:
         return self._feed.fetch(self)
 
     def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]  # torch's have a length
+        return len(self._inner)  # type: ignore[arg-type]  # torch's iterators have a length
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     @property
     def loader(self) -> DataLoader[Any]:
+        """The loader that it iterates over."""
         return self._loader
 
     def draw(self, is_endless: bool) -> Any:
-        """The next batch of the script's own loader."""
+        """Return the next batch of the script's own loader, of a new epoch if it is endless."""
         try:
             return next(self._inner)
         except StopIteration:
@@ -54,14 +56,15 @@ class WatchedBatches:
 
 
 class WatchedFeed:
-    """All loaders of the process.
+    """The source of all batches that the script fetches, from any of its loaders.
 
     Attributes:
-        loader: the one whose batches the last step was made from; None: no loader's.
-        is_endless: whether epochs of that loader have no end.
-        is_cached: whether its last batch is given again.
-        source: what its batches come from instead; None: from itself.
-        waited: called around each fetch, with whether it begins.
+        loader: the training loader, whose batches the last step used; None if it used none.
+        is_endless: whether epochs of the training loader have no end.
+        is_cached: whether its last batch is returned again and again.
+        source: the iterator that its batches come from instead; None if from itself.
+        waited: called before and after each fetch, with whether it begins.
+        begin: torch's own ``iter`` of a loader.
     """
 
     def __init__(self) -> None:
@@ -76,45 +79,47 @@ class WatchedFeed:
         self._places: dict[int, Place] = {}
 
     def install(self, patches: Patches) -> None:
-        """From now on; loaders that were made before keep their places."""
+        """Watch all loaders from now on; the lines of those that are made later are recorded."""
         places, begin, feed = self._places, self.begin, self
 
-        def noted(init: Callable[..., None]) -> Callable[..., None]:
-            def made(loader: Any, *args: Any, **given: Any) -> None:
+        def recorded(init: Callable[..., None]) -> Callable[..., None]:
+            def initialize(loader: Any, *args: Any, **kwargs: Any) -> None:
                 places[id(loader)] = user_place()
-                init(loader, *args, **given)
+                init(loader, *args, **kwargs)
 
-            return made
+            return initialize
 
         def watched(_: Callable[..., Any]) -> Callable[..., Any]:
             return lambda loader: WatchedBatches(loader, begin(loader), feed)
 
-        patches.wrap(DataLoader, "__init__", noted)
+        patches.wrap(DataLoader, "__init__", recorded)
         patches.wrap(DataLoader, "__iter__", watched)
 
-    def fetch(self, asked: WatchedBatches) -> Any:
-        """A batch, as it is to be had now."""
+    def fetch(self, batches: WatchedBatches) -> Any:
+        """Return the next batch of an iterator, from wherever batches come from at present."""
         if self.waited is not None:
             self.waited(True)
         try:
             self._num_fetched += 1
-            is_ours = self.is_endless and asked.loader is self.loader and self._is_training()
-            if is_ours and self.is_cached:
+            is_replaceable = (
+                self.is_endless and batches.loader is self.loader and self._is_training()
+            )
+            if is_replaceable and self.is_cached:
                 return self._batch
-            if is_ours and self.source is not None:
+            if is_replaceable and self.source is not None:
                 return next(self.source)
-            self._batch, self._last = asked.draw(is_ours), asked.loader
+            self._batch, self._last = batches.draw(is_replaceable), batches.loader
             return self._batch
         finally:
             if self.waited is not None:
                 self.waited(False)
 
     def _is_training(self) -> bool:
-        """Whether a step is still to be expected: else the same loader is gone over for a test."""
+        """Whether a step may still follow; if not, the loader is iterated over for a test."""
         return self._num_fetched <= _TIMES * self._most_fetched + _TIMES
 
     def step_done(self) -> None:
-        """The batches since the last step were for this one."""
+        """Count the batches since the last step as those of this step."""
         if not self.is_endless:
             self._most_fetched = max(self._most_fetched, self._num_fetched)
         self._num_fetched = 0
@@ -123,16 +128,16 @@ class WatchedFeed:
 
     @property
     def place(self) -> Place:
-        """Where the loader was made."""
+        """The line where the training loader was made."""
         return self._places.get(id(self.loader), NOWHERE)
 
     @property
     def may_have_workers(self) -> bool:
-        """Whether another number of workers gives the same batches."""
+        """Whether the training loader gives the same batches with any number of workers."""
         return self.loader is not None and not isinstance(self.loader.dataset, IterableDataset)
 
     def varied(self, **changes: Any) -> Iterator[Any]:
-        """Batches without end of a copy of the loader that differs in this."""
+        """Yield endless batches of a copy of the training loader with changed settings."""
         assert self.loader is not None
         return self._endless(varied(self.loader, **changes))
 
@@ -142,11 +147,11 @@ class WatchedFeed:
 
 
 def varied(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A copy of a loader with other settings; its data, sampler and collate function are shared."""
-    made = copy.copy(loader)
+    """Return a copy of a loader with changed settings; data, sampler and collate_fn are shared."""
+    duplicate = copy.copy(loader)
     workers = changes.get("num_workers", loader.num_workers)
     if workers and not loader.prefetch_factor:
         changes["prefetch_factor"] = 2
-    # a loader's own __setattr__ refuses some of them once it is made
-    vars(made).update({"_iterator": None, "persistent_workers": workers > 0, **changes})
-    return made
+    # a loader's own __setattr__ refuses some of these once it is made
+    vars(duplicate).update({"_iterator": None, "persistent_workers": workers > 0, **changes})
+    return duplicate

@@ -1,12 +1,12 @@
-"""Where a script's steps begin and end, and while it is observed what its parts take.
+"""Notice where a script's steps end and, while it is observed, time the parts of a step.
 
-    optimizer.step()   after it a step has ended                     always
+    optimizer.step()   a step has ended                              always
     next(loader)       input, timed                                  always; two clock readings
     model(...), .backward(), zero_grad() and step(), .to(device), collectives, .item(), print()
                                                                      only while it is observed
 
-On an accelerator each part waits for its queue, while it is observed: parts would not be the
-device's otherwise. This module must not know what is done with the seconds.
+On an accelerator each observed part waits for the device's queue, so that its seconds are the
+device's, too. This module must not know what the seconds are for.
 """
 
 import builtins
@@ -36,7 +36,7 @@ _COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barr
 
 
 def synchronize() -> None:
-    """Wait for the accelerator, where the process uses one."""
+    """Wait for the accelerator, if the process uses one."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -48,9 +48,12 @@ class Hooks:
         on_step: called when a step has ended, in the script's own thread.
 
     Attributes:
-        optimizer: the one whose steps are counted; models: what was called outermost.
-        waits: place and kind -> times and seconds.
-        skips_waits: whether reads and prints of the script give what they gave last.
+        optimizer: the optimizer whose steps are counted.
+        models: the modules that the script itself calls, by their id.
+        clock: the time of each part while the script is observed.
+        is_observing: whether parts are timed.
+        waits: how often, and for how many seconds, the script waits at each place and call.
+        skips_waits: whether the script's reads and prints return their last value at once.
     """
 
     def __init__(self, on_step: Callable[[], None]) -> None:
@@ -66,24 +69,24 @@ class Hooks:
         self.waits: dict[tuple[Place, str], list[float]] = {}
         self._known: dict[tuple[Place, str], Any] = {}
         self._places: dict[int, Place] = {}
-        Patches().wrap(Optimizer, "__init__", self._noted)
+        Patches().wrap(Optimizer, "__init__", self._recorded)
         register_optimizer_step_post_hook(self._stepped)
 
-    def _noted(self, init: Callable[..., None]) -> Callable[..., None]:
-        def made(optimizer: Any, *args: Any, **given: Any) -> None:
+    def _recorded(self, init: Callable[..., None]) -> Callable[..., None]:
+        def initialize(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._places[id(optimizer)] = user_place()
-            init(optimizer, *args, **given)
+            init(optimizer, *args, **kwargs)
 
-        return made
+        return initialize
 
     @property
     def place(self) -> Place:
-        """Where the optimizer was made."""
+        """The line where the optimizer was made."""
         return self._places.get(id(self.optimizer), NOWHERE)
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def _stepped(self, optimizer: Optimizer, args: object, given: object) -> None:
+    def _stepped(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if threading.get_ident() != self._thread:
             return
         if self.is_observing:
@@ -99,7 +102,7 @@ class Hooks:
     # -- parts ----------------------------------------------------------------------------------
 
     def waited(self, begins: bool) -> None:
-        """Around each fetch of a batch."""
+        """Time the input; called before and after each fetch of a batch."""
         if self.is_observing:
             self._begin(parts.INPUT) if begins else self._end()
 
@@ -112,11 +115,11 @@ class Hooks:
         self.clock.end(perf_counter())
 
     def taken(self) -> dict[str, float]:
-        """Seconds of each part since the last time."""
+        """Return the seconds of each part since the last call."""
         return self.clock.taken(perf_counter())
 
     def observe(self) -> None:
-        """From now on."""
+        """Time the parts of steps from now on."""
         wrap = self._patches.wrap
         wrap(nn.Module, "__call__", self._model_called)
         wrap(torch.autograd, "backward", self._part(parts.BACKWARD))
@@ -131,14 +134,14 @@ class Hooks:
                 wrap(torch.distributed, name, self._part(parts.EXCHANGE))
         self.watch_waits()
         self._before_step = register_optimizer_step_pre_hook(
-            lambda optimizer, args, given: self._begin(parts.OPTIMIZER)
+            lambda optimizer, args, kwargs: self._begin(parts.OPTIMIZER)
         )
         self.clock = PartsClock()
         self.clock.taken(perf_counter())
         self.is_observing = True
 
     def leave(self) -> None:
-        """No longer: everything is put back."""
+        """Stop timing, and put everything back."""
         self.is_observing = False
         self._patches.undo()
         if self._before_step is not None:
@@ -146,7 +149,7 @@ class Hooks:
             self._before_step = None
 
     def watch_waits(self) -> None:
-        """Reads of numbers, prints, and what a loop should not call each turn."""
+        """Watch reads of numbers, prints, and other calls that wait for the device."""
         wrap = self._patches.wrap
         for name in _READS:
             wrap(Tensor, name, self._waiting(f"{name}()", parts.WAITS))
@@ -160,12 +163,12 @@ class Hooks:
 
     def _part(self, part: str) -> Callable[[Any], Any]:
         def make(call: Any) -> Any:
-            def timed(*args: Any, **given: Any) -> Any:
+            def timed(*args: Any, **kwargs: Any) -> Any:
                 if self._is_elsewhere() or self.clock.part == part:
-                    return call(*args, **given)
+                    return call(*args, **kwargs)
                 self._begin(part)
                 try:
-                    return call(*args, **given)
+                    return call(*args, **kwargs)
                 finally:
                     self._end()
 
@@ -174,25 +177,25 @@ class Hooks:
         return make
 
     def _model_called(self, call: Any) -> Any:
-        def timed(module: nn.Module, *args: Any, **given: Any) -> Any:
+        def timed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self.clock.part or self._is_elsewhere():
-                return call(module, *args, **given)
+                return call(module, *args, **kwargs)
             self.models[id(module)] = module
             self._begin(parts.FORWARD)
             try:
-                return call(module, *args, **given)
+                return call(module, *args, **kwargs)
             finally:
                 self._end()
 
         return timed
 
     def _copied(self, call: Any) -> Any:
-        def timed(tensor: Tensor, *args: Any, **given: Any) -> Any:
+        def timed(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self.clock.part or self._is_elsewhere():
-                return call(tensor, *args, **given)
+                return call(tensor, *args, **kwargs)
             self._begin(parts.COPY)
             try:
-                return call(tensor, *args, **given)
+                return call(tensor, *args, **kwargs)
             finally:
                 self._end()
 
@@ -200,35 +203,35 @@ class Hooks:
 
     def _waiting(self, what: str, part: str) -> Callable[[Any], Any]:
         def make(call: Any) -> Any:
-            def timed(*args: Any, **given: Any) -> Any:
+            def timed(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() != self._thread:
-                    return call(*args, **given)
+                    return call(*args, **kwargs)
                 place = called_by_user()
                 if not place.line or self.clock.part == parts.INPUT:
-                    return call(*args, **given)
+                    return call(*args, **kwargs)
                 if self.skips_waits:
-                    return self._remembered((place, what), call, args, given)
-                return self._wait((place, what), part, call, args, given)
+                    return self._remembered((place, what), call, args, kwargs)
+                return self._wait((place, what), part, call, args, kwargs)
 
             return timed
 
         return make
 
-    def _wait(self, at: tuple[Place, str], part: str, call: Any, args: Any, given: Any) -> Any:
+    def _wait(self, at: tuple[Place, str], part: str, call: Any, args: Any, kwargs: Any) -> Any:
         start_s = perf_counter()
         if self.is_observing:
             self.clock.begin(part, start_s)
         try:
-            return call(*args, **given)
+            return call(*args, **kwargs)
         finally:
             end_s = perf_counter()
             if self.is_observing:
                 self.clock.end(end_s)
-            found = self.waits.setdefault(at, [0.0, 0.0])
-            found[0] += 1
-            found[1] += end_s - start_s
+            times_and_seconds = self.waits.setdefault(at, [0.0, 0.0])
+            times_and_seconds[0] += 1
+            times_and_seconds[1] += end_s - start_s
 
-    def _remembered(self, at: tuple[Place, str], call: Any, args: Any, given: Any) -> Any:
+    def _remembered(self, at: tuple[Place, str], call: Any, args: Any, kwargs: Any) -> Any:
         if at not in self._known:
-            self._known[at] = call(*args, **given)
+            self._known[at] = call(*args, **kwargs)
         return self._known[at]

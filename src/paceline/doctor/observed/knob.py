@@ -1,8 +1,8 @@
-"""A fix that can be put into effect and taken back between two steps of a running script.
+"""A fix that can be turned on and off between two steps of a running script.
 
     knob.turn(True) ... some steps ... knob.turn(False) ... some steps ...
 
-This module must not know which there are.
+This module must not know which fixes there are.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,18 @@ from .patches import NOWHERE
 
 
 class Knob:
-    """One fix.
+    """The base of all fixes that are tried on a running script.
 
     Attributes:
-        name, fix: in a word, and what to write; place: where; words: arguments for the call there.
+        name: a short name.
+        fix: what the user should write.
+        place: the line where it would be written.
+        words: keyword arguments for the call at that line.
         changes: whether it changes the mathematics.
-        bound: the share of a step that it can save at most, as far as the budget tells.
-        settle: steps after each turn that are not counted.
-        stride: steps of a block are a multiple of this.
-        failed: why it could not be had.
+        bound: the largest share of a step that it can save, as far as the budget tells.
+        settle: steps after each turn that are not measured.
+        stride: the number of steps in a block is a multiple of this.
+        failed: why it cannot be used here; empty if it can.
     """
 
     name = fix = failed = ""
@@ -32,12 +35,12 @@ class Knob:
     stride = 1
 
     def turn(self, is_on: bool) -> None:
-        """Put it into effect, or take it back.
+        """Turn the fix on or off.
 
         Raises:
-            Exception: it cannot be had here.
+            Exception: the fix cannot be used here.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
+        """Release what the fix holds; it is not turned on again."""

@@ -1,8 +1,8 @@
 """The fixes that are tried between two steps of a running script, and their order.
 
-`knobs_for` lists those that can move something here, in the order in which they are tried: what
-can only remove a part that is under 2 % of the step is not tried, and said so. This module must not
-know how they are measured.
+`knobs_for` yields the fixes that can change something here, in the order in which they are tried. A
+fix that can only remove a part under 2 % of the step is reported, but not tried. This module must
+not know how fixes are measured.
 """
 
 import math
@@ -25,15 +25,15 @@ from .patches import NOWHERE, Place
 from .ways import Bfloat16, ChannelsLastWay, Compiled, Ways
 
 _IDLE = 0.5
-"""Below this share of CPU time a loader waits for something else, and may have more workers than
-cores."""
+"""With less than this share of CPU time a loader waits for something else, and may have more
+workers than cores."""
 _WAITING_PER_CORE = 4
 _MOSTLY = 0.5
-"""Of a step; above it what binds the step is tried first."""
+"""Share of a step; if its input takes more, the loader's fixes are tried first."""
 
 
 class Setting(Knob):
-    """What is set and put back by two calls."""
+    """A fix that one call sets and another call puts back."""
 
     def __init__(
         self, name: str, fix: str, on: Callable[[], object], off: Callable[[], object],
@@ -47,11 +47,11 @@ class Setting(Knob):
 
 
 class Loader(Knob):
-    """Batches of a copy of the loader with other settings."""
+    """Batches from a copy of the training loader with changed settings."""
 
     def __init__(self, feed: WatchedFeed, bound: float, **settings: Any) -> None:
-        words = ", ".join(f"{name}={value}" for name, value in settings.items())
-        self.name, self.fix, self.place = words, f"{words} in the DataLoader", feed.place
+        code = ", ".join(f"{name}={value}" for name, value in settings.items())
+        self.name, self.fix, self.place = code, f"{code} in the DataLoader", feed.place
         self.bound, self._feed, self.words = bound, feed, settings
         self._batches: Iterator[Any] | None = None
         workers = int(settings.get("num_workers", 0))
@@ -68,13 +68,13 @@ class Loader(Knob):
 
 
 class OptimizerFlags(Knob):
-    """OptimizerFlags of an optimizer's groups."""
+    """Flags of an optimizer's parameter groups, such as ``fused``."""
 
     def __init__(self, optimizer: Optimizer, place: Place, bound: float, **flags: bool) -> None:
-        words = ", ".join(f"{name}={value}" for name, value in flags.items())
-        self.name, self.fix = f"optimizer {words}", f"{words} in {type(optimizer).__name__}(...)"
+        code = ", ".join(f"{name}={value}" for name, value in flags.items())
+        self.name, self.fix = f"optimizer {code}", f"{code} in {type(optimizer).__name__}(...)"
         self.bound, self.place, self._optimizer, self.words = bound, place, optimizer, flags
-        self._old = [{name: one[name] for name in flags} for one in optimizer.param_groups]
+        self._old = [{name: group[name] for name in flags} for group in optimizer.param_groups]
 
     def turn(self, is_on: bool) -> None:
         for group, old in zip(self._optimizer.param_groups, self._old, strict=True):
@@ -82,16 +82,18 @@ class OptimizerFlags(Knob):
 
 
 Share: TypeAlias = Callable[..., float]
-"""Of parts: their share of a step as it is now, with what has been kept."""
+"""The share of a step that given parts take now, with the fixes that are kept."""
 
 
 def knobs_for(
     hooks: Hooks, feed: WatchedFeed, share: Share, fetch_cpu: float, *, on_cpu: bool
 ) -> Iterator[Knob]:
-    """All that could move something, each made when it is its turn.
+    """Yield every fix that could change something here, each made when its turn comes.
 
     Args:
-        fetch_cpu: share of the time of fetching a batch in which this process computed.
+        share: the share of a step that given parts take now.
+        fetch_cpu: share of the time of fetching a batch in which this process uses the CPU.
+        on_cpu: whether the script trains on the CPU.
     """
     is_fed = share(parts.INPUT) > _MOSTLY
     if is_fed:
@@ -109,16 +111,16 @@ def knobs_for(
 
 
 def main_model(hooks: Hooks) -> nn.Module | None:
-    """That which was called outermost and has most parameters that are trained."""
+    """Return the model with the most trained parameters, of those that the script calls itself."""
     if hooks.optimizer is None:
         return None
     trained = {id(p) for group in hooks.optimizer.param_groups for p in group["params"]}
     sizes = {
-        key: sum(p.numel() for p in one.parameters() if id(p) in trained)
-        for key, one in hooks.models.items()
+        key: sum(p.numel() for p in model.parameters() if id(p) in trained)
+        for key, model in hooks.models.items()
     }
-    best = max(sizes, key=lambda key: sizes[key], default=None)
-    return hooks.models[best] if best is not None and sizes[best] else None
+    largest = max(sizes, key=lambda key: sizes[key], default=None)
+    return hooks.models[largest] if largest is not None and sizes[largest] else None
 
 
 def _loaders(feed: WatchedFeed, share: Share, cpu: float, on_cpu: bool) -> Iterator[Knob]:
@@ -127,17 +129,17 @@ def _loaders(feed: WatchedFeed, share: Share, cpu: float, on_cpu: bool) -> Itera
         return
     bound = share(parts.INPUT)
     if loader.num_workers == 0:
-        rest = max(1e-9, 1.0 - bound)
+        others = max(1e-9, 1.0 - bound)
         cores = len(os.sched_getaffinity(0))
-        most = cores if cpu > _IDLE else cores * _WAITING_PER_CORE
-        workers = max(1, min(most, math.ceil(bound / rest) + 1))
+        max_workers = cores if cpu > _IDLE else cores * _WAITING_PER_CORE
+        workers = max(1, min(max_workers, math.ceil(bound / others) + 1))
         yield Loader(feed, bound, num_workers=workers, persistent_workers=True)
     if not on_cpu and not loader.pin_memory:
         yield Loader(feed, share(parts.INPUT, parts.COPY), pin_memory=True)
 
 
 def _without_waits(hooks: Hooks, share: Share, on_cpu: bool) -> Knob:
-    (place, what), _ = max(hooks.waits.items(), key=lambda one: one[1][1])
+    (place, what), _ = max(hooks.waits.items(), key=lambda item: item[1][1])
 
     def on() -> None:
         hooks.watch_waits()
@@ -169,12 +171,12 @@ def _of_process(on_cpu: bool) -> Iterator[Knob]:
     if not on_cpu:
         yield from _of_device()
         return
-    now, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    num_threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     for count in dict.fromkeys((cores, max(1, cores // 2), 1)):
-        if count != now:
+        if count != num_threads:
             yield Setting(f"{count} thread{'s' * (count > 1)}", f"torch.set_num_threads({count})",
                           partial(torch.set_num_threads, count),
-                          partial(torch.set_num_threads, now))  # fmt: skip
+                          partial(torch.set_num_threads, num_threads))  # fmt: skip
     if allocator.may_keep() and not allocator.is_kept():
         yield Setting(
             "freed memory stays",
@@ -203,10 +205,10 @@ def _of_device() -> Iterator[Knob]:
 def _of_optimizer(optimizer: Optimizer, place: Place, share: Share, on_cpu: bool) -> Iterator[Knob]:
     bound = share(parts.OPTIMIZER)
     groups = optimizer.param_groups
-    if on_cpu and all("fused" in one and not one["fused"] for one in groups):
+    if on_cpu and all("fused" in group and not group["fused"] for group in groups):
         yield OptimizerFlags(optimizer, place, bound, fused=True, foreach=False)
-    if any(one.get("foreach") is False and not one.get("fused") for one in groups) or (
-        on_cpu and all(one.get("foreach", True) is None for one in groups)
+    if any(group.get("foreach") is False and not group.get("fused") for group in groups) or (
+        on_cpu and all(group.get("foreach", True) is None for group in groups)
     ):
         yield OptimizerFlags(optimizer, place, bound, foreach=True)
 
@@ -215,17 +217,17 @@ def _of_model(model: nn.Module, share: Share, on_cpu: bool) -> Iterator[Knob]:
     if isinstance(model, torch._dynamo.OptimizedModule):
         return
     ways, kind = Ways(model), "cpu" if on_cpu else "cuda"
-    found: list[Knob] = []
-    if any(isinstance(one, nn.Conv2d) and one.groups == 1 for one in model.modules()):
-        found.append(ChannelsLastWay(ways))
-    found.append(Compiled(ways))
+    model_knobs: list[Knob] = []
+    if any(isinstance(layer, nn.Conv2d) and layer.groups == 1 for layer in model.modules()):
+        model_knobs.append(ChannelsLastWay(ways))
+    model_knobs.append(Compiled(ways))
     if not torch.is_autocast_enabled(kind):
-        found.append(Bfloat16(ways, kind))
-    for one in found:
-        one.bound = share(parts.FORWARD, parts.BACKWARD, parts.REST)
-    yield from found
+        model_knobs.append(Bfloat16(ways, kind))
+    for knob in model_knobs:
+        knob.bound = share(parts.FORWARD, parts.BACKWARD, parts.REST)
+    yield from model_knobs
 
 
 def is_hopeless(knob: Knob) -> bool:
-    """Whether it cannot be worth 2 % whatever it does, by the budget alone."""
+    """Whether a fix cannot save 2 % whatever it does, by the budget alone."""
     return knob.bound < WORTH

@@ -1,12 +1,12 @@
-"""Runs a script in a process of its own under observation, and ends it; or says why it could not.
+"""Run a script in a process of its own under observation, end it, and explain failures.
 
-    paceline doctor  --begins, in a group of its own-->  child.py: the script
+    paceline doctor  --starts, in a process group of its own-->  child.py: the script
                      <--a file, replaced at each stage--
 
-Time is given from one step to the next, so that it does not matter how many are wanted. What the
-script prints goes into a file. When all is known the child ends the script; what is left of its
-group (workers of loaders, what it forked) is killed. This module must not know how anything is
-observed.
+The time limit holds from each step to the next, so that it does not matter how many are needed. What
+the script prints goes into a file. The child ends the script when all is known; what is left of its
+process group (workers of loaders, processes that it forked) is killed. This module must not know how
+anything is observed.
 """
 
 import contextlib
@@ -27,20 +27,22 @@ from ...system.signals import die_with_parent, ended_by_signals
 from .observation import Observation
 from .record import StepRecord
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _GRACE_S = 10.0
 _MARGIN_S = 60.0
-"""After the first step: a compiler may be at work, which has a limit of its own."""
+"""Added after the first step: a compiler may be at work, which has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """What is run, and how long.
+    """A script to run, and the limits of its observation.
 
     Attributes:
-        price_s: seconds for prices; 0: none. only: how the name of a fix begins that is tried;
-            empty: all are.
-        first_s: to the first step; so much and a margin from each step to the next.
+        script: its path.
+        args: its own arguments.
+        price_s: seconds for pricing fixes; 0: none is tried.
+        only: only fixes whose name begins with this are tried; empty: all are.
+        first_s: seconds until the first step; between steps, a margin is added.
     """
 
     script: Path
@@ -50,51 +52,53 @@ class ScriptRun:
     first_s: float = 120.0
 
 
-def observe(asked: ScriptRun) -> Observation:
-    """Run it until all is known.
+def observe(run: ScriptRun) -> Observation:
+    """Run a script until everything is measured.
 
     Raises:
-        ConfigError: there is nothing to observe; says why, and what to do.
+        ConfigError: there is nothing to observe; its message says why, and what to do.
     """
-    words = {"price_s": asked.price_s, "only": asked.only}
-    found, is_over, why_not = _run(asked, words)
-    seen = found.get("observation")
-    if seen is None:
+    results, is_over, why_not = _run(run, {"price_s": run.price_s, "only": run.only})
+    observation = results.get("observation")
+    if observation is None:
         raise ConfigError(why_not)
-    told = _how(found, is_over) if found.get("how") or is_over else ""
-    return replace(Observation.read(seen), ended=told)
+    ended = _how(results, is_over) if results.get("how") or is_over else ""
+    return replace(Observation.read(observation), ended=ended)
 
 
-def record(asked: ScriptRun, text: str, num_steps: int) -> StepRecord:
-    """Run this text in the script's place, and keep the losses and gradients of so many steps.
+def record(run: ScriptRun, text: str, num_steps: int) -> StepRecord:
+    """Run a text in the script's place, and record its losses and gradients.
+
+    Args:
+        num_steps: how many steps to record.
 
     Raises:
-        ConfigError: it does not come so far; says why.
+        ConfigError: it does not make that many steps; its message says why.
     """
-    found, _, why_not = _run(asked, {"text": text, "num_steps": num_steps})
-    if not found.get("record"):
+    results, _, why_not = _run(run, {"text": text, "num_steps": num_steps})
+    if not results.get("record"):
         raise ConfigError(why_not)
-    return StepRecord.read(found["record"])
+    return StepRecord.read(results["record"])
 
 
-def _run(asked: ScriptRun, words: dict[str, Any]) -> tuple[dict[str, Any], bool, str]:
-    """What the process found, whether its time was over, and why it would have found nothing."""
+def _run(run: ScriptRun, request: dict[str, Any]) -> tuple[dict[str, Any], bool, str]:
+    """Return the process's results, whether its time was over, and why results may be missing."""
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
         file, output = Path(folder) / "found.json", Path(folder) / "output"
         with output.open("wb") as log, ended_by_signals(lambda number: False):
-            process = _begin(asked, {**words, "file": str(file)}, log)
+            process = _begin(run, {**request, "file": str(file)}, log)
             try:
-                is_over = _await(process, asked, file)
+                is_over = _await(process, run, file)
             finally:
                 _end(process)
-        found = _read(file)
-        return found, is_over, _why_not(found, asked, is_over, process.returncode, output)
+        results = _read(file)
+        return results, is_over, _why_not(results, run, is_over, process.returncode, output)
 
 
-def _begin(asked: ScriptRun, words: dict[str, Any], log: Any) -> "Popen[bytes]":
+def _begin(run: ScriptRun, request: dict[str, Any], log: Any) -> "Popen[bytes]":
     command = [
-        sys.executable, "-m", f"{__package__}.child", json.dumps(words), str(asked.script),
-        *asked.args,
+        sys.executable, "-m", f"{__package__}.child", json.dumps(request), str(run.script),
+        *run.args,
     ]  # fmt: skip
     return Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -102,21 +106,21 @@ def _begin(asked: ScriptRun, words: dict[str, Any], log: Any) -> "Popen[bytes]":
     )  # fmt: skip
 
 
-def _await(process: "Popen[bytes]", asked: ScriptRun, file: Path) -> bool:
-    """Until it ends or makes no step for too long; whether that is so."""
-    heard_s, limit_s, steps = time.monotonic(), asked.first_s, 0
+def _await(process: "Popen[bytes]", run: ScriptRun, file: Path) -> bool:
+    """Wait until the process ends or makes no step for too long; return whether it did not end."""
+    last_step_s, limit_s, num_steps = time.monotonic(), run.first_s, 0
     while process.poll() is None:
-        made = _read(file).get("steps", 0)
-        if made > steps:
-            heard_s, limit_s, steps = time.monotonic(), asked.first_s + _MARGIN_S, made
-        if time.monotonic() - heard_s > limit_s:
+        steps = _read(file).get("steps", 0)
+        if steps > num_steps:
+            last_step_s, limit_s, num_steps = time.monotonic(), run.first_s + _MARGIN_S, steps
+        if time.monotonic() - last_step_s > limit_s:
             return True
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return False
 
 
 def _end(process: "Popen[bytes]") -> None:
-    """End its group, what it began included."""
+    """End a process and its whole group, with the processes that it has started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -129,48 +133,48 @@ def _end(process: "Popen[bytes]") -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
+        results: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return found
+    return results
 
 
-def _how(found: dict[str, Any], is_over: bool) -> str:
-    """How the script ended before all was known."""
+def _how(results: dict[str, Any], is_over: bool) -> str:
+    """Return how the script ended before everything was measured."""
     if is_over:
         return "it made no step any more before all was measured"
-    if found["how"] == "failed":
-        return f"it failed before all was measured: {found['why']} ({found['where']})"
+    if results["how"] == "failed":
+        return f"it failed before all was measured: {results['why']} ({results['where']})"
     return "it ended before all was measured"
 
 
 def _why_not(
-    found: dict[str, Any], asked: ScriptRun, is_over: bool, code: int | None, output: Path
+    results: dict[str, Any], run: ScriptRun, is_over: bool, code: int | None, output: Path
 ) -> str:
-    """Why there is nothing to observe, in one sentence."""
-    script = asked.script
+    """Return one sentence on why there is nothing to observe."""
+    script = run.script
     static = f"paceline doctor {script} --static reads it without running it"
-    steps = found.get("steps", 0)
+    steps = results.get("steps", 0)
     if is_over and not steps:
         return (
-            f"{script} made no step of an optimizer of torch in {asked.first_s:g} s (--wait); "
+            f"{script} made no step of an optimizer of torch in {run.first_s:g} s (--wait); "
             f"if it starts more slowly give it more, else {static}"
         )
     if is_over:
         return (
             f"{script} made steps of an optimizer of torch, {steps} at least, and then none in "
-            f"{asked.first_s + _MARGIN_S:g} s; if they take so long give it more (--wait), else "
+            f"{run.first_s + _MARGIN_S:g} s; if they take so long give it more (--wait), else "
             f"{static}"
         )
     before = "before enough training steps" if steps else "before a training step"
-    how = found.get("how")
+    how = results.get("how")
     last = _last_line(output)
     if how == "failed":
-        return f"{script} fails {before}: {found['why']} ({found['where']})"
+        return f"{script} fails {before}: {results['why']} ({results['where']})"
     if how == "exit" and code not in (0, None):
-        said = last or found["why"]
+        message = last or results["why"]
         return (
-            f"{script} ends with exit code {code} {before}, and says: {said!r}; "
+            f"{script} ends with exit code {code} {before}, and says: {message!r}; "
             f"its arguments stand behind its name: paceline doctor {script} ..."
         )
     if how in ("returned", "exit"):
@@ -183,5 +187,5 @@ def _why_not(
 
 
 def _last_line(output: Path) -> str:
-    rows = output.read_bytes()[-4000:].decode(errors="replace").splitlines()
-    return next((row.strip() for row in reversed(rows) if row.strip()), "")[:200]
+    lines = output.read_bytes()[-4000:].decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]

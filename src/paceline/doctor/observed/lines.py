@@ -1,4 +1,4 @@
-"""What was observed, in lines: the verdict, the budget of a step, what is worth it, what is not.
+"""Render an observation as lines: the verdict, a step's budget, which fixes are worth it or not.
 
 This module must not know how anything was measured.
 """
@@ -22,12 +22,12 @@ from .observation import (
 )
 
 _WIDTH = 100
-_TOLD = 0.02
-"""Waits of less are not spoken of."""
+_MENTIONED = 0.02
+"""Share of a step; smaller waits and savings are not mentioned."""
 
 
 def render_observation(script: str, seen: Observation) -> Iterator[str]:
-    """The verdict first."""
+    """Yield the lines of an observation, the verdict first."""
     yield f"{script}: {verdict(seen)}"
     yield ""
     yield from _budget(seen)
@@ -40,7 +40,7 @@ def render_observation(script: str, seen: Observation) -> Iterator[str]:
 
 
 def verdict(seen: Observation) -> str:
-    """One sentence: what binds it, and what can be gained."""
+    """Return one sentence: what bounds the step, and what can be gained."""
     shares = {
         Regime.INPUT: f"{seen.share(INPUT):.0%} of a step waits for batches",
         Regime.COMMUNICATION: f"{seen.share(EXCHANGE):.0%} of a step is spent in collectives",
@@ -50,17 +50,20 @@ def verdict(seen: Observation) -> str:
         Regime.OVERHEAD: f"most of a step is spent in beginning operations and in Python "
         f"({seen.num_operations:.0f} operations)",
     }  # fmt: skip
-    said = f"{seen.regime.value} bound: {shares[seen.regime]}"
-    kept = _kept(seen)
+    sentence = f"{seen.regime.value} bound: {shares[seen.regime]}"
+    kept = _kept_fixes(seen)
     if seen.together is not None and seen.together.outcome is PriceOutcome.WORTH:
-        return f"{said}; {len(kept)} fixes together save {_percent(seen.together)}"
+        return f"{sentence}; {len(kept)} fixes together save {_percent(seen.together)}"
     if kept:
-        return f"{said}; {kept[0].name} saves {_percent(kept[0])}"
-    return f"{said}; nothing to gain was found" if seen.prices else said
+        return f"{sentence}; {kept[0].name} saves {_percent(kept[0])}"
+    return f"{sentence}; nothing to gain was found" if seen.prices else sentence
 
 
-def _kept(seen: Observation) -> list[Price]:
-    return [one for one in seen.prices if one.outcome is PriceOutcome.WORTH and not one.changes]
+def _kept_fixes(seen: Observation) -> list[Price]:
+    """Return the prices of fixes that are worth it and leave the mathematics as it is."""
+    return [
+        price for price in seen.prices if price.outcome is PriceOutcome.WORTH and not price.changes
+    ]
 
 
 def _budget(seen: Observation) -> Iterator[str]:
@@ -73,7 +76,7 @@ def _budget(seen: Observation) -> Iterator[str]:
         if seconds:
             yield f"  {part:<22}{_ms(seconds):>12}{seconds / seen.observed_s:>8.1%}"
     yield f"  {'an observed step':<22}{_ms(seen.observed_s):>12}{1:>8.1%}"
-    computing_s = sum(seen.parts.get(one, 0.0) for one in COMPUTING)
+    computing_s = sum(seen.parts.get(part, 0.0) for part in COMPUTING)
     if computing_s and BACKWARD in seen.parts and seen.num_operations:
         yield (
             f"{', '.join(COMPUTING[:-1])} and {COMPUTING[-1]}: "
@@ -87,76 +90,79 @@ def _budget(seen: Observation) -> Iterator[str]:
             f"{seen.op_per_s / seen.most_op_per_s:.0%} of what products of matrices in fp32 reach "
             f"here ({seen.most_from})"
         )
-    if seen.share(WAITS, PRINTS) > _TOLD:
+    if seen.share(WAITS, PRINTS) > _MENTIONED:
         yield from waiting_lines(seen)
-    if seen.input_saved is not None and seen.input_saved > _TOLD:
+    if seen.input_saved is not None and seen.input_saved > _MENTIONED:
         yield f"with batches that cost nothing it would take {seen.input_saved:.0%} less"
 
 
 def _worth(seen: Observation) -> Iterator[str]:
-    kept = _kept(seen)
+    kept = _kept_fixes(seen)
     if not kept:
         return
     yield ""
     yield "worth it here, each beside those before it:"
-    for one in kept:
-        yield f"  {_where(one)}{one.fix}"
-        yield f"      saves {_interval(one)}"
+    for price in kept:
+        yield f"  {_where(price)}{price.fix}"
+        yield f"      saves {_interval(price)}"
     if seen.together is not None:
         yield f"  all together: {_interval(seen.together)}"
 
 
 def _mathematics(seen: Observation) -> Iterator[str]:
-    found = [one for one in seen.prices if one.changes and one.outcome is PriceOutcome.WORTH]
-    if found:
+    prices = [
+        price for price in seen.prices if price.changes and price.outcome is PriceOutcome.WORTH
+    ]
+    if prices:
         yield ""
         yield "changes the mathematics, so that it is yours to decide:"
-    for one in found:
-        yield f"  {_where(one)}{one.fix}"
-        yield f"      saves {_interval(one)}"
+    for price in prices:
+        yield f"  {_where(price)}{price.fix}"
+        yield f"      saves {_interval(price)}"
 
 
 def _rejected(seen: Observation) -> Iterator[str]:
-    others = [one for one in seen.prices if one.outcome is not PriceOutcome.WORTH]
+    others = [price for price in seen.prices if price.outcome is not PriceOutcome.WORTH]
     if not others:
         return
-    tried = [one for one in seen.prices if one.pairs]
-    nothing = [one for one in tried if one.outcome is PriceOutcome.NOTHING]
+    tried = [price for price in seen.prices if price.pairs]
+    nothing = [price for price in tried if price.outcome is PriceOutcome.NOTHING]
     counts = {
-        "inside the noise or under 2 %": sum(one.high >= 0 for one in nothing),
-        "slower": sum(one.high < 0 for one in nothing),
-        "not to be told from noise": sum(one.outcome is PriceOutcome.UNKNOWN for one in tried),
+        "inside the noise or under 2 %": sum(price.high >= 0 for price in nothing),
+        "slower": sum(price.high < 0 for price in nothing),
+        "not to be told from noise": sum(price.outcome is PriceOutcome.UNKNOWN for price in tried),
     }
-    told = [f"{number} {what}" for what, number in counts.items() if number]
+    parts = [f"{number} {what}" for what, number in counts.items() if number]
     yield ""
-    yield f"{', '.join([f'{len(tried)} tried', *told])}; not suggested:"
-    for one in others:
-        is_told = one.outcome is PriceOutcome.NOTHING
-        reason = one.reason or (_interval(one) if is_told else f"cannot be told: {_interval(one)}")
+    yield f"{', '.join([f'{len(tried)} tried', *parts])}; not suggested:"
+    for price in others:
+        is_clear = price.outcome is PriceOutcome.NOTHING
+        interval = _interval(price) if is_clear else f"cannot be told: {_interval(price)}"
+        reason = price.reason or interval
         yield from textwrap.wrap(
-            f"{one.name}: {reason}", _WIDTH, initial_indent="  ", subsequent_indent="      "
+            f"{price.name}: {reason}", _WIDTH, initial_indent="  ", subsequent_indent="      "
         )
 
 
-def _where(one: Price) -> str:
-    return f"{short(one.file)}:{one.line}  " if one.line else ""
+def _where(price: Price) -> str:
+    return f"{short(price.file)}:{price.line}  " if price.line else ""
 
 
 def short(file: str) -> str:
-    """A path as one would write it here."""
+    """Return a path relative to the current folder, or unchanged if it is outside."""
     try:
         return str(Path(file).resolve().relative_to(Path.cwd()))
     except ValueError:
         return file
 
 
-def _interval(one: Price) -> str:
-    low = max(one.low, -9.99)
-    return f"{one.saved:.1%} of a step (95 %: {low:.1%} to {one.high:.1%}, {one.pairs} pairs)"
+def _interval(price: Price) -> str:
+    low = max(price.low, -9.99)
+    return f"{price.saved:.1%} of a step (95 %: {low:.1%} to {price.high:.1%}, {price.pairs} pairs)"
 
 
-def _percent(one: Price) -> str:
-    return f"{one.saved:.0%} of a step"
+def _percent(price: Price) -> str:
+    return f"{price.saved:.0%} of a step"
 
 
 def _ms(seconds: float) -> str:
@@ -164,8 +170,9 @@ def _ms(seconds: float) -> str:
 
 
 def waiting_lines(seen: Observation) -> Sequence[str]:
-    """Places that wait for numbers or print, and what they take."""
+    """Return one line per place that waits for numbers or prints, with what it takes."""
     return [
-        f"{short(one.file)}:{one.line}  {one.what}: {one.per_step:.2g} a step, {_ms(one.seconds)}"
-        for one in sorted(seen.waits, key=lambda one: (one.file, one.line))
+        f"{short(wait.file)}:{wait.line}  {wait.what}: {wait.per_step:.2g} a step, "
+        f"{_ms(wait.seconds)}"
+        for wait in sorted(seen.waits, key=lambda wait: (wait.file, wait.line))
     ]

@@ -1,11 +1,11 @@
-"""What was seen of a script's steps, as values that cross from its process to ours.
+"""What was measured of a script's steps, as values that cross from its process to the doctor's.
 
-    Observation     parts of a step, what operations do, waits with their lines, prices
+    Observation     parts of a step, its operations, waits with their lines, prices
     Wait            a place that waits for numbers, and how often
     Price           one fix: what was measured with and without it
 
-The regime is read off here, and so is the budget: both are pure. This module must not know how
-anything was measured, nor torch.
+The regime and the budget are derived here from the measurements alone. This module must not know
+how anything was measured, nor torch.
 """
 
 import enum
@@ -17,12 +17,12 @@ INPUT, COPY, FORWARD, BACKWARD = "input", "copies to the device", "forward", "ba
 OPTIMIZER, WAITS, PRINTS, EXCHANGE = "optimizer", "waits", "prints", "communication"
 REST = "rest of the script"
 PARTS = (INPUT, COPY, FORWARD, BACKWARD, OPTIMIZER, EXCHANGE, WAITS, PRINTS, REST)
-"""In the order of a step; the rest is what stands in no other."""
+"""All parts in the order of a step; the rest is what is in no other part."""
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER)
 
 
 class Regime(enum.StrEnum):
-    """What a step is bound by."""
+    """What a step is bound by: the part that must shrink to make it faster."""
 
     INPUT = "input"
     COMMUNICATION = "communication"
@@ -33,7 +33,7 @@ class Regime(enum.StrEnum):
 
 
 class PriceOutcome(enum.StrEnum):
-    """What became of a fix."""
+    """What measuring a fix has shown."""
 
     WORTH = "worth it"
     NOTHING = "inside the noise, or less than 2 %"
@@ -46,9 +46,10 @@ class Wait:
     """A place in the user's own code that reads a number from the device, or prints.
 
     Attributes:
-        what: ``item()``, ``print()`` ...
-        per_step: how often, of the observed steps.
-        seconds: a step, of it.
+        file, line: the place.
+        what: the call, such as ``item()`` or ``print()``.
+        per_step: how often it is made in an observed step, on average.
+        seconds: the seconds that it takes in an observed step, on average.
     """
 
     file: str
@@ -60,16 +61,20 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one fix is worth: the share of a step that it saves, of pairs A B | B A | ...
+    """What one fix is worth: the share of a step that it saves, from pairs A B | B A | ...
 
     Attributes:
-        name: of the fix; `fix`: what to write.
-        saved, low, high: share of a step, with its 95 % interval; a slower step is below 0.
-        file, line: where it would be written; line 0: nowhere in particular.
-        words: arguments that the call of that line would be given, by name.
+        name: the fix's short name.
+        fix: what the user should write.
+        outcome: what measuring it has shown.
+        saved: the share of a step that it saves; below 0 if the step is slower.
+        low, high: the 95 % interval of ``saved``.
+        pairs: how many pairs were measured.
+        file, line: where it would be written; line 0 if at no particular place.
+        words: names and values of the keyword arguments for the call at that line.
         changes: whether it changes the mathematics.
-        reason: for what was not tried or not kept.
-        beside: fixes that both sides had already.
+        reason: why it was not tried or not kept; empty if there is an interval to show.
+        beside: names of the fixes that were in effect on both sides.
     """
 
     name: str
@@ -89,21 +94,27 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What was seen.
+    """What was measured of a script's steps.
 
     Attributes:
-        step_s: a step that was not observed, median; observed_s: of those that were, the mean.
+        step_s: median seconds of a step that was not observed.
+        observed_s: mean seconds of an observed step.
         parts: seconds of an observed step, by part; they sum to ``observed_s``.
-        arithmetic_s, bandwidth_s, overhead_s: how the seconds of the computing parts divide: in
-            matrix products and convolutions; in operations that move memory; in beginning
-            operations, and in Python between them.
-        num_operations: a step; allocated_bytes: a step.
-        op_per_s: that matrix products and convolutions reach; most_op_per_s: what products of
-            matrices in fp32 reached here when it was measured, and most_from: by what.
-        num_steps: that were observed.
-        device: a name.
-        prices: of fixes, in the order in which they were tried; together: of all that are kept.
-        ended: why it ended before all was done; empty: it was stopped when it was.
+        num_steps: how many steps were observed.
+        device: the name of the device.
+        arithmetic_s, bandwidth_s, overhead_s: how the seconds of the computing parts divide: into
+            matrix products and convolutions; operations that move memory; launching operations,
+            and Python between them.
+        num_operations: operations per step.
+        allocated_bytes: bytes allocated per step.
+        op_per_s: rate that matrix products and convolutions reach; 0 if unknown.
+        most_op_per_s: rate that matrix products in fp32 reached when this machine was probed.
+        most_from: the source of ``most_op_per_s``.
+        waits: the places that wait for numbers or print.
+        prices: prices of the fixes, in the order in which they were tried.
+        together: the price of all fixes that are kept, together.
+        input_saved: share of a step that batches at no cost would save; None if not measured.
+        ended: why the script ended before all was measured; empty if it did not.
     """
 
     step_s: float
@@ -127,8 +138,8 @@ class Observation:
 
     @property
     def regime(self) -> Regime:
-        """What the step is bound by: the largest of what it can be bound by."""
-        own = {
+        """The regime that takes most of an observed step."""
+        seconds = {
             Regime.INPUT: self.parts.get(INPUT, 0.0) + self.parts.get(COPY, 0.0),
             Regime.COMMUNICATION: self.parts.get(EXCHANGE, 0.0),
             Regime.WAITS: self.parts.get(WAITS, 0.0) + self.parts.get(PRINTS, 0.0),
@@ -136,37 +147,38 @@ class Observation:
             Regime.BANDWIDTH: self.bandwidth_s,
             Regime.OVERHEAD: self.overhead_s + self.parts.get(REST, 0.0),
         }
-        return max(own, key=lambda one: own[one])
+        return max(seconds, key=lambda regime: seconds[regime])
 
     @property
     def slow_down(self) -> float:
-        """Of the observed steps."""
+        """How many times as long an observed step takes as a plain one."""
         return self.observed_s / self.step_s if self.step_s else 1.0
 
     def share(self, *parts: str) -> float:
-        """Of a step, from 0 to 1."""
-        seconds = sum(self.parts.get(one, 0.0) for one in parts)
+        """The share of an observed step that these parts take, from 0 to 1."""
+        seconds = sum(self.parts.get(part, 0.0) for part in parts)
         return seconds / self.observed_s if self.observed_s else 0.0
 
     def to_json(self) -> dict[str, object]:
+        """The JSON object of ``--json``, with what is derived."""
         return {**asdict(self), "regime": self.regime.value, "slow_down": self.slow_down}
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> "Observation":
-        """From the JSON of `to_json`."""
-        own = {name: value for name, value in found.items() if name in cls.__slots__}
-        own["waits"] = tuple(Wait(**one) for one in own["waits"])
-        own["prices"] = tuple(_price(one) for one in own["prices"])
-        own["together"] = None if own["together"] is None else _price(own["together"])
-        return cls(**own)
+    def read(cls, json: Mapping[str, Any]) -> "Observation":
+        """Return the observation that `to_json` has written."""
+        fields = {name: value for name, value in json.items() if name in cls.__slots__}
+        fields["waits"] = tuple(Wait(**wait) for wait in fields["waits"])
+        fields["prices"] = tuple(_price(price) for price in fields["prices"])
+        fields["together"] = None if fields["together"] is None else _price(fields["together"])
+        return cls(**fields)
 
 
-def _price(found: Mapping[str, Any]) -> Price:
+def _price(json: Mapping[str, Any]) -> Price:
     return Price(
         **{
-            **found,
-            "outcome": PriceOutcome(found["outcome"]),
-            "beside": tuple(found["beside"]),
-            "words": tuple((name, value) for name, value in found["words"]),
+            **json,
+            "outcome": PriceOutcome(json["outcome"]),
+            "beside": tuple(json["beside"]),
+            "words": tuple((name, value) for name, value in json["words"]),
         }
     )

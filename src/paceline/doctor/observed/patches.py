@@ -1,6 +1,6 @@
-"""Attributes of classes and modules that are exchanged for a while, and put back.
+"""Replace attributes of classes and modules for a while, and restore them.
 
-This module must not know what is exchanged, nor why.
+This module must not know what is replaced, nor why.
 """
 
 import sys
@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 _ABSENT = object()
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<frozen")
-_OURS = __file__.rpartition("/observed/")[0]
+_DOCTOR = __file__.rpartition("/observed/")[0]
 
 
 class Patches:
-    """What was exchanged, in order."""
+    """The attributes that were replaced, in order, so that all can be restored."""
 
     def __init__(self) -> None:
         self._old: list[tuple[Any, str, object]] = []
 
     def wrap(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
-        """Put what ``make`` makes of an attribute in its place; nothing where there is none."""
-        found = getattr(owner, name, None)
-        if found is None:
+        """Replace an attribute by ``make(attribute)``, if the owner has it."""
+        attribute = getattr(owner, name, None)
+        if attribute is None:
             return
         self._old.append((owner, name, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, make(found))
+        setattr(owner, name, make(attribute))
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore every attribute."""
         for owner, name, old in reversed(self._old):
             if old is _ABSENT:
                 delattr(owner, name)
@@ -38,7 +38,7 @@ class Patches:
 
 
 class Place(NamedTuple):
-    """A line of somebody's own code."""
+    """A line of the user's own code."""
 
     file: str = ""
     line: int = 0
@@ -48,20 +48,28 @@ NOWHERE = Place()
 
 
 def user_place(depth: int = 2) -> Place:
-    """The innermost line that stands in no library and not here; none: `NOWHERE`."""
+    """Return the innermost calling line of the user's code, or `NOWHERE`.
+
+    Args:
+        depth: frames to skip, this function's included.
+    """
     frame = sys._getframe(depth)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and not name.startswith((_OURS, "<")):
-            return Place(name, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES) and not file.startswith((_DOCTOR, "<")):
+            return Place(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]  # the loop ends at None
     return NOWHERE
 
 
 def called_by_user(depth: int = 2) -> Place:
-    """The line that calls, where that is somebody's own; else `NOWHERE`."""
+    """Return the line that calls directly, if it is the user's code, or else `NOWHERE`.
+
+    Args:
+        depth: frames to skip, this function's included.
+    """
     frame = sys._getframe(depth)
-    name = frame.f_code.co_filename
-    if name.startswith(_LIBRARIES) or name.startswith((_OURS, "<")):
+    file = frame.f_code.co_filename
+    if file.startswith(_LIBRARIES) or file.startswith((_DOCTOR, "<")):
         return NOWHERE
-    return Place(name, frame.f_lineno)
+    return Place(file, frame.f_lineno)

@@ -1,9 +1,9 @@
-"""Losses and gradients of a script's first steps, so that two versions of it can be compared.
+"""Record the losses and gradients of a script's first steps, so that two versions can be compared.
 
-    backward()           the value of what it is called on, as hexadecimal: all its bits
-    optimizer.step()     a digest of every gradient, in the order of the optimizers' parameters
+    backward()           the value it is called on, in hexadecimal, which keeps every bit
+    optimizer.step()     a digest of all gradients, in the order of the optimizer's parameters
 
-This module must not know what is changed between two versions.
+This module must not know what differs between two versions.
 """
 
 import hashlib
@@ -14,10 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What a script computed in its first steps.
+    """The losses and gradients of a script's first steps.
 
     Attributes:
-        losses: each value that backward() was called on; gradients: a digest for each step.
+        losses: each value that backward() was called on, in hexadecimal.
+        gradients: one digest of all gradients per step.
     """
 
     losses: tuple[str, ...]
@@ -27,30 +28,32 @@ class StepRecord:
         return asdict(self)
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> "StepRecord":
-        return cls(losses=tuple(found["losses"]), gradients=tuple(found["gradients"]))
+    def read(cls, json: Mapping[str, Any]) -> "StepRecord":
+        """Return the record that `to_json` has written."""
+        return cls(losses=tuple(json["losses"]), gradients=tuple(json["gradients"]))
 
     def first_difference(self, other: "StepRecord") -> str:
-        """Which loss or gradient differs first, in words; empty: none does."""
+        """Return which loss or gradient differs first, in words, or "" if none does."""
         for name, ours, theirs in (
             ("loss", self.losses, other.losses), ("gradients", self.gradients, other.gradients),
         ):  # fmt: skip
             if len(ours) != len(theirs):
                 return f"{len(ours)} and {len(theirs)} values of the {name}"
-            for step, (one, two) in enumerate(zip(ours, theirs, strict=True), 1):
-                if one != two:
+            for step, (value, other_value) in enumerate(zip(ours, theirs, strict=True), 1):
+                if value != other_value:
                     return f"the {name} of step {step}"
         return ""
 
 
 class Recorder:
-    """Keeps the losses and gradients of this process.
+    """Records the losses and gradients of this process.
 
     Args:
+        num_steps: how many steps to record; the script is ended at the next one.
         stepped: called at each step.
 
     Attributes:
-        is_done: whether so many steps were made.
+        is_done: whether that many steps were made.
     """
 
     def __init__(self, num_steps: int, stepped: Callable[[], None]) -> None:
@@ -62,21 +65,26 @@ class Recorder:
         register_optimizer_step_pre_hook(self._step)
 
     def install(self, patches: Any) -> None:
+        """Record losses from now on."""
         import torch
 
         patches.wrap(torch.autograd, "backward", self._backward)
 
     def _backward(self, call: Any) -> Any:
-        def kept(tensors: Any, *args: Any, **given: Any) -> Any:
-            one = tensors if hasattr(tensors, "detach") else next(iter(tensors))
-            if one.numel() == 1:
-                self._losses.append(float(one.detach()).hex())
-            return call(tensors, *args, **given)
+        def recorded(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = tensors if hasattr(tensors, "detach") else next(iter(tensors))
+            if loss.numel() == 1:
+                self._losses.append(float(loss.detach()).hex())
+            return call(tensors, *args, **kwargs)
 
-        return kept
+        return recorded
 
-    def _step(self, optimizer: Any, args: object, given: object) -> None:
-        """Raises `Finished` where enough is kept."""
+    def _step(self, optimizer: Any, args: object, kwargs: object) -> None:
+        """Record the gradients before a step.
+
+        Raises:
+            Finished: enough steps are recorded.
+        """
         from .session import Finished
 
         self._stepped()
@@ -85,19 +93,20 @@ class Recorder:
             raise Finished
         digest = hashlib.sha256()
         for group in optimizer.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    digest.update(_bytes(one.grad))
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    digest.update(_bytes(parameter.grad))
         self._gradients.append(digest.hexdigest())
 
     def record(self) -> StepRecord:
+        """Return what is recorded so far."""
         return StepRecord(losses=tuple(self._losses), gradients=tuple(self._gradients))
 
 
 def _bytes(gradient: Any) -> bytes:
-    """Its bits."""
+    """Return the bits of a gradient; a sparse one is made dense."""
     import torch
 
-    whole = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-    raw: bytes = whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+    raw: bytes = dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return raw

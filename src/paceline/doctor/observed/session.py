@@ -1,11 +1,11 @@
-"""What is done at the steps of a script, written as one line of thought.
+"""Measure a script step by step, written as one sequence.
 
     warm up | plain steps | observed steps | profiled steps | A B | B A | ... for each fix | end
 
-`Session.run` is a generator: it is continued whenever a step of the script has ended, and each
-``yield`` lets the script make one more. What is found is written after each stage, so that a script
-that ends early has lost nothing. Above 300 lines, so that this thought stands in one place. This
-module must not know how a script is begun.
+`Session.run` is a generator: it is resumed whenever a step of the script has ended, and each
+``yield`` lets the script make one more. Results are written after each stage, so that nothing is
+lost if the script ends early. Above 300 lines, so that the whole sequence is in one place. This
+module must not know how a script is started.
 """
 
 import statistics
@@ -30,25 +30,30 @@ from .patches import Patches
 
 _WARM, _PLAIN, _OBSERVED, _PROFILED = 4, 8, 16, 2
 _SLOW_S = 1.0
-"""Of a slower step a third as many are looked at."""
+"""If a step takes longer, a third as many are measured."""
 _BLOCK_S = 0.15
 _MOST_BLOCK = 400
 _SHARE = 0.34
-"""Of the time that is left, one fix may take so much."""
+"""The share of the remaining time that one fix may take."""
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
-"""Each ``yield`` is one more step of the script; then a value."""
+"""A generator that lets the script make one step at each ``yield``, and then returns a value."""
 
 
 class Session:
-    """All that is found out in one run.
+    """The measurements of one run of a script.
 
     Args:
-        price_s: seconds for prices; 0: none.
-        only: how the name of a fix begins that is tried; empty: all are.
-        found: is given what is known so far.
+        price_s: seconds for pricing fixes; 0: none is tried.
+        only: only fixes whose name begins with this are tried; empty: all are.
+        found: called with the results so far after each stage.
         stepped: called at each step.
+
+    Attributes:
+        feed: the batches of the script's loaders.
+        hooks: the hooks into its steps.
+        is_done: whether everything is measured.
     """
 
     def __init__(
@@ -82,13 +87,14 @@ class Session:
             self._fetch_cpu_s += sign * thread_time()
 
     def run(self) -> Steps[None]:
+        """Measure everything, one step of the script at each ``yield``."""
         for _ in range(_WARM):
             yield
         before = yield from self._timed(2)
-        few = 3 if max(before) > _SLOW_S else 1
-        plain = yield from self._timed(max(2, _PLAIN // few))
-        seen = yield from self._observed(_OBSERVED // few, statistics.median(plain))
-        after = yield from self._timed(max(2, _PLAIN // few))
+        divisor = 3 if max(before) > _SLOW_S else 1
+        plain = yield from self._timed(max(2, _PLAIN // divisor))
+        seen = yield from self._observed(_OBSERVED // divisor, statistics.median(plain))
+        after = yield from self._timed(max(2, _PLAIN // divisor))
         seen = replace(seen, step_s=statistics.median([*plain, *after]))
         self._found(seen)
         operations = yield from self._profiled()
@@ -98,7 +104,7 @@ class Session:
             yield from self._priced(seen)
 
     def _timed(self, count: int) -> Steps[list[float]]:
-        """Seconds of each of so many steps."""
+        """Return the seconds of each of ``count`` steps."""
         synchronize()
         seconds = []
         last_s = perf_counter()
@@ -112,7 +118,7 @@ class Session:
 
     def _observed(self, count: int, step_s: float) -> Steps[Observation]:
         self.hooks.observe()
-        yield  # what hooks cost once
+        yield  # a step that is not measured: hooks have a first-time cost
         self.hooks.taken()
         self.hooks.waits.clear()
         self._fetch_s = self._fetch_cpu_s = 0.0
@@ -139,7 +145,7 @@ class Session:
         try:
             profiler: Any = torch.profiler.profile(profile_memory=True, with_flops=True)
             profiler.start()
-        except Exception:  # the script has one of its own
+        except Exception:  # the script runs a profiler of its own
             return None
         for _ in range(_PROFILED):
             yield
@@ -151,7 +157,7 @@ class Session:
 
     def _priced(self, seen: Observation) -> Steps[None]:
         self._end_s = perf_counter() + self._price_s
-        # an epoch has no end now, and a schedule may have one
+        # a schedule may end, and the epoch goes on without end from here
         Patches().wrap(LRScheduler, "step", lambda step: lambda *args, **given: None)
         self.feed.is_endless, self._is_median = True, self.feed.loader is None
         cpu = self._fetch_cpu_s / self._fetch_s if self._fetch_s > 0 else 1.0
@@ -186,8 +192,8 @@ class Session:
             knob.close()
 
     def _share(self, seen: Observation, *parts: str) -> float:
-        """Of a step with what is kept so far."""
-        return min(1.0, sum(seen.parts.get(one, 0.0) for one in parts) / self._step_s)
+        """Return the share of a step that parts take, with the fixes kept so far."""
+        return min(1.0, sum(seen.parts.get(part, 0.0) for part in parts) / self._step_s)
 
     def _cache(self, is_on: bool) -> Callable[[], None]:
         def turn() -> None:
@@ -199,14 +205,15 @@ class Session:
         base = Price(
             name=knob.name, fix=knob.fix, outcome=PriceOutcome.NOT_TRIED, changes=knob.changes,
             file=knob.place.file, line=knob.place.line,
-            words=tuple((name, str(value)) for name, value in knob.words.items()), beside=tuple(one.name for one in kept),
+            words=tuple((name, str(value)) for name, value in knob.words.items()),
+            beside=tuple(other.name for other in kept),
         )  # fmt: skip
         if is_hopeless(knob):
             reason = f"it could save {knob.bound:.1%} of a step at most"
             return replace(base, outcome=PriceOutcome.NOTHING, reason=reason)
-        for one in kept:
-            if is_same_kind(knob, one):
-                return replace(base, reason=f"{one.name} is worth it, and sets the same")
+        for other in kept:
+            if is_same_kind(knob, other):
+                return replace(base, reason=f"{other.name} is worth it, and sets the same")
         left_s = self._end_s - perf_counter()
         if left_s < 2 * (knob.settle + 2) * self._step_s:
             return replace(base, reason="no time was left")
@@ -224,13 +231,13 @@ class Session:
         yield from self._compare(kept, pairs, max(5.0, self._end_s - perf_counter()))
         for knob in kept:
             knob.turn(True)
-        names = " + ".join(one.name for one in kept)
+        names = " + ".join(knob.name for knob in kept)
         return _with(Price(name=names, fix="", outcome=PriceOutcome.UNKNOWN), pairs)
 
     def _compare(self, knobs: Sequence[Knob], pairs: Pairs, limit_s: float) -> Steps[None]:
-        """Pairs of blocks, until they say enough or time is over; off at the end."""
-        stride = max(one.stride for one in knobs)
-        settle = max(one.settle for one in knobs)
+        """Add pairs of blocks until the outcome is clear or time is over; leave the fixes off."""
+        stride = max(knob.stride for knob in knobs)
+        settle = max(knob.settle for knob in knobs)
         per_block = min(_MOST_BLOCK, max(1, round(_BLOCK_S / max(self._step_s, 1e-5))))
         per_block = max(stride, per_block // stride * stride)
         start_s, is_first = perf_counter(), True
@@ -240,11 +247,11 @@ class Session:
                     break
                 seconds = {}
                 for is_on in (False, True) if len(pairs) % 2 else (True, False):
-                    for one in knobs:
-                        one.turn(is_on)
+                    for knob in knobs:
+                        knob.turn(is_on)
                     for _ in range((settle if is_on else 1) + 2 * is_first):
                         yield
-                    if any(one.failed for one in knobs):
+                    if any(knob.failed for knob in knobs):
                         return
                     is_first = False
                     times = yield from self._timed(per_block)
@@ -253,49 +260,49 @@ class Session:
                     )
                 pairs.add(seconds[False], seconds[True])
         finally:
-            for one in knobs:
-                one.turn(False)
+            for knob in knobs:
+                knob.turn(False)
 
 
 class Finished(BaseException):
-    """All is known: ends the script; no ``except Exception`` of it holds this back."""
+    """Ends the script when all is known; its ``except Exception`` does not catch this."""
 
 
 def is_same_kind(knob: Knob, other: Knob) -> bool:
-    """Whether one sets what the other sets."""
+    """Whether two fixes set the same thing."""
     return knob.fix.partition("(")[0] == other.fix.partition("(")[0] or (
         isinstance(knob, OptimizerFlags) and isinstance(other, OptimizerFlags)
     )
 
 
 def _with(price: Price, pairs: Pairs) -> Price:
-    found = pairs.saved()
+    saved = pairs.saved()
     return replace(
-        price, outcome=pairs.outcome(), saved=found.middle, low=found.low, high=found.high,
+        price, outcome=pairs.outcome(), saved=saved.middle, low=saved.low, high=saved.high,
         pairs=len(pairs),
     )  # fmt: skip
 
 
-def _divided(seen: Observation, found: Operations | None) -> Observation:
-    """How the seconds of the computing parts divide."""
-    computing_s = sum(seen.parts.get(one, 0.0) for one in COMPUTING)
-    if found is None:
+def _divided(seen: Observation, operations: Operations | None) -> Observation:
+    """Return an observation with the seconds of its computing parts divided by what bounds them."""
+    computing_s = sum(seen.parts.get(part, 0.0) for part in COMPUTING)
+    if operations is None:
         return replace(seen, overhead_s=computing_s)
-    busy_s = found.arithmetic_s + found.bandwidth_s
+    busy_s = operations.arithmetic_s + operations.bandwidth_s
     scale = min(1.0, computing_s / busy_s) if busy_s else 0.0
-    arithmetic_s, bandwidth_s = found.arithmetic_s * scale, found.bandwidth_s * scale
+    arithmetic_s, bandwidth_s = operations.arithmetic_s * scale, operations.bandwidth_s * scale
     most_op_per_s, source = read_matmul(seen.device, "fp32", torch.get_num_threads())
     return replace(
         seen, arithmetic_s=arithmetic_s, bandwidth_s=bandwidth_s,
         overhead_s=max(0.0, computing_s - arithmetic_s - bandwidth_s),  # a difference may round
-        num_operations=found.number, allocated_bytes=found.allocated_bytes,
-        op_per_s=found.op_per_s, most_op_per_s=most_op_per_s, most_from=source,
+        num_operations=operations.number, allocated_bytes=operations.allocated_bytes,
+        op_per_s=operations.op_per_s, most_op_per_s=most_op_per_s, most_from=source,
     )  # fmt: skip
 
 
 def _device(hooks: Hooks) -> str:
     groups = hooks.optimizer.param_groups if hooks.optimizer is not None else []
-    return next((one.device.type for group in groups for one in group["params"]), "cpu")
+    return next((parameter.device.type for group in groups for parameter in group["params"]), "cpu")
 
 
 def _line(error: BaseException) -> str:

@@ -1,9 +1,9 @@
-"""Other ways through a model's ``forward``, which can be in effect together.
+"""Wrappers around a model's ``forward`` that can be in effect together.
 
     model(x) -> bfloat16( channels_last( compiled( the model's own forward ) ) )
 
-Where one fails, what it stands around is taken, and the step goes on. This module must not know
-how they are measured.
+Where one fails, the call that it wraps is made without it, and the step goes on. This module must
+not know how they are measured.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,25 @@ from ...tuning.pairs import TooLong, time_limit
 from .knob import Knob
 
 _COMPILE_S, _FIRST_CALLS = 60.0, 4
-"""Seconds, of each of the first calls: shapes may be compiled for one by one."""
+"""The time limit of each of the first calls: each new shape may be compiled for."""
 
 
 class Ways:
-    """The ways through one model's ``forward`` that are in effect, from the inside out."""
+    """The wrappers that are in effect around one model's ``forward``, from the inside out.
+
+    Attributes:
+        model: the model.
+        own: its own ``forward``.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.own = model, model.forward
         self._active: list[Way] = []
 
     def turn(self, way: "Way", is_on: bool) -> None:
+        """Put one wrapper into effect, or remove it."""
         if is_on and way not in self._active:
-            self._active = sorted([*self._active, way], key=lambda one: one.depth)
+            self._active = sorted([*self._active, way], key=lambda active: active.depth)
         elif not is_on and way in self._active:
             self._active.remove(way)
         if self._active:
@@ -38,18 +44,18 @@ class Ways:
         else:
             vars(self.model).pop("forward", None)
 
-    def _forward(self, *args: Any, **given: Any) -> Any:
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.own
-        for one in self._active:
-            call = partial(one.through, call)
-        return call(*args, **given)
+        for way in self._active:
+            call = partial(way.through, call)
+        return call(*args, **kwargs)
 
 
 class Way(Knob):
-    """Another way through a model's ``forward``; where it fails, the script's own is taken.
+    """A wrapper around a model's ``forward``; where it fails, the wrapped call is made without it.
 
     Attributes:
-        depth: what is compiled is innermost, 0.
+        depth: its place from the inside out; the compiled forward is innermost, 0.
     """
 
     depth = 1
@@ -60,41 +66,41 @@ class Way(Knob):
     def turn(self, is_on: bool) -> None:
         self.ways.turn(self, is_on)
 
-    def through(self, inner: Callable[..., Any], *args: Any, **given: Any) -> Any:
-        """What ``inner`` gives, or what this does instead."""
+    def through(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``inner`` in this way, or plainly once this way has failed."""
         if not self.failed:
             try:
-                return self._through(inner, args, given)
+                return self._through(inner, args, kwargs)
             except TooLong:
                 self.failed = "it took too long"
-            except Exception as error:  # whatever a compiler raises: it cannot be had
+            except Exception as error:  # a compiler may raise anything
                 line = str(error).strip().partition("\n")[0]
                 self.failed = f"{type(error).__name__}: {line}"[:120]
-        return inner(*args, **given)
+        return inner(*args, **kwargs)
 
-    def _through(self, inner: Callable[..., Any], args: Any, given: Any) -> Any:
+    def _through(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
 
 class ChannelsLastWay(Way):
-    """Weights of convolutions and pictures with their channels last in memory."""
+    """Convolution weights and images with their channels last in memory."""
 
     name = "channels_last"
     fix = "model.to(memory_format=torch.channels_last), and the same of the pictures"
 
     def turn(self, is_on: bool) -> None:
         super().turn(is_on)
-        for one in self.ways.model.parameters():
-            if one.dim() == 4:
-                one.data = _laid(one.data, is_on)
+        for parameter in self.ways.model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = _in_layout(parameter.data, is_on)
 
-    def _through(self, inner: Callable[..., Any], args: Any, given: Any) -> Any:
-        changed, words = tree_map(partial(_laid, is_last=True), (args, given))
-        return inner(*changed, **words)
+    def _through(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        converted, keywords = tree_map(partial(_in_layout, is_last=True), (args, kwargs))
+        return inner(*converted, **keywords)
 
 
 class Compiled(Way):
-    """The model's own ``forward``, compiled."""
+    """The model's own ``forward``, compiled; it replaces what is inside."""
 
     name, fix, depth = "torch.compile", "model = torch.compile(model)", 0
     settle = 2
@@ -104,16 +110,16 @@ class Compiled(Way):
         self._compiled = torch.compile(ways.own)
         self._num_calls = 0
 
-    def _through(self, inner: Callable[..., Any], args: Any, given: Any) -> Any:
+    def _through(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._num_calls += 1
         if self._num_calls > _FIRST_CALLS:
-            return self._compiled(*args, **given)
+            return self._compiled(*args, **kwargs)
         with time_limit(_COMPILE_S):
-            return self._compiled(*args, **given)
+            return self._compiled(*args, **kwargs)
 
 
 class Bfloat16(Way):
-    """The forward pass under autocast."""
+    """The forward pass under autocast to bfloat16, with outputs in float32."""
 
     name, changes = "bfloat16", True
 
@@ -122,9 +128,9 @@ class Bfloat16(Way):
         self.fix = f'with torch.autocast("{kind}", dtype=torch.bfloat16):'
         self._kind = kind
 
-    def _through(self, inner: Callable[..., Any], args: Any, given: Any) -> Any:
+    def _through(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with torch.autocast(self._kind, dtype=torch.bfloat16):
-            return tree_map(_in_float32, inner(*args, **given))
+            return tree_map(_in_float32, inner(*args, **kwargs))
 
 
 def _in_float32(value: Any) -> Any:
@@ -132,8 +138,8 @@ def _in_float32(value: Any) -> Any:
     return value.float() if is_half else value
 
 
-def _laid(value: Any, is_last: bool) -> Any:
+def _in_layout(value: Any, is_last: bool) -> Any:
     if not isinstance(value, Tensor) or value.dim() != 4:
         return value
-    form = torch.channels_last if is_last else torch.contiguous_format
-    return value.contiguous(memory_format=form)
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    return value.contiguous(memory_format=layout)

@@ -29,13 +29,13 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_off(facts: Facts, call: cst.Call) -> bool:
-    """Whether the innermost autocast around it has ``enabled=False``."""
-    for one in facts.contexts(call):
-        for made in facts.flow.origins(one) or [one]:
-            name = facts.meaning(made)
-            if isinstance(made, cst.Call) and re.search(_AUTOCAST, name):
-                place = 0 if ".amp.autocast" in name and name != "torch.amp.autocast" else 2
-                return literal(facts.given(made, "enabled", place)) == "False"
+    """Whether the innermost autocast around a call has ``enabled=False``."""
+    for context in facts.contexts(call):
+        for origin in facts.flow.origins(context) or [context]:
+            name = facts.meaning(origin)
+            if isinstance(origin, cst.Call) and re.search(_AUTOCAST, name):
+                position = 0 if ".amp.autocast" in name and name != "torch.amp.autocast" else 2
+                return literal(facts.argument(origin, "enabled", position)) == "False"
     return False
 
 

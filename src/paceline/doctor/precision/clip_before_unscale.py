@@ -18,16 +18,16 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        roles = [one.role for one in turn.events]
-        is_scaled = any(one.is_scaled for one in turn.of(CallRole.BACKWARD))
-        for place, event in enumerate(turn.events):
-            is_clip = event.role is CallRole.CLIP and CallRole.UNSCALE not in roles[:place]
-            if is_scaled and is_clip and _steps_scaled(turn.events[place:]):
+        roles = [event.role for event in turn.events]
+        is_scaled = any(event.is_scaled for event in turn.of(CallRole.BACKWARD))
+        for index, event in enumerate(turn.events):
+            is_clip = event.role is CallRole.CLIP and CallRole.UNSCALE not in roles[:index]
+            if is_scaled and is_clip and _steps_scaled(turn.events[index:]):
                 yield Found(event.call, "clipping sees gradients that are still scaled")
 
 
 def _steps_scaled(events: tuple[Event, ...]) -> bool:
-    return any(one.role is CallRole.STEP and one.is_scaled for one in events)
+    return any(event.role is CallRole.STEP and event.is_scaled for event in events)
 
 
 RULE = ScriptRule.of(

@@ -20,31 +20,31 @@ from ..rule import Found, ScriptRule
 from ..values import literal
 
 _FLOAT16 = re.compile(r"float16$|torch\.half$")
-_HAS = re.compile(r"[Ss]caler|[Aa]ccelerat|deepspeed|apex")
+_PRECISION_TOOLS = re.compile(r"[Ss]caler|[Aa]ccelerat|deepspeed|apex")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if _HAS.search(facts.uncommented):
+    if _PRECISION_TOOLS.search(facts.uncommented):
         return
     for turn in turns(facts):
         for block in facts.flow.reached([turn.loop.body]):
             for node in facts.script.within(block):
                 items = node.items if isinstance(node, cst.With) else ()
-                for one in (item.item for item in items):
-                    if isinstance(one, cst.Call) and _is_float16(facts, one):
-                        yield Found(one, "autocast to float16 without a GradScaler")
+                for context in (item.item for item in items):
+                    if isinstance(context, cst.Call) and _is_float16(facts, context):
+                        yield Found(context, "autocast to float16 without a GradScaler")
 
 
 def _is_float16(facts: Facts, call: cst.Call) -> bool:
     name = facts.meaning(call)
     if not name.endswith("autocast") or literal(by_name(call).get("enabled")) == "False":
         return False
-    given = by_name(call).get("dtype")
-    if given is not None:
-        text = facts.code(given)
-        return _FLOAT16.search(text) is not None and "bfloat16" not in text
-    first = positional(call)[0] if positional(call) else by_name(call).get("device_type")
-    return name == "torch.cuda.amp.autocast" or literal(first) == "cuda"
+    dtype = by_name(call).get("dtype")
+    if dtype is not None:
+        code = facts.code(dtype)
+        return _FLOAT16.search(code) is not None and "bfloat16" not in code
+    device = positional(call)[0] if positional(call) else by_name(call).get("device_type")
+    return name == "torch.cuda.amp.autocast" or literal(device) == "cuda"
 
 
 RULE = ScriptRule.of(

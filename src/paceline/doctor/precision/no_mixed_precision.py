@@ -14,13 +14,13 @@ from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
 
-_HAS = re.compile(
+_PRECISION_TOOLS = re.compile(
     r"autocast|\bamp\b|bfloat16|float16|\.half\(|precision|fp16|bf16|Trainer\b|GradScaler|Accelerator"
 )
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if _HAS.search(facts.uncommented):
+    if _PRECISION_TOOLS.search(facts.uncommented):
         return
     call = next(facts.forward_calls(), None)
     if call is not None:

@@ -17,10 +17,10 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        is_scaled = any(one.is_scaled for one in turn.of(CallRole.BACKWARD))
+        is_scaled = any(backward.is_scaled for backward in turn.of(CallRole.BACKWARD))
         steps = turn.of(CallRole.STEP)
-        is_undone = bool(turn.of(CallRole.UNSCALE))
-        if is_scaled and not is_undone and not any(one.is_scaled for one in steps):
+        is_unscaled = bool(turn.of(CallRole.UNSCALE))
+        if is_scaled and not is_unscaled and not any(step.is_scaled for step in steps):
             yield Found(steps[0].call, f"{facts.code(steps[0].call)} after a scaled loss")
 
 

@@ -19,19 +19,15 @@ from ..values import literal
 
 def check(facts: Facts) -> Iterator[Found]:
     casts = [
-        one for one in facts.script.calls("autocast")
-        if literal(by_name(one).get("enabled")) != "False"
+        call for call in facts.script.calls("autocast")
+        if literal(by_name(call).get("enabled")) != "False"
     ]  # fmt: skip
-    kinds = {facts.code(one) for one in (by_name(each).get("dtype") for each in casts) if one}
-    if (
-        not casts
-        or kinds != {"torch.bfloat16"}
-        or any("dtype" not in by_name(one) for one in casts)
-    ):
+    dtypes = {facts.code(by_name(cast)["dtype"]) for cast in casts if "dtype" in by_name(cast)}
+    if dtypes != {"torch.bfloat16"} or any("dtype" not in by_name(cast) for cast in casts):
         return
-    for one in facts.script.calls("GradScaler"):
-        if "enabled" not in by_name(one):
-            yield Found(one, "a GradScaler, and all autocast is to bfloat16")
+    for scaler in facts.script.calls("GradScaler"):
+        if "enabled" not in by_name(scaler):
+            yield Found(scaler, "a GradScaler, and all autocast is to bfloat16")
 
 
 RULE = ScriptRule.of(

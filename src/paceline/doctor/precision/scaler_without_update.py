@@ -20,9 +20,9 @@ def check(facts: Facts) -> Iterator[Found]:
     if next(facts.methods("update"), None) is not None:
         return
     for turn in turns(facts):
-        for one in turn.of(CallRole.STEP):
-            if one.is_scaled and is_scaler(facts, facts.owner(one.call)):
-                yield Found(one.call, f"no {facts.code(facts.owner(one.call))}.update() follows")
+        for step in turn.of(CallRole.STEP):
+            if step.is_scaled and is_scaler(facts, facts.owner(step.call)):
+                yield Found(step.call, f"no {facts.code(facts.owner(step.call))}.update() follows")
 
 
 RULE = ScriptRule.of(

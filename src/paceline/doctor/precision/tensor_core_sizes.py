@@ -13,24 +13,23 @@ from ..facts import Facts
 from ..findings import Severity
 from ..layers import chains
 from ..rule import Found, ScriptRule
-from ..samples import given_to
+from ..samples import inputs_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for chain in chains(facts):
-        for given in given_to(facts, chain) if chain.layers[0].kind == "Linear" else ():
-            if given.input[-1] % 8:
+        for data in inputs_of(facts, chain) if chain.layers[0].kind == "Linear" else ():
+            if data.input[-1] % 8:
                 yield Found(
-                    given.data, f"the {given.input[-1]} features of the data are no multiple of 8"
+                    data.data, f"the {data.input[-1]} features of the data are no multiple of 8"
                 )
-        for one in chain.layers:
-            if one.kind != "Linear" and not one.is_conv:
+        for layer in chain.layers:
+            if layer.kind != "Linear" and not layer.is_conv:
                 continue
-            odd = [str(size) for size in (one.ins, one.outs) if size is not None and size % 8]
+            odd = [str(size) for size in (layer.ins, layer.outs) if size is not None and size % 8]
             if odd:
-                is_one = len(odd) == 1
-                are = "is no multiple" if is_one else "are no multiples"
-                yield Found(one.node, f"{' and '.join(odd)} {are} of 8")
+                are = "is no multiple" if len(odd) == 1 else "are no multiples"
+                yield Found(layer.node, f"{' and '.join(odd)} {are} of 8")
 
 
 _TEXT = """

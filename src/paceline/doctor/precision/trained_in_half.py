@@ -29,22 +29,26 @@ def check(facts: Facts) -> Iterator[Found]:
             step for step, optimizer in facts.steps.steps
             if names & facts.steps.models(optimizer).keys()
         ]  # fmt: skip
-        if facts.is_model(owner) and not all(_is_over(facts, one, call) for one in steps):
+        if facts.is_model(owner) and not all(_is_over(facts, step, call) for step in steps):
             yield Found(call, f"{facts.code(call)}: its parameters are trained in float16")
 
 
 def _is_over(facts: Facts, step: cst.Call, call: cst.Call) -> bool:
-    """Whether a step is made for the last time before a call: what is exported trains no more."""
-    loops = [{one for way in facts.flow.around(each) for one in way} for each in (step, call)]
-    return loops[0].isdisjoint(loops[1]) and max(_ways(facts, step)) < min(_ways(facts, call))
+    """Whether the last step is made before a call: a model that is exported trains no more."""
+    step_loops, call_loops = (
+        {loop for chain in facts.flow.around(node) for loop in chain} for node in (step, call)
+    )
+    return step_loops.isdisjoint(call_loops) and (
+        max(_call_paths(facts, step)) < min(_call_paths(facts, call))
+    )
 
 
-def _ways(facts: Facts, node: cst.CSTNode, depth: int = 0) -> list[tuple[int, ...]]:
-    """Each way to a node: where it stands, and before it where its function is called."""
-    here = facts.script.order[node]
+def _call_paths(facts: Facts, node: cst.CSTNode, depth: int = 0) -> list[tuple[int, ...]]:
+    """Return each path of calls to a node, as positions in the text, the outermost call first."""
+    position = facts.script.order[node]
     calls = facts.flow.calls_of(facts.script.scope(node)) if depth < _DEPTH else []
-    ways = [way for one in calls for way in _ways(facts, one.node, depth + 1)]
-    return [(*way, here) for way in ways or [()]]
+    paths = [path for call in calls for path in _call_paths(facts, call.node, depth + 1)]
+    return [(*path, position) for path in paths or [()]]
 
 
 _MAIN = """

@@ -19,16 +19,20 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         backward = turn.of(CallRole.BACKWARD)
-        steps = [one for one in turn.of(CallRole.STEP) if one.is_scaled]
-        is_ours = any(is_scaler(facts, facts.owner(one.call)) for one in steps)
-        if is_ours and not any(_may_be_scaled(facts, one) for one in backward):
+        steps = [step for step in turn.of(CallRole.STEP) if step.is_scaled]
+        has_scaler = any(is_scaler(facts, facts.owner(step.call)) for step in steps)
+        if has_scaler and not any(_may_be_scaled(facts, event) for event in backward):
             yield Found(backward[0].call, f"{facts.code(backward[0].call)} without scaler.scale")
 
 
 def _may_be_scaled(facts: Facts, backward: Event) -> bool:
-    """Whether its loss is scaled, by its name or where it is assigned, in a branch or not."""
-    said = [facts.code(one.value) for one in facts.script.bindings if one.name == backward.subject]
-    return backward.is_scaled or any("scale" in one for one in (backward.subject, *said))
+    """Whether a loss may be scaled, by its name or by any value that is assigned to it."""
+    values = [
+        facts.code(binding.value)
+        for binding in facts.script.bindings
+        if binding.name == backward.subject
+    ]
+    return backward.is_scaled or any("scale" in code for code in (backward.subject, *values))
 
 
 RULE = ScriptRule.of(

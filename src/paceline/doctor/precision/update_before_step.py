@@ -18,8 +18,8 @@ from ..rule import Found, ScriptRule
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        roles = [one.role for one in turn.events if one.role in (CallRole.UPDATE, CallRole.STEP)]
-        scaled = [one for one in turn.of(CallRole.STEP) if one.is_scaled]
+        roles = [event.role for event in turn.of(CallRole.UPDATE, CallRole.STEP)]
+        scaled = [step for step in turn.of(CallRole.STEP) if step.is_scaled]
         updates = turn.of(CallRole.UPDATE)
         if len(updates) == 1 and scaled and roles[:1] == [CallRole.UPDATE]:
             yield Found(updates[0].call, f"{facts.code(updates[0].call)} before the step")

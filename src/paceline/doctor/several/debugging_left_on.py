@@ -18,7 +18,7 @@ from ..findings import Severity
 from ..rule import Found, ScriptRule
 from ..values import literal
 
-_SET = {
+_DEBUGGING = {
     "CUDA_LAUNCH_BLOCKING": ("1",),
     "TORCH_DISTRIBUTED_DEBUG": ("DETAIL",),
     "TORCH_SHOW_CPP_STACKTRACES": (),
@@ -26,11 +26,12 @@ _SET = {
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for one in facts.script.bindings:
-        found = re.fullmatch(r"""os\.environ\[['"](\w+)['"]\]""", one.name)
-        is_on = found is not None and literal(one.value) in _SET.get(found[1], ())
-        if found and is_on and not any(isinstance(up, cst.If) for up in facts.script.up(one.node)):
-            yield Found(one.node, f"{found[1]}={literal(one.value)}")
+    for binding in facts.script.bindings:
+        variable = re.fullmatch(r"""os\.environ\[['"](\w+)['"]\]""", binding.name)
+        if variable is None or literal(binding.value) not in _DEBUGGING.get(variable[1], ()):
+            continue
+        if not any(isinstance(node, cst.If) for node in facts.script.up(binding.node)):
+            yield Found(binding.node, f"{variable[1]}={literal(binding.value)}")
 
 
 RULE = ScriptRule.of(

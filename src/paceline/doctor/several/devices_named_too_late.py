@@ -21,23 +21,26 @@ from ..values import literal
 def check(facts: Facts) -> Iterator[Found]:
     module, order = facts.script.module, facts.script.order
     uses = [
-        one for one in (*facts.methods("cuda"), *facts.methods("to"))
-        if facts.script.scope(one) is module and (facts.method(one) == "cuda" or _is_cuda(one))
-        and not any(isinstance(up, cst.If) for up in facts.script.up(one))
+        call for call in (*facts.methods("cuda"), *facts.methods("to"))
+        if facts.script.scope(call) is module and (facts.method(call) == "cuda" or _is_cuda(call))
+        and not any(isinstance(node, cst.If) for node in facts.script.up(call))
     ]  # fmt: skip
-    for one in facts.script.bindings:
-        is_named = re.fullmatch(r"""os\.environ\[['"]CUDA_VISIBLE_DEVICES['"]\]""", one.name)
-        before = [use for use in uses if order[use] < order[one.node]]
-        if is_named and before and facts.script.scope(one.node) is module:
+    for binding in facts.script.bindings:
+        sets_devices = re.fullmatch(
+            r"""os\.environ\[['"]CUDA_VISIBLE_DEVICES['"]\]""", binding.name
+        )
+        before = [use for use in uses if order[use] < order[binding.node]]
+        if sets_devices and before and facts.script.scope(binding.node) is module:
             line = facts.script.line(before[0])
-            yield Found(one.node, f"CUDA_VISIBLE_DEVICES is set after line {line} used CUDA")
+            yield Found(binding.node, f"CUDA_VISIBLE_DEVICES is set after line {line} used CUDA")
 
 
 def _is_cuda(call: cst.Call) -> bool:
+    """Whether the first argument of a call is a CUDA device, written as a string."""
     return any(
-        (literal(one) or "").startswith("cuda")
-        for one in positional(call)[:1]
-        if isinstance(one, cst.SimpleString)
+        (literal(argument) or "").startswith("cuda")
+        for argument in positional(call)[:1]
+        if isinstance(argument, cst.SimpleString)
     )
 
 

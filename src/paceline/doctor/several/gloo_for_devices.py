@@ -22,16 +22,16 @@ _CUDA = re.compile(r"\.cuda\(|['\"]cuda|device_ids\s*=\s*\[")
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.calls("distributed.init_process_group"):
-        backend = facts.given(call, "backend", 0)
+        backend = facts.argument(call, "backend", 0)
         is_gloo = backend is not None and literal(backend) == "gloo"
-        is_guarded = any(isinstance(one, cst.If) for one in facts.script.up(call))
-        moved = [
-            one for one in facts.methods("cuda", "to")
-            if _CUDA.search(facts.code(one)) and facts.is_model(facts.owner(one))
+        is_guarded = any(isinstance(node, cst.If) for node in facts.script.up(call))
+        moves = [
+            move for move in facts.methods("cuda", "to")
+            if _CUDA.search(facts.code(move)) and facts.is_model(facts.owner(move))
         ]  # fmt: skip
-        if is_gloo and not is_guarded and moved and "nccl" not in facts.uncommented:
+        if is_gloo and not is_guarded and moves and "nccl" not in facts.uncommented:
             yield Found(
-                call, f"gloo, and line {facts.script.line(moved[0])} puts the model on CUDA"
+                call, f"gloo, and line {facts.script.line(moves[0])} puts the model on CUDA"
             )
 
 

@@ -16,8 +16,8 @@ from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    wraps = facts.script.calls("parallel.DistributedDataParallel", "DistributedDataParallel")
-    if not wraps or not facts.script.calls("distributed.init_process_group"):
+    wrapped = facts.script.calls("parallel.DistributedDataParallel", "DistributedDataParallel")
+    if not wrapped or not facts.script.calls("distributed.init_process_group"):
         return
     source = Source(facts.text)
     lines = {line for line, _, text in writes(source) if text.startswith("torch.save")}

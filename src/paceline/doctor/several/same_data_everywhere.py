@@ -17,33 +17,33 @@ from ..findings import Severity
 from ..iteration import turns
 from ..rule import Found, ScriptRule
 
-_ELSE = re.compile(
+_DIVIDES_DATA = re.compile(
     r"[Ss]ampler|Subset|\.shard\(|split_dataset_by_node|Accelerator|IterableDataset|"
     r"\[(int\()?(self\.)?(local_|global_)?rank\)?\s*::|webdataset|indices|random_split|num_replicas"
 )
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    if not facts.script.calls("DistributedDataParallel") or _ELSE.search(facts.uncommented):
+    if not facts.script.calls("DistributedDataParallel") or _DIVIDES_DATA.search(facts.uncommented):
         return
-    if re.search(r"rank", _data_text(facts)):
+    if re.search(r"rank", _data_code(facts)):
         return
     for turn in turns(facts):
         for loader in facts.loaders_of_loop(turn.loop):
-            words = by_name(loader)
-            if not facts.has_stars(loader) and "batch_sampler" not in words:
+            if not facts.has_stars(loader) and "batch_sampler" not in by_name(loader):
                 yield Found(
                     loader, "a loader without DistributedSampler, under DistributedDataParallel"
                 )
 
 
-def _data_text(facts: Facts) -> str:
-    """The text of what the loaders go over, as far as it can be seen."""
-    parts = []
+def _data_code(facts: Facts) -> str:
+    """Return the code that makes the loaders' data, as far as it can be seen."""
+    code = []
     for loader in facts.loaders:
         data = facts.data_of(loader)
-        parts += [facts.code(one) for one in (facts.flow.origins(data) if data is not None else ())]
-    return "\n".join(parts)
+        origins = facts.flow.origins(data) if data is not None else ()
+        code += [facts.code(origin) for origin in origins]
+    return "\n".join(code)
 
 
 _DDP = "from torch.nn.parallel import DistributedDataParallel\nmodel = DistributedDataParallel(model)\n"

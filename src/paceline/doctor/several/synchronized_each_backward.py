@@ -17,7 +17,7 @@ from ..findings import Severity
 from ..iteration import CallRole, Event, turns
 from ..rule import Found, ScriptRule
 
-_ELSE = (
+_SYNCHRONIZES_OTHERWISE = (
     "no_sync",
     "require_backward_grad_sync",
     "Accelerator",
@@ -27,13 +27,13 @@ _ELSE = (
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    wraps = facts.script.calls("DistributedDataParallel")
-    if not wraps or any(one in facts.uncommented for one in _ELSE):
+    wrapped = facts.script.calls("DistributedDataParallel")
+    if not wrapped or any(name in facts.uncommented for name in _SYNCHRONIZES_OTHERWISE):
         return
     for turn in turns(facts):
         backward, step = turn.of(CallRole.BACKWARD), turn.of(CallRole.STEP)
         is_every = len(backward) == 1 and backward[0].is_always
-        if is_every and all(_is_every_so_many(one) for one in step):
+        if is_every and all(_is_counted(event) for event in step):
             yield Found(
                 backward[0].call,
                 f"{facts.code(backward[0].call)} sends gradients in every turn, and the step of line "
@@ -41,11 +41,11 @@ def check(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _is_every_so_many(step: Event) -> bool:
-    """Whether it stands in a branch that a count decides."""
+def _is_counted(step: Event) -> bool:
+    """Whether a step is in a branch that is taken every few turns: ``if i % 4 == 0``."""
     return any(
         isinstance(node, cst.If) and below is node.body
-        and any(isinstance(one.operator, cst.Modulo) for one in _operations(node.test))
+        and any(isinstance(part.operator, cst.Modulo) for part in _operations(node.test))
         for node, below in step.branches
     )  # fmt: skip
 
@@ -53,8 +53,8 @@ def _is_every_so_many(step: Event) -> bool:
 def _operations(node: cst.CSTNode) -> Iterator[cst.BinaryOperation]:
     if isinstance(node, cst.BinaryOperation):
         yield node
-    for one in node.children:
-        yield from _operations(one)
+    for child in node.children:
+        yield from _operations(child)
 
 
 _DDP = (

@@ -22,50 +22,48 @@ _WHOLE = re.compile(
     r"^torchvision\.models\.(resnet|resnext|wide_resnet|vit_|vgg|alexnet|densenet|mobilenet|"
     r"efficientnet|convnext|swin|regnet|shufflenet|squeezenet|mnasnet|maxvit)\w*$"
 )
-"""Those whose forward pass has one way, which all parameters lie on."""
+"""Models whose forward pass has a single path, which uses all parameters."""
 _CHOOSES = (cst.If, cst.IfExp, cst.For, cst.While, cst.Try, cst.Return, cst.Match)
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.script.calls("DistributedDataParallel"):
-        given = positional(call)
-        if not given or not facts.flag(call, "find_unused_parameters"):
+        arguments = positional(call)
+        if not arguments or not facts.flag(call, "find_unused_parameters"):
             continue
-        made = facts.made(given[0])
+        models = facts.constructors(arguments[0])
         if (
-            made
-            and all(_is_whole(facts, one) for one in made)
+            models
+            and all(_is_whole(facts, model) for model in models)
             and "requires_grad" not in facts.uncommented
         ):
-            yield Found(call, f"every parameter of {facts.code(made[0].func)} is used")
+            yield Found(call, f"every parameter of {facts.code(models[0].func)} is used")
 
 
-def _is_whole(facts: Facts, made: cst.Call) -> bool:
-    name = facts.meaning(made)
+def _is_whole(facts: Facts, model: cst.Call) -> bool:
+    """Whether a call makes a model that certainly uses all of its parameters."""
+    name = facts.meaning(model)
     if name.endswith("nn.Sequential"):
-        return all(facts.meaning(one).startswith("torch.nn.") for one in _parts(made))
-    return _WHOLE.search(name) is not None or _has_one_way(facts, facts.modules.get(name))
+        return all(facts.meaning(argument.value).startswith("torch.nn.") for argument in model.args)
+    return _WHOLE.search(name) is not None or _uses_every_part(facts, facts.modules.get(name))
 
 
-def _parts(made: cst.Call) -> list[cst.BaseExpression]:
-    return [one.value for one in made.args]
-
-
-def _has_one_way(facts: Facts, node: cst.ClassDef | None) -> bool:
-    """Whether each part that __init__ makes is named in a forward pass without a choice."""
-    rows = node.body.body if node is not None else ()
-    methods = {one.name.value: one for one in rows if isinstance(one, cst.FunctionDef)}
+def _uses_every_part(facts: Facts, node: cst.ClassDef | None) -> bool:
+    """Whether a forward() without branches names each part that __init__ makes."""
+    lines = node.body.body if node is not None else ()
+    methods = {line.name.value: line for line in lines if isinstance(line, cst.FunctionDef)}
     if set(methods) != {"__init__", "forward"}:
         return False
     forward = list(facts.script.within(methods["forward"].body))
-    if sum(isinstance(one, _CHOOSES) for one in forward) > 1:  # the return at its end
+    if sum(isinstance(part, _CHOOSES) for part in forward) > 1:  # one is the return at its end
         return False
-    used = {facts.code(one) for one in forward if isinstance(one, cst.Attribute)}
-    made = {
-        one.name for one in facts.script.bindings
-        if facts.script.scope(one.node) is methods["__init__"] and one.name.startswith("self.")
+    used = {facts.code(part) for part in forward if isinstance(part, cst.Attribute)}
+    parts = {
+        binding.name for binding in facts.script.bindings
+        if facts.script.scope(binding.node) is methods["__init__"]
+        and binding.name.startswith("self.")
     }  # fmt: skip
-    return bool(made) and made <= used
+    return bool(parts) and parts <= used
 
 
 _NET = """

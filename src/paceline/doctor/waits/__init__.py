@@ -1,7 +1,7 @@
 """What makes the host wait for the device, or copies where it need not.
 
 branch_on_tensor          A branch asks a tensor of the device in each turn
-cache_emptied_each_turn   Memory is given back, or rubbish collected, in each turn
+cache_emptied_each_turn   Memory is given back, or garbage collected, in each turn
 item_in_loop              A number is read from the device in each turn
 made_then_moved           A tensor is made on the host in each turn, and then moved
 mask_as_index             A boolean mask of the device is an index in each turn

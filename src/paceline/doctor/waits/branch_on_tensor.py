@@ -13,26 +13,21 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         if not isinstance(node, cst.If):
             continue
-        for one in _asked(node.test):
-            if tensors.is_tensor(one):
-                yield Found(node, f"if {facts.code(node.test)} waits for the device in each turn")
-                break
-
-
-def _asked(test: cst.BaseExpression) -> list[cst.BaseExpression]:
-    if isinstance(test, cst.UnaryOperation):
-        return _asked(test.expression)
-    return [test]
+        condition = node.test
+        while isinstance(condition, cst.UnaryOperation):
+            condition = condition.expression
+        if tensors.is_tensor(condition):
+            yield Found(node, f"if {facts.code(node.test)} waits for the device in each turn")
 
 
 _AGENT = """

@@ -1,9 +1,9 @@
-"""Memory is given back, or rubbish collected, in each turn.
+"""Memory is given back, or garbage collected, in each turn.
 
 empty_cache() waits, and what it frees has to be asked of the driver again at once; gc.collect()
 goes through all objects.
 
-Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.
+Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.
 Source: PyTorch CUDA semantics, "Memory management".
 """
 
@@ -14,13 +14,13 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
-from ..mends import leave_out
+from ..iteration import always_reached
+from ..mends import remove_statement
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for node in always(facts):
+    for node in always_reached(facts):
         names = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "gc.collect")
         if isinstance(node, cst.Call) and facts.meaning(node) in names:
             yield Found(node, f"{facts.code(node)} in each turn")
@@ -30,5 +30,5 @@ RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP, "torch.cuda.empty_cache()"]),),
     healthy=(looped(after="torch.cuda.empty_cache()"),),
-    mend=leave_out,
+    mend=remove_statement,
 )  # fmt: skip

@@ -15,14 +15,14 @@ from ...porting.tree import positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
 
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         if not isinstance(node, cst.Call):
             continue
         name = facts.method(node)

@@ -15,16 +15,16 @@ from ...porting.tree import TreeEdits, by_name, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
-from ..mends import give
+from ..iteration import always_reached
+from ..mends import set_arguments
 from ..rule import Found, ScriptRule
 from ..values import literal
 
-_MAKES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randint|linspace)$")
+_FACTORIES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randint|linspace)$")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         name = facts.method(node) if isinstance(node, cst.Call) else ""
         if not isinstance(node, cst.Call) or name not in ("to", "cuda"):
             continue
@@ -33,22 +33,22 @@ def check(facts: Facts) -> Iterator[Found]:
         is_type = bool(positional(node)) and "torch." in facts.code(positional(node)[0])
         if is_host or is_type or not isinstance(owner, cst.Call):
             continue
-        if _MAKES.search(facts.meaning(owner)) and "device" not in by_name(owner):
+        if _FACTORIES.search(facts.meaning(owner)) and "device" not in by_name(owner):
             yield Found(node, f"{facts.code(node)} is made on the host in each turn")
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """It is made where it goes; random numbers are left alone: each device has its own."""
+    """Make the tensor on its device; random numbers stay, since each device draws its own."""
     assert isinstance(node, cst.Call)
     owner = facts.owner(node)
     assert isinstance(owner, cst.Call)
-    given = positional(node)
-    is_plain = len(node.args) == 1 and len(given) == 1
+    arguments = positional(node)
+    is_plain = len(node.args) == 1 and len(arguments) == 1
     if is_plain and "rand" not in facts.meaning(owner):
-        other = TreeEdits()
-        give(other, owner, device=facts.code(given[0]))
-        made = owner.visit(other)
-        edits.change(node, lambda _: made)
+        factory_edits = TreeEdits()
+        set_arguments(factory_edits, owner, device=facts.code(arguments[0]))
+        factory = owner.visit(factory_edits)
+        edits.change(node, lambda _: factory)
 
 
 RULE = ScriptRule.of(

@@ -14,7 +14,7 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import Tensors, tensors_of
 
@@ -26,8 +26,8 @@ _DEPTH = 6
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
     lines = set()
-    for node in always(facts) if facts.has_accelerator else ():
-        if not _picks(facts, tensors, node):
+    for node in always_reached(facts) if facts.has_accelerator else ():
+        if not _selects(facts, tensors, node):
             continue
         statement = facts.script.statement(node)
         if statement not in lines:
@@ -35,22 +35,22 @@ def check(facts: Facts) -> Iterator[Found]:
             yield Found(node, f"{facts.code(node)} waits for the number of hits in each turn")
 
 
-def _picks(facts: Facts, tensors: Tensors, node: cst.CSTNode) -> bool:
-    """Whether a mask of a device says which numbers this gives."""
+def _selects(facts: Facts, tensors: Tensors, node: cst.CSTNode) -> bool:
+    """Whether an expression selects numbers by a mask on a device."""
     if isinstance(node, cst.Call):
         is_read = facts.method(node) in ("masked_select", "nonzero")
         return is_read and tensors.is_tensor(facts.owner(node))
     if not isinstance(node, cst.Subscript) or len(node.slice) != 1 or _is_target(facts, node):
         return False
-    place = node.slice[0].slice
+    index = node.slice[0].slice
     return (
-        isinstance(place, cst.Index) and _is_mask(facts, place.value)
-        and tensors.is_tensor(place.value)
+        isinstance(index, cst.Index) and _is_mask(facts, index.value)
+        and tensors.is_tensor(index.value)
     )  # fmt: skip
 
 
 def _is_target(facts: Facts, node: cst.Subscript) -> bool:
-    """Whether it is assigned to: a number goes there without waiting."""
+    """Whether a subscript is assigned to, which does not wait."""
     return isinstance(facts.script.parents[node], cst.AssignTarget | cst.AugAssign)
 
 
@@ -64,14 +64,14 @@ def _is_mask(facts: Facts, expr: cst.BaseExpression, depth: int = 0) -> bool:
     if isinstance(expr, cst.BinaryOperation):
         is_logical = isinstance(expr.operator, cst.BitAnd | cst.BitOr | cst.BitXor)
         return is_logical and any(
-            _is_mask(facts, one, depth + 1) for one in (expr.left, expr.right)
+            _is_mask(facts, side, depth + 1) for side in (expr.left, expr.right)
         )
     if isinstance(expr, cst.Call):
         return facts.method(expr) in _MASKS
     if isinstance(expr, cst.Name):
         origins = facts.flow.origins(expr)
         return bool(origins) and all(
-            one is not expr and _is_mask(facts, one, depth + 1) for one in origins
+            origin is not expr and _is_mask(facts, origin, depth + 1) for origin in origins
         )
     return False
 

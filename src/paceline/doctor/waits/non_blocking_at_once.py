@@ -18,7 +18,7 @@ from ..findings import Severity
 from ..rule import Found, ScriptRule
 from ..values import literal
 
-_MAKES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randint|tensor)$")
+_FACTORIES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randint|tensor)$")
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -26,8 +26,10 @@ def check(facts: Facts) -> Iterator[Found]:
         owner = facts.owner(call)
         if not facts.flag(call, "non_blocking") or not isinstance(owner, cst.Call):
             continue
-        is_pageable = _MAKES.search(facts.meaning(owner)) and "pin_memory" not in facts.code(owner)
-        is_host = any(literal(one) == "cpu" for one in positional(call)[:1])
+        is_pageable = _FACTORIES.search(facts.meaning(owner)) and "pin_memory" not in facts.code(
+            owner
+        )
+        is_host = any(literal(argument) == "cpu" for argument in positional(call)[:1])
         if is_pageable and not is_host and _is_used_next(facts, call):
             yield Found(call, f"{facts.code(call)} is used on the next line")
 

@@ -14,7 +14,7 @@ from ...porting.tree import positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 from ..values import literal
@@ -22,12 +22,12 @@ from ..values import literal
 
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
-    for node in always(facts) if facts.has_accelerator else ():
+    for node in always_reached(facts) if facts.has_accelerator else ():
         if not isinstance(node, cst.Call):
             continue
         is_cpu = facts.method(node) == "cpu" or (
             facts.method(node) == "to"
-            and any(literal(one) == "cpu" for one in positional(node)[:1])
+            and any(literal(argument) == "cpu" for argument in positional(node)[:1])
         )
         if is_cpu and tensors.is_tensor(facts.owner(node)):
             yield Found(node, f"{facts.code(node)} waits for the device in each turn")

@@ -13,12 +13,12 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for node in always(facts):
+    for node in always_reached(facts):
         if not isinstance(node, cst.Call) or facts.method(node) not in ("to", "cuda"):
             continue
         owner = facts.owner(node)

@@ -15,37 +15,38 @@ from ...porting.tree import by_name, positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
-_SAYS = re.compile(
+_PRINTS = re.compile(
     r"(^|\.)(print|write|info|debug|set_postfix|set_description|add_scalar)$|(wandb|logger|logging)\.log$"
 )
 
 
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
-    for node in always(facts) if facts.has_accelerator else ():
-        if not isinstance(node, cst.Call) or not _SAYS.search(facts.meaning(node)):
+    for node in always_reached(facts) if facts.has_accelerator else ():
+        if not isinstance(node, cst.Call) or not _PRINTS.search(facts.meaning(node)):
             continue
         if facts.flow.function_of(node) is not None:
             continue
         if facts.script.meaning(node.func).startswith(("torch.", "math.", "numpy.")):
             continue
-        for one in _said(facts, node):
-            if tensors.is_tensor(one):
-                yield Found(node, f"{facts.code(one)} is printed in each turn")
+        for value in _printed(facts, node):
+            if tensors.is_tensor(value):
+                yield Found(node, f"{facts.code(value)} is printed in each turn")
                 break
 
 
-def _said(facts: Facts, call: cst.Call) -> Iterator[cst.BaseExpression]:
-    """What a call is given, also inside an f-string."""
-    for given in (*positional(call), *by_name(call).values()):
-        yield given
-        if isinstance(given, cst.FormattedString):
-            parts = [one for one in given.parts if isinstance(one, cst.FormattedStringExpression)]
-            yield from (one.expression for one in parts)
+def _printed(facts: Facts, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield the arguments of a call, and the expressions inside its f-strings."""
+    for argument in (*positional(call), *by_name(call).values()):
+        yield argument
+        if isinstance(argument, cst.FormattedString):
+            for part in argument.parts:
+                if isinstance(part, cst.FormattedStringExpression):
+                    yield part.expression
 
 
 RULE = ScriptRule.of(

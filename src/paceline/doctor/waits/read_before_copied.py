@@ -23,7 +23,7 @@ _WAITS = re.compile(r"synchronize|\.wait\(|record")
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("to"):
-        is_host = any(literal(one) == "cpu" for one in positional(call)[:1])
+        is_host = any(literal(argument) == "cpu" for argument in positional(call)[:1])
         if not is_host or not facts.flag(call, "non_blocking"):
             continue
         scope = facts.script.scope(call)

@@ -13,12 +13,12 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
+from ..iteration import always_reached
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for node in always(facts):
+    for node in always_reached(facts):
         if isinstance(node, cst.Call) and facts.meaning(node) == "torch.save":
             yield Found(node, f"{facts.code(node)} in each turn")
 

@@ -13,13 +13,13 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import always
-from ..mends import leave_out
+from ..iteration import always_reached
+from ..mends import remove_statement
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for node in always(facts):
+    for node in always_reached(facts):
         if isinstance(node, cst.Call) and facts.meaning(node) in (
             "torch.cuda.synchronize", "torch.mps.synchronize", "torch.xpu.synchronize",
             "torch.accelerator.synchronize", "torch.cuda.current_stream.synchronize",
@@ -31,5 +31,5 @@ RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP, "torch.cuda.synchronize()"]),),
     healthy=(looped(after="torch.cuda.synchronize()"),),
-    mend=leave_out,
+    mend=remove_statement,
 )  # fmt: skip
