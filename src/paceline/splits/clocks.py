@@ -10,7 +10,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -50,12 +50,25 @@ class TakenTimes(NamedTuple):
     late_s: float = 0.0
 
 
+def median_times(rounds: Sequence[TakenTimes]) -> TakenTimes:
+    """Return the median of each time over several rounds."""
+    return TakenTimes(*(statistics.median(times) for times in zip(*rounds, strict=True)))
+
+
 class TimedClock:
     """By the clock: after a first run the median of a few.
 
     The least of them is what a run never has: what else runs here takes from each of its steps, and
     a product that moves large weights takes one of two times, by where its memory happens to lie.
+
+    Args:
+        rounds: that the caller makes, of which it takes the median itself; each has its share of
+            the runs.
     """
+
+    def __init__(self, rounds: int = 1) -> None:
+        self._least_runs = -(-_LEAST_RUNS // rounds)
+        self._most_runs, self._enough_s = _MOST_RUNS // rounds, _ENOUGH_S / rounds
 
     def both(
         self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
@@ -69,8 +82,8 @@ class TimedClock:
         first, more = list[tuple[float, ...]](), list[tuple[float, ...]]()
         with late.kept():
             _step_late(forward, module, late)
-            while len(first) < _LEAST_RUNS or (
-                len(first) < _MOST_RUNS and sum(map(sum, (*first, *more))) < _ENOUGH_S
+            while len(first) < self._least_runs or (
+                len(first) < self._most_runs and sum(map(sum, (*first, *more))) < self._enough_s
             ):
                 module.zero_grad(set_to_none=True)
                 first.append(_step_late(forward, module, late))

@@ -5,7 +5,8 @@
 
 Pieces run one at a time, on the tensors that they get in the model, so the overhead of Python is
 measured with each of them. The whole model is therefore measured, too, and the pieces' times are
-scaled to sum to its own. Bytes kept for the backward pass are counted by storage, each storage
+scaled to sum to its own. All of this is done in a few rounds, of which each time is the median: a
+machine that is slow for a moment is slow to all pieces of one round, and not to one piece. Bytes kept for the backward pass are counted by storage, each storage
 once, without parameters; a tensor between two pieces counts for the piece that computes it. A bit
 above 300 lines, since the measurement and the graph made from it are read together.
 """
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode
-from .clocks import CountedClock, TakenTimes, TimedClock, tensors_in
+from .clocks import CountedClock, TakenTimes, TimedClock, median_times, tensors_in
 from .late_weights import LateWeights
 from .pieces import place
 from .tracing import TracedModel, untouched
+
+_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,34 +53,49 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
         inputs: as the model was traced with, except for the size of the batch, their first axis.
     """
     is_counted = any(tensor.is_meta for tensor in (*inputs, *traced.module.parameters()))
-    clock = CountedClock() if is_counted else TimedClock()
+    clock = CountedClock() if is_counted else TimedClock(_ROUNDS)
+    late, rounds = LateWeights([traced.module]), list[_Round]()
     with untouched(traced.module), torch.random.fork_rng(devices=[]):
-        walk = _Walk(traced, clock)
-        walk.run(*inputs)
-        late = LateWeights([traced.module])
-        whole = clock.both(lambda: traced.module(*inputs), traced.module, late)
-    scales = _Scales.of(whole, [cost.times for cost in walk.costs])
+        for _ in range(1 if is_counted else _ROUNDS):
+            walk = _Walk(traced, clock)
+            walk.run(*inputs)
+            whole = clock.both(lambda: traced.module(*inputs), traced.module, late)
+            rounds.append(_Round.of(whole, [cost.times for cost in walk.costs]))
+    whole = median_times([one.whole for one in rounds])
+    pieces = [median_times(times) for times in zip(*(one.pieces for one in rounds), strict=True)]
     return MeasuredModel(
-        graph=_graph(traced, walk, scales), batch_size=len(inputs[0]), forward_s=whole.forward_s,
+        graph=_graph(traced, walk, pieces), batch_size=len(inputs[0]), forward_s=whole.forward_s,
         backward_s=whole.backward_s + whole.first_s + whole.late_s, is_counted=is_counted,
     )  # fmt: skip
 
 
-class _Scales(NamedTuple):
-    """The ratios of the whole model's times, with memory in no cache, to the sums of its pieces."""
+class _Round(NamedTuple):
+    """One run of all pieces and of the whole model.
 
-    forward: float
-    backward: float
-    late: float
+    Attributes:
+        pieces: the times of each, scaled to add up to those of the whole, whose memory is in no
+            cache.
+    """
+
+    whole: TakenTimes
+    pieces: list[TakenTimes]
 
     @classmethod
-    def of(cls, whole: TakenTimes, pieces: Sequence[TakenTimes]) -> "_Scales":
+    def of(cls, whole: TakenTimes, pieces: Sequence[TakenTimes]) -> "_Round":
         forward_s, backward_s, first_s, late_s = map(sum, zip(*pieces, strict=True))
-        return cls(
-            whole.forward_s / (forward_s or 1.0),
-            (whole.backward_s + whole.first_s) / (backward_s + first_s or 1.0),
-            whole.late_s / (late_s or 1.0),
-        )
+        forward = whole.forward_s / (forward_s or 1.0)
+        backward = (whole.backward_s + whole.first_s) / (backward_s + first_s or 1.0)
+        late = whole.late_s / (late_s or 1.0)
+        scaled = [
+            TakenTimes(
+                piece.forward_s * forward,
+                piece.backward_s * backward,
+                piece.first_s * backward,
+                piece.late_s * late,
+            )
+            for piece in pieces
+        ]
+        return cls(whole, scaled)
 
 
 class _Piece(nn.Module):
@@ -258,8 +276,8 @@ def _detached(values: Any) -> Any:
 # -- the graph -------------------------------------------------------------------------------------
 
 
-def _graph(traced: TracedModel, walk: _Walk, scales: _Scales) -> WorkGraph:
-    """Make the graph of a walk's costs, with times scaled."""
+def _graph(traced: TracedModel, walk: _Walk, times: Sequence[TakenTimes]) -> WorkGraph:
+    """Make the graph of a walk's costs, with these times of its pieces."""
     names, users = traced.parameter_names(), dict[int, list[int]]()
     for number, cost in enumerate(walk.costs):
         for parameter in cost.parameters:
@@ -274,10 +292,10 @@ def _graph(traced: TracedModel, walk: _Walk, scales: _Scales) -> WorkGraph:
     nodes = tuple(
         WorkNode(
             name=_name(piece),
-            forward_s=cost.times.forward_s * scales.forward,
-            backward_s=cost.times.backward_s * scales.backward,
-            late_s=cost.times.late_s * scales.late,
-            first_s=cost.times.first_s * scales.backward,
+            forward_s=taken.forward_s,
+            backward_s=taken.backward_s,
+            late_s=taken.late_s,
+            first_s=taken.first_s,
             parameter_bytes=sum(p.nbytes for p in cost.parameters if len(users[id(p)]) == 1),
             activation_bytes=cost.kept_bytes + kept_outputs[number],
             late_bytes=cost.late_bytes,
@@ -289,7 +307,9 @@ def _graph(traced: TracedModel, walk: _Walk, scales: _Scales) -> WorkGraph:
             )
             or int(any(len(users[id(p)]) == 1 for p in cost.parameters)),
         )
-        for number, (piece, cost) in enumerate(zip(traced.pieces, walk.costs, strict=True))
+        for number, (piece, cost, taken) in enumerate(
+            zip(traced.pieces, walk.costs, times, strict=True)
+        )
     )
     ties = tuple(
         TiedParameter(name=names[key], num_bytes=sizes[key], nodes=tuple(pieces))
