@@ -6,9 +6,10 @@
 Pieces run one at a time, on the tensors that they get in the model, so the overhead of Python is
 measured with each of them. The whole model is therefore measured, too, and the pieces' times are
 scaled to sum to its own. All of this is done in a few rounds, of which each time is the median: a
-machine that is slow for a moment is slow to all pieces of one round, and not to one piece. Bytes kept for the backward pass are counted by storage, each storage
-once, without parameters; a tensor between two pieces counts for the piece that computes it. A bit
-above 300 lines, since the measurement and the graph made from it are read together.
+machine that is slow for a moment is slow to all pieces of one round, and not to one piece in all.
+Bytes kept for the backward pass are counted by storage, each storage once, without parameters; a
+tensor between two pieces counts for the piece that computes it. A bit above 300 lines, since the
+measurement and the graph made from it are read together.
 """
 
 import itertools
