@@ -1,13 +1,19 @@
 """What pieces take and keep."""
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import hard_to_cut as nets
 from paceline.partition.graph import INPUT
+from paceline.splits import measuring
 from paceline.splits.channels import find_pairs
-from paceline.splits.clocks import threads
+from paceline.splits.clocks import TakenTimes, TimedClock, threads
+from paceline.splits.late_weights import LateWeights
 from paceline.splits.measuring import measure
 from paceline.splits.tracing import trace
 from paceline.workloads.images import build_alexnet
@@ -23,6 +29,28 @@ def test_all_pieces_together_take_what_the_whole_takes() -> None:
     backward_s = sum(node.backward_s + node.late_s + node.first_s for node in found.graph.nodes)
     assert backward_s == pytest.approx(found.backward_s)
     assert not found.is_counted
+
+
+def test_a_machine_that_is_slow_for_a_moment_changes_no_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = itertools.count()
+
+    class ClockWithAPause(TimedClock):
+        """All pieces take the same, and in the second of three rounds the first waits."""
+
+        def both(
+            self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
+        ) -> TakenTimes:
+            forward()
+            seconds = 5.0 if next(calls) == 4 else 1.0
+            return TakenTimes(seconds, 2 * seconds, 0.0)
+
+    monkeypatch.setattr(measuring, "TimedClock", ClockWithAPause)
+    x = torch.randn(4, 3)
+    graph = measure(trace(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), (x,)), (x,)).graph
+    assert [node.forward_s for node in graph.nodes] == pytest.approx([1 / 3] * 3)
+    assert [node.backward_s for node in graph.nodes] == pytest.approx([2 / 3] * 3)
 
 
 def test_bytes_are_those_of_the_tensors() -> None:
