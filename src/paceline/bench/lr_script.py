@@ -70,11 +70,12 @@ class RampedScript:
         scheduler = growing(self._pace, optimizer, lambda update: scale * self._ramp.factor(update))
         *made, grown = self._prepare(*objects, scheduler, **options)
         end_with_run(self._pace, tuple(made))
-        own_step = optimizer.step
+        prepared, own_step = self._pace._prepared, optimizer.step
+        assert prepared is not None  # by the line above
 
         def step(*arguments: Any, **settings: Any) -> Any:
             _check(optimizer, scheduler)
-            loss = self._pace._prepared.gradients.loss
+            loss = prepared.gradients.loss
             found = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
             self._hear(loss)
             return found

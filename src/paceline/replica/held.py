@@ -148,8 +148,8 @@ class HeldMemory:
         Raises:
             ConfigError: one has another type, shape or place since.
         """
-        for ours, found in self._put_buffers_back():
-            ours.copy_(found)
+        for ours, theirs in self._put_buffers_back():
+            ours.copy_(theirs)
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is mine:
