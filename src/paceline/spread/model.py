@@ -357,8 +357,15 @@ class PipelinedModel(SpreadModel):
         self._marks = self._buffer_marks()
 
     def _buffer_marks(self) -> list[tuple[int, int]]:
-        """Return a mark per buffer, which changes as it is written or its memory is replaced."""
-        return [(buffer._version, buffer.data_ptr()) for buffer in self.buffers]
+        """Return a mark per buffer, which changes as it is written or its memory is replaced.
+
+        The run itself moves those of this part; ``HeldMemory`` writes into them what replaced them.
+        """
+        own = {id(buffer) for buffer in self.own.buffers()}
+        return [
+            (buffer._version, buffer.data_ptr() * (id(buffer) not in own))
+            for buffer in self.buffers
+        ]
 
     def _take_buffers(self) -> None:
         """Copy buffers that the script has replaced into the tensors that parts compute with.
