@@ -101,14 +101,14 @@ class SplitAveraging(DistributedAveraging):
 
         Buffers that scripts have changed in any copy are exchanged with it.
         """
-        own, spread = bytes(self._store.present(self._seat)), self._spread
+        own_flags, spread = bytes(self._store.present(self._seat)), self._spread
         changed = [spread.changed_buffers >> number & 1 for number in range(len(spread.buffers))]
-        flags = torch.tensor([*own, *changed], dtype=torch.uint8)
+        flags = torch.tensor([*own_flags, *changed], dtype=torch.uint8)
         if spread.groups.twins is not None:
             spread.groups.twins.all_reduce(flags, is_maximum=True).wait()
-        changed = flags[len(own) :].tolist()
+        changed = flags[len(own_flags) :].tolist()
         spread.changed_buffers = sum(is_set << number for number, is_set in enumerate(changed))
-        present = flags[: len(own)]
+        present = flags[: len(own_flags)]
         if not self._spread.shared_sizes:
             return present.tolist()
         names = [place.name for place in self._replica.layout.parameters.places]

@@ -251,12 +251,12 @@ class ColumnModel(PipelinedModel):
         return int(torch.randint(_SEEDS, ()))
 
     def _run(
-        self, intents: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool
+        self, intents: Sequence[Intent], own_inputs: dict[int, list[Tensor]], *, keeps: bool
     ) -> tuple[int, dict[int, list[Tensor]]]:
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         seed = next(intent.seed for intent in intents if intent.doing is doing)
         with self._random.begun(seed):
-            return super()._run(intents, own, keeps=keeps)
+            return super()._run(intents, own_inputs, keeps=keeps)
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -279,15 +279,15 @@ class ColumnRunner:
         self.used: Sequence[Sequence[int]] = ()
 
     def forward(
-        self, chunks: list[Chunk], own: Values, *, keeps: bool
+        self, chunks: list[Chunk], own_inputs: Values, *, keeps: bool
     ) -> tuple[dict[int, list[Tensor]], Passed | None]:
         """Compute all rows; return the outputs of this worker's own, and the pass if ``keeps``.
 
         Args:
-            own: inputs of this worker's rows.
+            own_inputs: inputs of this worker's rows.
             keeps: whether a backward pass may follow.
         """
-        inputs = self._gather(chunks, own, self._borders[0], _INPUT)
+        inputs = self._gather(chunks, own_inputs, self._borders[0], _INPUT)
         with torch.set_grad_enabled(keeps):
             outputs = leaves_of(self._module(*inputs))
         refuse_other_sizes(outputs, self._borders[-1], sum(chunk.rows for chunk in chunks))
@@ -302,22 +302,22 @@ class ColumnRunner:
             start += chunk.rows
         return own_outputs, Passed(chunks, [[([], outputs)]]) if keeps else None
 
-    def backward(self, passed: Passed, own: Values) -> None:
+    def backward(self, passed: Passed, own_gradients: Values) -> None:
         """Compute the gradients of all rows, and add them up in these columns.
 
         Args:
-            own: gradients of those outputs of this worker's rows that are used.
+            own_gradients: gradients of those outputs of this worker's rows that are used.
         """
         ((_, outputs),) = passed.kept.pop()
         shapes = [self._borders[-1][number] for number in self.used[-1]]
-        gradients = self._gather(passed.chunks, own, shapes, _OUTPUT_GRAD)
+        gradients = self._gather(passed.chunks, own_gradients, shapes, _OUTPUT_GRAD)
         used = [outputs[number] for number in self.used[-1]]
         pairs = [pair for pair in zip(used, gradients, strict=True) if pair[0].requires_grad]
         if pairs:
             torch.autograd.backward([y for y, _ in pairs], [gradient for _, gradient in pairs])
 
     def _gather(
-        self, chunks: Sequence[Chunk], own: Values, shapes: Sequence[TensorShape], tag: int
+        self, chunks: Sequence[Chunk], own_values: Values, shapes: Sequence[TensorShape], tag: int
     ) -> list[Tensor]:
         """Return the tensors of all workers' rows, concatenated in the order of chunks."""
         rank, size = self._group.rank, self._group.size
@@ -328,7 +328,7 @@ class ColumnRunner:
                 messages += [(self._group.begin_receive(x, chunk.owner, tag), x) for x in buffers]
                 gathered.append(buffers)
                 continue
-            own_tensors = [x.detach().contiguous() for x in own[chunk.number]]
+            own_tensors = [x.detach().contiguous() for x in own_values[chunk.number]]
             gathered.append(own_tensors)
             for peer in range(size):
                 if peer != rank:
