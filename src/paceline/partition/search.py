@@ -118,8 +118,9 @@ def _borders_in_order(graph: WorkGraph, pipeline: Pipeline) -> list[int]:
 
 def _costs_in_order(graph: WorkGraph, pipeline: Pipeline) -> list[float]:
     """Return the seconds to send what crosses the border before each node."""
-    changes = [0.0] * (len(graph) + 2)  # an edge adds its cost where it begins, and takes it off
-    for edge in graph.edges:  # where it ends
+    # An edge adds its cost where it begins, and takes it off where it ends.
+    changes = [0.0] * (len(graph) + 2)
+    for edge in graph.edges:
         cost_s = pipeline.message_s(edge.num_bytes) + pipeline.message_s(edge.gradient_bytes)
         changes[edge.source + 1] += cost_s
         changes[edge.last + 1] -= cost_s
@@ -304,7 +305,7 @@ class _Sums(NamedTuple):
 
 
 def _by_work(sums: _Sums) -> tuple[float, int]:
-    """Sort by work; of equal work, the smaller set comes first."""
+    """Return a key to sort by work; of equal work, the smaller set comes first."""
     return sums.work_s, sums.border.bit_count()
 
 

@@ -1,11 +1,11 @@
-"""The optimizer's step on a spread model: each worker on its part, all at the same version.
+"""Step the optimizer on a spread model: each worker on its part, all at the same version.
 
     .grad of a part   = sum over its copy of share x gradient     (pipeline.py, as they came back)
     mean              = sum over copies of (samples of the copy / of all) x that
-    tied parameters   their gradients in all parts are added up: each holds a copy of them
+    tied parameters   their gradients in all parts are added up: each part holds a copy of them
 
-What one part finds (a gradient that is not finite, its share of the norm) all parts must know
-before any of them steps. This module must not know protocols.
+Before any part steps, all parts must know of each whether its gradients are finite, and its share
+of the norm. This module must not know protocols.
 """
 
 import math
@@ -31,10 +31,10 @@ _SAME_SHARE = 1e-9
 
 
 class SplitAveraging(DistributedAveraging):
-    """Members that each hold a part of the model.
+    """The exchange of members that each hold a part of the model.
 
     Args:
-        spread: this worker's side of it.
+        spread: this worker's side of the model.
     """
 
     def __init__(
@@ -44,20 +44,22 @@ class SplitAveraging(DistributedAveraging):
         super().__init__(copy, barrier, hooks, Route(collective="native"))
         parameters = self._replica.layout.parameters
         self._tied = {
-            one.name: one.flat(self._mean) for one in parameters.places if one.name in spread.shared
+            place.name: place.flat(self._mean)
+            for place in parameters.places
+            if place.name in spread.shared
         }
-        self._counted = [one for one in parameters.places if one.name in spread.counted]
-        """Whose norm is counted here: of a tied one only one copy is."""
+        self._counted = [place for place in parameters.places if place.name in spread.counted]
+        """Parameters whose norm is counted here: of a tied one, one copy counts."""
         spread.num_hooked = lambda: self._replica.num_hooked
         spread.whole.standing.stands(copy.version)
         give_back_freed()
 
     def _make_own(self) -> Tensor:
-        """The store's own block: nobody else reads it, and one copy of a part is enough."""
+        """Return the store's own block: no other worker reads it, and one copy is enough."""
         return self._store.blocks[self.block]
 
     def _give_to_store(self) -> None:
-        """It is there."""
+        """Do nothing: the block is the store's."""
 
     def _make_group(self, route: Route) -> MemberGroup:
         return self._spread.groups.twins or self._spread.groups.copy
@@ -70,7 +72,10 @@ class SplitAveraging(DistributedAveraging):
             )
 
     def fill(self, work: Work) -> None:
-        """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
+        """Fill the push once all workers have reached theirs.
+
+        A worker without a mini-batch pushes the gradients that those of others left in its part.
+        """
         if not work.num_samples:
             self._replica.drop_gradients()
         self._replica.held.take_buffers()
@@ -87,37 +92,43 @@ class SplitAveraging(DistributedAveraging):
 
     def settle(self) -> int:
         fault = super().settle()
-        if not self._pushed.num_samples:  # its script knows nothing of them, and clears none
+        if not self._pushed.num_samples:  # its script has no step, and clears no gradients
             self._replica.drop_gradients()
         self._spread.whole.standing.stands(self._copy.version + 1)
         return fault
 
     def _present_in_any(self, weights: Sequence[float]) -> Sequence[int]:
-        """Only of this part; of all copies, with the buffers that scripts have changed in any."""
-        mine, spread = bytes(self._store.present(self._seat)), self._spread
-        changed = [spread.changed_buffers >> one & 1 for one in range(len(spread.buffers))]
-        found = torch.tensor([*mine, *changed], dtype=torch.uint8)
+        """Return which parameters of this part have gradients in any copy.
+
+        Buffers that scripts have changed in any copy are exchanged with it.
+        """
+        own_flags, spread = bytes(self._store.present(self._seat)), self._spread
+        changed = [spread.changed_buffers >> number & 1 for number in range(len(spread.buffers))]
+        flags = torch.tensor([*own_flags, *changed], dtype=torch.uint8)
         if spread.groups.twins is not None:
-            spread.groups.twins.all_reduce(found, is_maximum=True).wait()
-        changed = found[len(mine) :].tolist()
-        spread.changed_buffers = sum(is_other << one for one, is_other in enumerate(changed))
-        found = found[: len(mine)]
+            spread.groups.twins.all_reduce(flags, is_maximum=True).wait()
+        changed = flags[len(own_flags) :].tolist()
+        spread.changed_buffers = sum(is_set << number for number, is_set in enumerate(changed))
+        present = flags[: len(own_flags)]
         if not self._spread.shared_sizes:
-            return found.tolist()
-        names = [one.name for one in self._replica.layout.parameters.places]
-        own = {name: number for number, name in enumerate(names)}
+            return present.tolist()
+        names = [place.name for place in self._replica.layout.parameters.places]
+        number_of = {name: number for number, name in enumerate(names)}
         tied = torch.tensor(
-            [int(found[own[name]]) if name in own else 0 for name, *_ in self._spread.shared_sizes],
+            [
+                int(present[number_of[name]]) if name in number_of else 0
+                for name, *_ in self._spread.shared_sizes
+            ],
             dtype=torch.uint8,
         )
         self._spread.groups.copy.all_reduce(tied, is_maximum=True).wait()
-        for (name, *_), is_there in zip(self._spread.shared_sizes, tied.tolist(), strict=True):
-            if name in own:
-                found[own[name]] = is_there
-        return found.tolist()
+        for (name, *_), is_present in zip(self._spread.shared_sizes, tied.tolist(), strict=True):
+            if name in number_of:
+                present[number_of[name]] = is_present
+        return present.tolist()
 
     def _unscale(self) -> None:
-        """Who had no mini-batch has no scaler at work: its gradients are of scaled losses."""
+        """Unscale gradients in a worker without a mini-batch, whose script runs no scaler."""
         scale = self._store.scales.standing(self._copy.version)
         if scale is not None and not self._pushed.num_samples:
             for run in self._runs():
@@ -126,21 +137,21 @@ class SplitAveraging(DistributedAveraging):
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
         spread = self._spread
         self._unscale()
-        own = sum(weights[seat] for seat in spread.groups.members)
-        self._check_shares([weights[seat] for seat in spread.groups.members], own)
+        copy_weight = sum(weights[seat] for seat in spread.groups.members)
+        self._check_shares([weights[seat] for seat in spread.groups.members], copy_weight)
         for number, place in enumerate(self._replica.layout.parameters.places):
             if not self._store.present(self._seat)[number]:
                 place.flat(self._mean).zero_()
         runs = self._runs()
         if spread.groups.twins is not None:
-            self._reduce_all(runs, own)
-        for name, kind, numel in spread.shared_sizes:
+            self._reduce_all(runs, copy_weight)
+        for name, dtype, numel in spread.shared_sizes:
             total = self._tied.get(name, torch.zeros(0))
-            if not total.numel():  # of others alone
-                total = torch.zeros(numel, dtype=kind)
+            if not total.numel():  # this worker does not hold it
+                total = torch.zeros(numel, dtype=dtype)
             with self._told_of_deaths():
                 spread.groups.copy.all_reduce(total).wait()
-        self._is_bad, squared = self._found_in_all(runs, clip)
+        self._is_bad, squared = self._check_all_parts(runs, clip)
         if self._is_bad:
             return
         if clip.has_norm:
@@ -154,66 +165,71 @@ class SplitAveraging(DistributedAveraging):
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
         self._stepped()
         if spread.changed_buffers:
-            self._reduce_changed(weights[self._seat], own)
+            self._reduce_changed(weights[self._seat], copy_weight)
         if spread.groups.twins is not None:
-            self._reduce_buffers(own)
+            self._reduce_buffers(copy_weight)
         elif spread.sums_buffers:
             self._reduce_buffers(weights[self._seat])
         spread.mark_buffers()
         self._copy.unedited.mark()
 
-    def _reduce_changed(self, weight: float, own: float) -> None:
-        """What a script has changed in each worker has its mean, as where nothing is split.
+    def _reduce_changed(self, weight: float, copy_weight: float) -> None:
+        """Average buffers that scripts have changed over all workers, as where nothing is split.
 
         Args:
-            weight: of this worker's push; ``own``: of all of its copy's.
+            weight: of this worker's push.
+            copy_weight: of all pushes of its copy.
         """
-        of_part = {id(one) for one in self._replica.buffers}
-        share = weight / own if own else 0.0
-        for number, one in enumerate(self._spread.buffers):
+        of_part = {id(buffer) for buffer in self._replica.buffers}
+        share = weight / copy_weight if copy_weight else 0.0
+        for number, buffer in enumerate(self._spread.buffers):
             if not self._spread.changed_buffers >> number & 1:
                 continue
-            is_counter = not has_mean(one.dtype)
-            total = one.detach().to(torch.int64 if is_counter else carried(one.dtype))
-            if not is_counter:  # of one that weighs nothing it may be nan
+            is_counter = not has_mean(buffer.dtype)
+            total = buffer.detach().to(torch.int64 if is_counter else carried(buffer.dtype))
+            if not is_counter:  # without a weight it may be nan
                 total = total * share if share else torch.zeros_like(total)
             total = total.contiguous()
             with self._told_of_deaths():
                 self._spread.groups.copy.all_reduce(total, is_maximum=is_counter).wait()
-            if self._spread.groups.twins is not None and id(one) not in of_part:
-                self._reduce(total, None if is_counter else own)  # of the others all twins have it
+            if self._spread.groups.twins is not None and id(buffer) not in of_part:
+                # All twins have it, too; buffers of this part are averaged by _reduce_buffers.
+                self._reduce(total, None if is_counter else copy_weight)
             with torch.no_grad():
-                one.copy_(total)
+                buffer.copy_(total)
 
-    def _found_in_all(self, runs: Sequence[Tensor], clip: Clip) -> tuple[bool, float]:
-        """Whether a gradient of any part is not finite; the norm's square, where it is wanted."""
-        counted = [one.flat(self._mean) for one in self._counted]
+    def _check_all_parts(self, runs: Sequence[Tensor], clip: Clip) -> tuple[bool, float]:
+        """Return whether a gradient of any part is not finite, and the squared norm if needed."""
+        counted = [place.flat(self._mean) for place in self._counted]
         is_bad = not self._are_finite(runs)
         wants_norm = clip.has_norm and counted and not is_bad
         squared = norm_of(counted) ** 2 if wants_norm else 0.0
-        found = torch.tensor([float(is_bad), squared], dtype=torch.float64)
+        sums = torch.tensor([float(is_bad), squared], dtype=torch.float64)
         with self._told_of_deaths():
-            self._spread.groups.copy.all_reduce(found).wait()
-        return bool(found[0]), float(found[1])
+            self._spread.groups.copy.all_reduce(sums).wait()
+        return bool(sums[0]), float(sums[1])
 
     def _bad_name(self) -> str:
-        """All parts have found that the mean is not finite, and some of them where."""
+        """Return the first parameter, in any part, whose mean is not finite."""
         with self._told_of_deaths():
             names = tell_all(self._spread.groups.copy, super()._bad_name())
-        return next((one for one in names if one), "")
+        return next((name for name in names if name), "")
 
     def _stepped(self) -> None:
-        if not self._has_stepped:  # the optimizer's state was made anew, and moved to the block
+        if not self._has_stepped:  # the optimizer's state was created, then moved into the block
             self._has_stepped = True
             give_back_freed()
         self._spread.stepped()
 
-    def _check_shares(self, weights: Sequence[float], own: float) -> None:
-        """Raise ConfigError where a loss was weighed otherwise than its push is."""
-        used = self._spread.take_shares()
-        if used is None or not own:
+    def _check_shares(self, weights: Sequence[float], copy_weight: float) -> None:
+        """Raise ConfigError where a gradient was weighed otherwise than its push is."""
+        shares = self._spread.take_shares()
+        if shares is None or not copy_weight:
             return
-        if any(abs(a / own - b) > _SAME_SHARE for a, b in zip(weights, used, strict=True)):
+        if any(
+            abs(weight / copy_weight - share) > _SAME_SHARE
+            for weight, share in zip(weights, shares, strict=True)
+        ):
             raise ConfigError(
                 "step.weight is not carried where a model is split: gradients are weighed by the "
                 "samples of each worker's mini-batch as they are computed; use --split data"

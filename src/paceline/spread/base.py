@@ -325,16 +325,16 @@ class SpreadModel(abc.ABC):
         Args:
             number: of the optimizer.
         """
-        rows = self.whole.states(self.version())
+        states = self.whole.states(self.version())
         state: dict[int, dict[str, Any]] = {}
         groups, start = [], 0
         for names, group in zip(self._groups_of[number], optimizer.param_groups, strict=True):
             values = {key: value for key, value in group.items() if key != "params"}
             groups.append({**values, "params": list(range(start, start + len(names)))})
             for index, name in enumerate(names, start):
-                row = dict(rows.get(name, {}))
-                if int(row.pop(EXISTS, torch.zeros(1))) and row:
-                    state[index] = row
+                parameter_state = dict(states.get(name, {}))
+                if int(parameter_state.pop(EXISTS, torch.zeros(1))) and parameter_state:
+                    state[index] = parameter_state
             start += len(names)
         return {"state": state, "param_groups": groups}
 

@@ -1,17 +1,17 @@
-"""Pairs of layers whose channels are divided over the workers of a copy: which, and how they run.
+"""Divide the channels of pairs of layers over the workers of a copy, and run them.
 
              .-- worker 0   first: some outputs -- between -- second: some inputs --.
     x, all --|                                                                      |-- sum, + bias
              '-- worker 1   first: the others   -- between -- second: the others ---'
 
-    forward    x is there                      the sum is an all-reduce
-    backward   its gradient is an all-reduce   the sum's gradient is there
+    forward    x is on all workers             the sum is an all-reduce
+    backward   its gradient is an all-reduce   the sum's gradient is on all workers
 
-The pairs are found by splits/channels.py and proved here, each on an example: the sum of what all
-workers would give is what the two layers give. AlexNet's two columns are such pairs (A. Krizhevsky
+The pairs are found by splits/channels.py and proved here, each on an example: the outputs of all
+workers add up to the output of the two layers. AlexNet's two columns are such pairs (A. Krizhevsky
 et al., "ImageNet Classification with Deep Convolutional Neural Networks", 2012; M. Shoeybi et al.,
-"Megatron-LM", 2019, section 3, for f and g, here `_Enter` and `_Sum`). Above 300 lines, since
-what is proved is what is run. This module must not know batches nor optimizers.
+"Megatron-LM", 2019, section 3, for f and g, here `_Enter` and `_Sum`). Above 300 lines, since the
+proof uses what is run. This module must not know batches or optimizers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from .modes import modes_kept
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CLOSE = 1e-4
 _STRIDE = 0x9E3779B97F4A7C15
-"""Between the seeds of workers: 2 ** 64 over the golden ratio, as splitmix64 has it."""
+"""Distance between the seeds of workers: 2 ** 64 over the golden ratio, as in splitmix64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,9 @@ class LayerPair:
     """Two layers and what lies between, as operations.
 
     Args:
-        inside: operations from the first layer's to what the second one takes.
+        first, second: the calls of the layers.
+        inside: operations from the first layer's call to the one whose result the second layer
+            takes.
     """
 
     first: fx.Node
@@ -51,31 +53,41 @@ class LayerPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnPiece:
-    """What this worker has of a divided parameter; ``start``: in the dimension that is divided."""
+    """This worker's piece of a divided parameter.
+
+    Args:
+        held: the piece.
+        dim: the dimension that is divided.
+        start: where the piece begins in it.
+    """
 
     held: nn.Parameter
     dim: int
     start: int
 
     def of(self, whole: Tensor) -> Tensor:
-        """This worker's part of a tensor of the parameter's shape."""
+        """Return the same piece of a tensor of the parameter's shape."""
         return whole.narrow(self.dim, self.start, self.held.shape[self.dim])
 
 
 def pair_of(traced: TracedModel, pieces: Sequence[int]) -> LayerPair:
-    """The operations of a pair, by the numbers of its pieces."""
+    """Return the operations of a pair, given the numbers of its pieces."""
     second = traced.pieces[pieces[-1]][0]
     inside = tuple(node for number in pieces[:-1] for node in traced.pieces[number])
     return LayerPair(first=inside[0], inside=inside, second=second)
 
 
 def can_divide(
-    traced: TracedModel, pair: LayerPair, given: Sequence[Tensor], num_workers: int
+    traced: TracedModel, pair: LayerPair, args: Sequence[Tensor], num_workers: int
 ) -> bool:
-    """Whether each layer is called once, by itself, and what its columns give adds up to it."""
+    """Whether each layer of a pair is used once, and the outputs of columns add up to the pair's.
+
+    Args:
+        args: an example of the model's inputs.
+    """
     layers = [_layer(traced, node) for node in (pair.first, pair.second)]
     if not all(
-        _is_alone(traced, node, one) for node, one in zip(_calls(pair), layers, strict=True)
+        _is_alone(traced, node, layer) for node, layer in zip(_calls(pair), layers, strict=True)
     ):
         return False
     channels, inputs = layers[0].weight.shape[0], layers[1].weight.shape[1]
@@ -86,11 +98,11 @@ def can_divide(
         return False
     with modes_kept(traced.module), untouched(traced.module), torch.no_grad():
         traced.module.eval()
-        seen = _Seen(traced.graph_module, (pair.first.args[0], pair.second))
-        seen.run(*given)
-        x, y = (seen.values[node] for node in (pair.first.args[0], pair.second))
-        made = [_computed(layers, between, x, rank, num_workers) for rank in range(num_workers)]
-    total = _with_bias(torch.stack(made).sum(0), layers[1].bias, layers[1])
+        recorder = _Recorder(traced.graph_module, (pair.first.args[0], pair.second))
+        recorder.run(*args)
+        x, y = (recorder.values[node] for node in (pair.first.args[0], pair.second))
+        outputs = [_computed(layers, between, x, rank, num_workers) for rank in range(num_workers)]
+    total = _with_bias(torch.stack(outputs).sum(0), layers[1].bias, layers[1])
     return total.shape == y.shape and torch.allclose(total, y, rtol=_CLOSE, atol=_CLOSE)
 
 
@@ -103,26 +115,24 @@ def _layer(traced: TracedModel, node: fx.Node) -> Any:
 
 
 def _is_alone(traced: TracedModel, node: fx.Node, layer: nn.Module) -> bool:
-    """Whether nothing else computes with it, and nothing of the script's looks at it."""
+    """Whether a node is the only one to use a layer, whose parameters are not tied or hooked."""
     graph, root = traced.graph_module.graph, traced.graph_module
-    own = {id(one) for one in layer.parameters()}
-    read = [
-        one for one in graph.nodes
-        if (one.op == "call_module" and root.get_submodule(str(one.target)) is layer)
-        or (one.op == "get_attr" and id(_attribute(root, str(one.target))) in own)
+    held = {id(parameter) for parameter in layer.parameters()}
+    users = [
+        user for user in graph.nodes
+        if (user.op == "call_module" and root.get_submodule(str(user.target)) is layer)
+        or (user.op == "get_attr" and id(_attribute(root, str(user.target))) in held)
     ]  # fmt: skip
-    names = [one for _, one in traced.module.named_parameters(remove_duplicate=False)]
+    parameters = [p for _, p in traced.module.named_parameters(remove_duplicate=False)]
     return (
         type(layer) in _LAYERS
-        and read == [node]
+        and users == [node]
         and len(node.args) == 1
-        and sum(id(one) in own for one in names) == len(own)
+        and sum(id(parameter) in held for parameter in parameters) == len(held)
         and not layer._forward_hooks
         and not layer._forward_pre_hooks
         and not layer._backward_hooks
-        and not any(
-            one._backward_hooks or one._post_accumulate_grad_hooks for one in layer.parameters()
-        )
+        and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in layer.parameters())
     )
 
 
@@ -134,36 +144,36 @@ def _attribute(root: nn.Module, target: str) -> Any:
 
 
 def _between(traced: TracedModel, pair: LayerPair) -> fx.GraphModule | None:
-    """What lies between the layers; None: it needs something else, too."""
+    """Make a module of what lies between the layers; None: it reads other values, too."""
     graph = fx.Graph()
     copies = {pair.first: graph.placeholder("channels")}
     for node in pair.inside[1:]:
-        if any(one not in copies for one in node.all_input_nodes):
+        if any(source not in copies for source in node.all_input_nodes):
             return None
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    wanted = pair.second.args[0]
-    if not isinstance(wanted, fx.Node) or wanted not in copies:
+    output = pair.second.args[0]
+    if not isinstance(output, fx.Node) or output not in copies:
         return None
-    graph.output(copies[wanted])
+    graph.output(copies[output])
     return fx.GraphModule(traced.graph_module, graph)
 
 
-class _Seen(fx.Interpreter):
-    """What some operations give, before others change it."""
+class _Recorder(fx.Interpreter):
+    """Runs a graph, and copies the results of some nodes before other nodes change them."""
 
-    def __init__(self, module: fx.GraphModule, wanted: Sequence[Any]) -> None:
+    def __init__(self, module: fx.GraphModule, nodes: Sequence[Any]) -> None:
         super().__init__(module)
-        self._wanted, self.values = set(wanted), dict[Any, Tensor]()
+        self._recorded, self.values = set(nodes), dict[Any, Tensor]()
 
     def run_node(self, n: fx.Node) -> Any:
-        made = super().run_node(n)
-        if n in self._wanted:
-            self.values[n] = made.clone()
-        return made
+        result = super().run_node(n)
+        if n in self._recorded:
+            self.values[n] = result.clone()
+        return result
 
 
 def _share(channels: int, rank: int, size: int) -> tuple[int, int]:
-    """Where a worker's channels begin and end.
+    """Return where a worker's channels begin and end.
 
     Example:
         >>> [_share(5, rank, 2) for rank in (0, 1)]
@@ -173,7 +183,7 @@ def _share(channels: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def _cuts(layers: Sequence[Any], rank: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of the first one's outputs, and of the second one's inputs: begin and end."""
+    """Return where a worker's outputs of the first layer and inputs of the second begin and end."""
     channels = layers[0].weight.shape[0]
     start, stop = _share(channels, rank, size)
     each = layers[1].weight.shape[1] // channels
@@ -181,40 +191,40 @@ def _cuts(layers: Sequence[Any], rank: int, size: int) -> tuple[tuple[int, int],
 
 
 def _computed(layers: Sequence[Any], between: nn.Module, x: Tensor, rank: int, size: int) -> Tensor:
-    """What one worker would give of a pair."""
+    """Compute one worker's output of a pair, without the second layer's bias."""
     first, second = layers
     (a, b), (c, d) = _cuts(layers, rank, size)
     bias = None if first.bias is None else first.bias[a:b]
     hidden = between(_call_of(first)(x.clone(), first.weight[a:b], bias))
-    made: Tensor = _call_of(second)(hidden, second.weight[:, c:d], None)
-    return made
+    output: Tensor = _call_of(second)(hidden, second.weight[:, c:d], None)
+    return output
 
 
 def _call_of(layer: Any) -> Callable[..., Tensor]:
-    """(inputs, weight, bias) -> outputs, as the layer does it."""
-    found: Callable[..., Tensor] = (
+    """Return the layer's function (inputs, weight, bias) -> outputs."""
+    function: Callable[..., Tensor] = (
         nn.functional.linear if isinstance(layer, nn.Linear) else layer._conv_forward
     )
-    return found
+    return function
 
 
-def _with_bias(made: Tensor, bias: Tensor | None, layer: nn.Module) -> Tensor:
+def _with_bias(outputs: Tensor, bias: Tensor | None, layer: nn.Module) -> Tensor:
     if bias is None:
-        return made
+        return outputs
     if isinstance(layer, nn.Linear):
-        return made + bias
+        return outputs + bias
     spatial = layer.weight.ndim - 2  # type: ignore[operator]  # a layer has a weight
-    return made + bias.view(-1, *[1] * spatial)
+    return outputs + bias.view(-1, *[1] * spatial)
 
 
 # -- divided ---------------------------------------------------------------------------------------
 
 
 class PassRandom:
-    """Random numbers of one pass: the same in all workers, but for those of divided channels.
+    """Random numbers of one pass: the same in all workers, except within divided channels.
 
     Args:
-        rank: of this worker in its copy.
+        rank: this worker's number in its copy.
     """
 
     def __init__(self, rank: int) -> None:
@@ -223,7 +233,7 @@ class PassRandom:
 
     @contextmanager
     def begun(self, seed: int) -> Iterator[None]:
-        """A pass that all begin with this seed; below 0: it has no random numbers."""
+        """A block with a pass that all workers begin with this seed; below 0: nothing is drawn."""
         if seed < 0:
             yield
             return
@@ -234,21 +244,21 @@ class PassRandom:
             self._seed = -1
 
     def part(self) -> None:
-        """What follows is of this worker's channels."""
+        """Draw this worker's own random numbers from now on."""
         if self._seed >= 0:
             self._common = torch.get_rng_state()
             self._count += 1
-            own = self._seed + _STRIDE * (self._rank + 1) + self._count
-            torch.default_generator.manual_seed(own % (1 << 63))
+            own_seed = self._seed + _STRIDE * (self._rank + 1) + self._count
+            torch.default_generator.manual_seed(own_seed % (1 << 63))
 
     def rejoin(self) -> None:
-        """What follows is the same in all."""
+        """Draw the random numbers of all workers again."""
         if self._seed >= 0 and self._common is not None:
             torch.set_rng_state(self._common)
 
 
 class ColumnLayer(nn.Module):
-    """Some outputs of the first layer of a pair."""
+    """The first layer of a pair, with this worker's outputs."""
 
     def __init__(
         self, layer: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None,
@@ -259,14 +269,14 @@ class ColumnLayer(nn.Module):
         self._call, self._group, self._random = _call_of(layer), group, random
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of all channels of ``x``."""
-        made = self._call(_Enter.apply(x, self._group), self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch's has no types
+        """Return this worker's channels, from all channels of ``x``."""
+        output = self._call(_Enter.apply(x, self._group), self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch's has no types
         self._random.part()
-        return made
+        return output
 
 
 class RowLayer(nn.Module):
-    """Some inputs of the second layer of a pair, and the sum over all workers."""
+    """The second layer of a pair, with this worker's inputs, summed over all workers."""
 
     def __init__(
         self, layer: nn.Module, weight: nn.Parameter, group: MemberGroup, random: PassRandom
@@ -278,17 +288,17 @@ class RowLayer(nn.Module):
         self._call, self._group, self._random = _call_of(layer), group, random
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of this worker's channels; what is given is whole."""
+        """Return the whole output, from this worker's channels of ``x``."""
         self._random.rejoin()
-        made: Tensor = _Sum.apply(self._call(x, self.weight, None), self._group)  # type: ignore[no-untyped-call]  # torch's has no types
+        output: Tensor = _Sum.apply(self._call(x, self.weight, None), self._group)  # type: ignore[no-untyped-call]  # torch's has no types
         if self.bias is None:
-            return made
+            return output
         spatial = 0 if self._is_linear else self.weight.ndim - 2
-        return made + self.bias.view(-1, *[1] * spatial)  # type: ignore[operator]  # a bias is a tensor
+        return output + self.bias.view(-1, *[1] * spatial)  # type: ignore[operator]  # a bias is a tensor
 
 
 class _Enter(torch.autograd.Function):
-    """Megatron's f: what all have goes on to each one's columns; its gradient is their sum."""
+    """Megatron's f: the identity, whose gradient is summed over all workers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: MemberGroup) -> Tensor:
@@ -301,7 +311,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Megatron's g: the sum of what all columns give; its gradient goes to each of them."""
+    """Megatron's g: the sum over all workers, whose gradient is the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: MemberGroup) -> Tensor:
@@ -313,7 +323,7 @@ class _Sum(torch.autograd.Function):
 
 
 def summed(x: Tensor, group: MemberGroup) -> Tensor:
-    """Over all workers; ``x`` stays."""
+    """Return the sum of ``x`` over all workers, as a new tensor."""
     total = x.contiguous().clone()
     group.all_reduce(total).wait()
     return total
@@ -326,13 +336,13 @@ def divide(
     group: MemberGroup,
     random: PassRandom,
 ) -> dict[str, ColumnPiece]:
-    """This worker's columns, put in the place of the layers.
+    """Replace the layers of pairs by this worker's columns.
 
     Args:
-        computed: the whole model's operations, whose submodules may be replaced.
+        computed: the whole model's operations, whose submodules are replaced.
 
     Returns:
-        Of each divided parameter by the model's name what this worker has.
+        This worker's piece of each divided parameter, by the model's name.
     """
     names, pieces = traced.parameter_names(), dict[str, ColumnPiece]()
 

@@ -330,8 +330,8 @@ def _measured(
 
     for each in MICRO_BATCHES_EACH:
         if each <= mini_batch:
-            at = partial(graph_at, _rows(mini_batch, each))
-            yield MicroBatches(each * num_workers, at(1.0), at)
+            graph_of = partial(graph_at, _rows(mini_batch, each))
+            yield MicroBatches(each * num_workers, graph_of(1.0), graph_of)
 
 
 def _note(fastest: FastestCut, name: SplitName) -> str:

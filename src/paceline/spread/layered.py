@@ -1,13 +1,14 @@
-"""A model whose layers are divided over channels: all workers compute all rows, each its columns.
+"""Compute a model divided over channels: every worker computes all rows, with its own columns.
 
     model(x)         -> meet -> inputs of all workers to all -> whole layers, and own columns of the
-                        divided ones (columns.py) -> outputs; each keeps those of its rows
+                        divided ones (columns.py) -> outputs; each worker keeps those of its rows
     loss.backward()  -> meet -> gradients of all outputs to all -> backwards through the same
 
-A parameter of a divided layer lies in columns on all workers, each of which steps its own; all
-others are whole in each, and their gradients the same bits: all workers compute the same sums over
-the same rows. Random numbers of a pass come from one seed, but for those of divided channels. Above
-300 lines with how it is divided. This module must not know the loop.
+A parameter of a divided layer lies in columns on all workers, each of which steps its own. All
+other parameters are whole in each worker, and their gradients are equal bit for bit: all workers
+compute the same sums over the same rows. The random numbers of a pass come from one seed, except
+within divided channels. Above 300 lines, since how a model is divided stands here, too. This module
+must not know the loop.
 """
 
 import zlib
@@ -45,11 +46,12 @@ _SEEDS = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnCut:
-    """What a worker knows of how layers are divided.
+    """How layers are divided, as every worker knows it.
 
     Args:
-        cut: the whole model as its one part.
-        is_random: whether it computes with random numbers in training.
+        cut: a cut with the whole model as its only part.
+        pairs: the pairs of layers that are divided.
+        is_random: whether the model draws random numbers in training mode.
     """
 
     cut: ModelCut
@@ -60,31 +62,32 @@ class ColumnCut:
 def make_columns(
     model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGroups
 ) -> ColumnCut:
-    """Which layers are divided; all workers come to the same.
+    """Choose the layers that are divided; all workers get the same.
 
     Args:
-        mini_batch: samples of a worker's, the most.
+        mini_batch: samples of the largest mini-batch of a worker.
 
     Raises:
-        ConfigError: no two layers in a row can be, or the model would compute something else.
+        ConfigError: no two layers in a row can be divided, or the model would compute something
+            else.
     """
-    given = inputs(min(mini_batch, FEW))
-    code = followed(model, given)
+    args = inputs(min(mini_batch, FEW))
+    code = followed(model, args)
     traced = code.traced
     if traced.how == "torch.export":
         raise ConfigError(
             f"{type(model).__name__} can only be followed by torch.export, for one size of batch, "
             "and here all workers' batches are computed as one; use --split network"
         )
-    refuse_other_results(model, traced, given)
-    found = None if groups.seat else _choose(traced, given, mini_batch, groups)
-    chosen = tell_all(groups.ranks.everyone, found)[0]
+    refuse_other_results(model, traced, args)
+    choice = None if groups.seat else _choose(traced, args, mini_batch, groups)
+    chosen = tell_all(groups.ranks.everyone, choice)[0]
     if len(traced.pieces) != chosen["num_pieces"]:
         raise ConfigError(
             f"worker {groups.seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
             f"{chosen['num_pieces']}: build it alike in all"
         )
-    pairs = tuple(pair_of(traced, one) for one in chosen["pairs"])
+    pairs = tuple(pair_of(traced, nodes) for nodes in chosen["pairs"])
     if not pairs:
         raise ConfigError(
             f"{type(model).__name__} has no two layers in a row with channels for "
@@ -97,60 +100,61 @@ def make_columns(
             parts=whole, code=code, flow=(), order=(), schedule="", borders=borders, form=form,
             shares=((1.0,),) * groups.copy.size, fixed_rows=None,
             balance=1.0, note=_note(traced, pairs, groups),
-            sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
+            sent_bytes=chosen["sum_bytes"] + _gathered_bytes(borders, mini_batch, groups.copy.size),
         ),
-        pairs=pairs, is_random=_is_random(model, given),
+        pairs=pairs, is_random=_is_random(model, args),
     )  # fmt: skip
 
 
 def _choose(
-    traced: TracedModel, given: Sequence[Tensor], mini_batch: int, groups: SplitGroups
+    traced: TracedModel, args: Sequence[Tensor], mini_batch: int, groups: SplitGroups
 ) -> dict[str, Any]:
-    """What the first worker finds, as plain data: pieces of each pair, and what sums send."""
+    """Choose the pairs that are divided, as plain data, with the bytes that their sums send."""
     size = groups.copy.size
-    found = [
-        one for one in find_pairs(traced, measure(traced, given).graph)
-        if can_divide(traced, pair_of(traced, one.nodes), given, size)
+    pairs = [
+        pair for pair in find_pairs(traced, measure(traced, args).graph)
+        if can_divide(traced, pair_of(traced, pair.nodes), args, size)
     ]  # fmt: skip
-    rows = size * mini_batch / len(given[0])
-    summed = round(rows * sum(one.in_bytes + one.out_bytes for one in found))
+    scale = size * mini_batch / len(args[0])
+    summed_bytes = round(scale * sum(pair.in_bytes + pair.out_bytes for pair in pairs))
     return {
         "num_pieces": len(traced.pieces),
-        "pairs": [list(one.nodes) for one in found],
-        "sum_bytes": 2 * (size - 1) * summed,
+        "pairs": [list(pair.nodes) for pair in pairs],
+        "sum_bytes": 2 * (size - 1) * summed_bytes,
     }
 
 
 def _note(traced: TracedModel, pairs: Sequence[LayerPair], groups: SplitGroups) -> str:
-    named = [pair.name for pair in pairs]
-    shown = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
+    """Describe how layers are divided, in one line of the plan."""
+    names = [pair.name for pair in pairs]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     layers = [traced.graph_module.get_submodule(str(node.target))
               for pair in pairs for node in (pair.first, pair.second)]  # fmt: skip
-    divided = sum(one.weight.nbytes for one in layers)  # type: ignore[misc]  # a layer has a weight
-    whole = sum(one.nbytes for one in traced.module.parameters())
+    divided_bytes = sum(layer.weight.nbytes for layer in layers)  # type: ignore[misc]  # a layer has a weight
+    all_bytes = sum(parameter.nbytes for parameter in traced.module.parameters())
     return (
         f"{groups.name}: channels of {shown} on all workers; "
-        f"{format_bytes(divided)} of {format_bytes(whole)} of parameters are divided"
+        f"{format_bytes(divided_bytes)} of {format_bytes(all_bytes)} of parameters are divided"
     )
 
 
-def _shown_bytes(borders: Sequence[Sequence[TensorShape]], rows: int, size: int) -> int:
-    """Of an update: each worker's inputs, and the gradients of its outputs, to all others."""
-    given = sum(one.num_bytes(rows) for one in borders[0])
-    made = sum(one.num_bytes(rows) for one in borders[-1] if one.has_gradient)
-    return size * (size - 1) * (given + made)
+def _gathered_bytes(borders: Sequence[Sequence[TensorShape]], rows: int, size: int) -> int:
+    """Return the bytes per update to send each worker's inputs and output gradients to all."""
+    input_bytes = sum(shape.num_bytes(rows) for shape in borders[0])
+    output_bytes = sum(shape.num_bytes(rows) for shape in borders[-1] if shape.has_gradient)
+    return size * (size - 1) * (input_bytes + output_bytes)
 
 
-def _is_random(model: nn.Module, given: Sequence[Tensor]) -> bool:
-    """Whether it draws from torch's generator, which all workers can set alike.
+def _is_random(model: nn.Module, args: Sequence[Tensor]) -> bool:
+    """Whether a model draws from torch's generator, which all workers can seed alike.
 
     Raises:
-        ConfigError: it draws from others.
+        ConfigError: it draws from another generator.
     """
     with modes_kept(model), untouched(model), torch.no_grad():
         model.train()
         before = generator_states()
-        model(*given)
+        model(*args)
         after = generator_states()
     if after[1:] != before[1:]:
         raise ConfigError(
@@ -165,9 +169,9 @@ class ColumnModel(PipelinedModel):
     """One worker's side of a model in columns.
 
     Args:
-        module: the script's, whole; what it has of divided layers is given up but for its columns.
-        optimizers: over it; they keep the columns.
-        num_samples: of this worker's mini-batch, 0 where it has none.
+        module: the script's whole module; of divided layers, only this worker's columns are kept.
+        optimizers: over the module; they keep the columns.
+        num_samples: returns the samples of this worker's mini-batch, 0 where it has none.
 
     Raises:
         ConfigError: an optimizer needs whole parameters.
@@ -181,11 +185,11 @@ class ColumnModel(PipelinedModel):
         groups: SplitGroups,
         num_samples: Callable[[], int],
     ) -> None:
-        for one in optimizers:
-            if not is_elementwise(one):
+        for optimizer in optimizers:
+            if not is_elementwise(optimizer):
                 raise ConfigError(
-                    f"{type(one).__name__} may need whole parameters, and layers are divided: use "
-                    "torch's own SGD or Adam (and their kin), or --split network"
+                    f"{type(optimizer).__name__} may need whole parameters, and layers are "
+                    "divided: use torch's own SGD or Adam (and their kin), or --split network"
                 )
         self._columns, self._random = columns, PassRandom(groups.part)
         super().__init__(module, optimizers, columns.cut, groups, num_samples)
@@ -201,39 +205,39 @@ class ColumnModel(PipelinedModel):
             self.cut.code.traced, computed, self._columns.pairs, self.groups.copy, self._random
         )
         self.own = OwnTensors(
-            [(name, pieces[name].held if name in pieces else one) for name, one in named.items()],
+            [(name, pieces[name].held if name in pieces else p) for name, p in named.items()],
             list(self._module.named_buffers()),
             computed,
         )
-        self.starts = {name: one.start for name, one in pieces.items()}
+        self.starts = {name: piece.start for name, piece in pieces.items()}
         self.counted = frozenset(named if self.groups.part == 0 else pieces)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                for number, one in enumerate(group["params"]):
-                    piece = pieces.get(self._names[id(one)])
+                for number, parameter in enumerate(group["params"]):
+                    piece = pieces.get(self._names[id(parameter)])
                     if piece is None:
                         continue
                     group["params"][number] = piece.held
-                    if row := optimizer.state.pop(one, None):
+                    if state := optimizer.state.pop(parameter, None):
                         optimizer.state[piece.held] = {
                             key: piece.of(value).clone()
-                            if isinstance(value, Tensor) and value.shape == one.shape
+                            if isinstance(value, Tensor) and value.shape == parameter.shape
                             else value
-                            for key, value in row.items()
+                            for key, value in state.items()
                         }
         for name in pieces:
             forget(named[name], name, "in columns on all workers", pieces[name].held)
 
     def _divided_worse(self) -> None:
-        """All workers do the same."""
+        """Return None: all workers do the same work."""
 
     def _check_gradients(self, *, has_batch: bool) -> None:
-        """Parameters that all have whole must get the same in all, or they come apart."""
+        """Raise ConfigError where a whole parameter's gradient differs between workers."""
         whole = [pair for pair in self.own.named_parameters() if pair[0] not in self.starts]
-        sums = [-1 if one.grad is None else _checksum(one.grad) for _, one in whole]
-        every = tell_all(self.groups.copy, sums)
+        checksums = [-1 if p.grad is None else _checksum(p.grad) for _, p in whole]
+        rows = tell_all(self.groups.copy, checksums)
         for number, (name, _) in enumerate(whole):
-            if len({one[number] for one in every}) > 1:
+            if len({row[number] for row in rows}) > 1:
                 raise ConfigError(
                     f"parameter {name!r}, which all workers have whole, gets a gradient that does "
                     "not come through model(x), and another one in each: let the model give what "
@@ -241,92 +245,94 @@ class ColumnModel(PipelinedModel):
                 )
 
     def _seed(self) -> int:
-        """Of a pass that this worker begins; all take one of theirs."""
+        """Return a seed for a pass; all workers use that of one of its callers."""
         if not self._columns.is_random or not self._mode():
             return -1
         return int(torch.randint(_SEEDS, ()))
 
     def _run(
-        self, every: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool
+        self, intents: Sequence[Intent], own_inputs: dict[int, list[Tensor]], *, keeps: bool
     ) -> tuple[int, dict[int, list[Tensor]]]:
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
-        with self._random.begun(next(one.seed for one in every if one.doing is doing)):
-            return super()._run(every, own, keeps=keeps)
+        seed = next(intent.seed for intent in intents if intent.doing is doing)
+        with self._random.begun(seed):
+            return super()._run(intents, own_inputs, keeps=keeps)
 
 
-def _checksum(one: Tensor) -> int:
-    return zlib.crc32(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class ColumnRunner:
-    """All rows of all workers through one worker's columns.
+    """Runs all rows of all workers through one worker's columns.
 
     Args:
-        module: takes the model's inputs, gives its outputs.
-        borders: of inputs and outputs.
+        module: takes the model's inputs, and returns its outputs.
+        borders: types and shapes of the inputs and of the outputs.
     """
 
     def __init__(
         self, module: nn.Module, group: PeerGroup, borders: Sequence[Sequence[TensorShape]]
     ) -> None:
         self._module, self._group, self._borders = module, group, borders
-        self.busy_s = 0.0  # not looked at: all workers do the same
+        self.busy_s = 0.0  # not measured: all workers do the same work
         self.used: Sequence[Sequence[int]] = ()
 
     def forward(
-        self, chunks: list[Chunk], own: Values, *, keeps: bool
+        self, chunks: list[Chunk], own_inputs: Values, *, keeps: bool
     ) -> tuple[dict[int, list[Tensor]], Passed | None]:
-        """The outputs of this worker's rows.
+        """Compute all rows; return the outputs of this worker's own, and the pass if ``keeps``.
 
         Args:
-            keeps: a backward pass may follow.
+            own_inputs: inputs of this worker's rows.
+            keeps: whether a backward pass may follow.
         """
-        given = self._gather(chunks, own, self._borders[0], _INPUT)
+        inputs = self._gather(chunks, own_inputs, self._borders[0], _INPUT)
         with torch.set_grad_enabled(keeps):
-            made = leaves_of(self._module(*given))
-        refuse_other_sizes(made, self._borders[-1], sum(one.rows for one in chunks))
-        outputs: dict[int, list[Tensor]] = {}
+            outputs = leaves_of(self._module(*inputs))
+        refuse_other_sizes(outputs, self._borders[-1], sum(chunk.rows for chunk in chunks))
+        own_outputs: dict[int, list[Tensor]] = {}
         start = 0
-        for one in chunks:
-            if one.owner == self._group.rank:
-                outputs[one.number] = [
-                    x.detach()[shape.length(start) : shape.length(start + one.rows)]
-                    for x, shape in zip(made, self._borders[-1], strict=True)
+        for chunk in chunks:
+            if chunk.owner == self._group.rank:
+                own_outputs[chunk.number] = [
+                    y.detach()[shape.length(start) : shape.length(start + chunk.rows)]
+                    for y, shape in zip(outputs, self._borders[-1], strict=True)
                 ]
-            start += one.rows
-        return outputs, Passed(chunks, [[([], made)]]) if keeps else None
+            start += chunk.rows
+        return own_outputs, Passed(chunks, [[([], outputs)]]) if keeps else None
 
-    def backward(self, passed: Passed, own: Values) -> None:
-        """The gradients of all rows through these columns, added to their own.
+    def backward(self, passed: Passed, own_gradients: Values) -> None:
+        """Compute the gradients of all rows, and add them up in these columns.
 
         Args:
-            own: of those outputs of this worker's rows that are used.
+            own_gradients: gradients of those outputs of this worker's rows that are used.
         """
-        ((_, made),) = passed.kept.pop()
+        ((_, outputs),) = passed.kept.pop()
         shapes = [self._borders[-1][number] for number in self.used[-1]]
-        gradients = self._gather(passed.chunks, own, shapes, _OUTPUT_GRAD)
-        tensors = [made[number] for number in self.used[-1]]
-        pairs = [pair for pair in zip(tensors, gradients, strict=True) if pair[0].requires_grad]
+        gradients = self._gather(passed.chunks, own_gradients, shapes, _OUTPUT_GRAD)
+        used = [outputs[number] for number in self.used[-1]]
+        pairs = [pair for pair in zip(used, gradients, strict=True) if pair[0].requires_grad]
         if pairs:
-            torch.autograd.backward([x for x, _ in pairs], [gradient for _, gradient in pairs])
+            torch.autograd.backward([y for y, _ in pairs], [gradient for _, gradient in pairs])
 
     def _gather(
-        self, chunks: Sequence[Chunk], own: Values, shapes: Sequence[TensorShape], tag: int
+        self, chunks: Sequence[Chunk], own_values: Values, shapes: Sequence[TensorShape], tag: int
     ) -> list[Tensor]:
-        """What all workers have, row after row."""
+        """Return the tensors of all workers' rows, concatenated in the order of chunks."""
         rank, size = self._group.rank, self._group.size
-        sent, rows = [], []
-        for one in chunks:
-            if one.owner != rank:
-                rooms = [shape.empty(one.rows) for shape in shapes]
-                sent += [(self._group.begin_receive(x, one.owner, tag), x) for x in rooms]
-                rows.append(rooms)
+        messages, gathered = [], []
+        for chunk in chunks:
+            if chunk.owner != rank:
+                buffers = [shape.empty(chunk.rows) for shape in shapes]
+                messages += [(self._group.begin_receive(x, chunk.owner, tag), x) for x in buffers]
+                gathered.append(buffers)
                 continue
-            mine = [x.detach().contiguous() for x in own[one.number]]
-            rows.append(mine)
+            own_tensors = [x.detach().contiguous() for x in own_values[chunk.number]]
+            gathered.append(own_tensors)
             for peer in range(size):
                 if peer != rank:
-                    sent += [(self._group.begin_send(x, peer, tag), x) for x in mine]
-        for pending, _ in sent:
+                    messages += [(self._group.begin_send(x, peer, tag), x) for x in own_tensors]
+        for pending, _ in messages:
             pending.wait()
-        return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+        return [torch.cat(parts) for parts in zip(*gathered, strict=True)]

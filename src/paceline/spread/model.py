@@ -204,11 +204,11 @@ class PipelinedModel(SpreadModel):
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model on this worker's rows, together with all workers of the copy."""
-        rows, own = self._checked(args, kwargs)
+        rows, own_inputs = self._checked(args, kwargs)
         keeps = torch.is_grad_enabled()
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         intents = self._meet(self._called(doing, rows, args, self.cut.borders[0]))
-        number, chunks = self._run(intents, own, keeps=keeps)
+        number, chunks = self._run(intents, own_inputs, keeps=keeps)
         outputs = [torch.cat(ys) for ys in zip(*(chunks[i] for i in sorted(chunks)), strict=True)]
         if keeps:
             outputs = list(_Computed.apply(self, number, self._anchor, *outputs))  # type: ignore[no-untyped-call]  # torch's has no types
@@ -260,21 +260,21 @@ class PipelinedModel(SpreadModel):
         self.cut.code.check()
 
     def _run(
-        self, intents: Sequence[Intent], own: ChunksOfOwn, *, keeps: bool
+        self, intents: Sequence[Intent], own_inputs: ChunksOfOwn, *, keeps: bool
     ) -> tuple[int, ChunksOfOwn]:
         """Run a forward pass with all workers.
 
         Args:
-            own: this worker's micro-batches; empty: it only computes its part for others.
+            own_inputs: this worker's micro-batches; empty: it only computes its part for others.
 
         Returns:
-            The number of the pass, -1 without ``keeps``, and the outputs of ``own``.
+            The number of the pass, -1 without ``keeps``, and the outputs of ``own_inputs``.
         """
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         callers = only(doing, intents)
         chunks = chunks_of([intent.rows for intent in callers], self.cut.shares, in_turns=True)
         with in_mode(self._module, next(intent.mode for intent in callers if intent.doing)):
-            outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
+            outputs, passed = self._pipeline.forward(chunks, own_inputs, keeps=keeps)
         if passed is None:
             return -1, outputs
         number, self._num_passes = self._num_passes, self._num_passes + 1
@@ -335,9 +335,11 @@ class PipelinedModel(SpreadModel):
             shape, gradient = self.cut.borders[-1][number], gradients[number]
             weighed = shape.empty(sum(rows)).zero_() if gradient is None else gradient * share
             chunked.append(torch.split(weighed, [shape.length(size) for size in rows]))
-        own = {number: [chunks[number] for chunks in chunked] for number in range(len(rows))}
+        own_gradients = {
+            number: [chunks[number] for chunks in chunked] for number in range(len(rows))
+        }
         with self._going_back():
-            self._pipeline.backward(passed, own)
+            self._pipeline.backward(passed, own_gradients)
 
     @contextmanager
     def _going_back(self) -> Iterator[None]:

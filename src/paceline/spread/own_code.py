@@ -1,12 +1,13 @@
-"""A model's own code, which workers that have parts of it run no more: whether it still says so.
+"""Check that a model's own code, which no worker runs any more, still computes what its parts do.
 
-    prepare      forward() is followed once; what it reads, ``self.tau``, is then a number in parts
-    each pass    what it reads is looked at: it is as it was, or it is followed again and compared
-    sometimes    and without any sign, for what nobody can look at: a global, a class's attribute
+    prepare      forward() is traced once; what it reads, ``self.tau``, becomes a constant in parts
+    each pass    what it reads is checked: if it has changed, forward() is traced again and compared
+    sometimes    the same without a sign of change, for what cannot be seen: globals, attributes of
+                 classes
 
-What it sets, ``self.aux_loss = ...``, is set no more, and in its place lies something that says so.
-Above 300 lines, since what is read and what is set are of one kind. This module must not know where
-a model is cut.
+What forward() sets, ``self.aux_loss = ...``, is not set any more; an object in its place raises an
+error when it is used. Above 300 lines, since what is read and what is set are found in similar
+ways. This module must not know where a model is cut.
 """
 
 import inspect
@@ -25,21 +26,23 @@ from ..splits.tracing import TracedModel, untouched
 from ..system.reasons import reason
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_ROWS = (list, set, deque, dict)
+_CONTAINERS = (list, set, deque, dict)
 _DEEPEST = 2
-"""Objects in objects that are looked into: a configuration, and a part of it."""
+"""How deeply nested objects are looked into: a configuration, and a part of it."""
 _GONE = object()
 _OF_TORCH = frozenset(vars(nn.Module()))
 _INSTEAD = "before prepare(), or use --split data or shard"
 
 
 class Seen(NamedTuple):
-    """One thing that code may read, and what it was.
+    """A value that code may read, as it was when it was traced.
 
     Attributes:
-        held: in what; ``key``: under which name.
-        called: in messages.
-        is_plain: whether an equal one is the same.
+        held: the dict that holds it.
+        key: its name in the dict.
+        value: what it was.
+        called: its name in messages.
+        is_plain: whether an equal value of the same type counts as unchanged.
     """
 
     held: dict[Any, Any]
@@ -61,10 +64,10 @@ class Seen(NamedTuple):
 
 
 class FollowedCode:
-    """What the code of a model that was followed reads and sets.
+    """What the code of a traced model reads and sets.
 
     Args:
-        sets: see `set_by_forward`.
+        sets: attributes that it sets, see `set_by_forward`.
     """
 
     def __init__(self, traced: TracedModel, sets: Sequence[tuple[nn.Module, str]]) -> None:
@@ -75,57 +78,61 @@ class FollowedCode:
             for node in traced.graph_module.graph.nodes
             if node.op == "call_module"
         }
-        self._modules = list(_followed_modules(self._model, leaves))
+        self._modules = list(_traced_modules(self._model, leaves))
         self._look()
 
     def retire(self) -> None:
-        """From now on nothing is set by it."""
+        """Replace attributes that forward() set, and does not set any more."""
         for module, name in self._set:
             vars(module)[name] = SetByForward(f"{type(module).__name__}.{name}")
 
     def check(self) -> None:
-        """Raise ConfigError where it would compute something else by now."""
+        """Raise ConfigError where the code would compute something else by now."""
         self._num_passes += 1
-        for one in self._seen:
-            if one.held.get(one.key) is not one.value and one.has_changed:
-                self._compare([one for one in self._seen if one.has_changed])
+        for seen in self._seen:
+            if seen.held.get(seen.key) is not seen.value and seen.has_changed:
+                self._compare([seen for seen in self._seen if seen.has_changed])
                 return
         if self.traced.again is None:
             return
-        is_time = not self._num_passes & (self._num_passes - 1)
-        if is_time or any(one._version != version for one, version in self._tensors):
+        is_time = not self._num_passes & (self._num_passes - 1)  # passes 1, 2, 4, 8, ...
+        if is_time or any(tensor._version != version for tensor, version in self._tensors):
             self._compare([])
 
     def _look(self) -> None:
-        """At all that it names, as it is now."""
+        """Note all values that the code may read, as they are now."""
         sets = {(id(module), name) for module, name in self._set}
         self._seen = list[Seen]()
         for module in self._modules:
-            kind, own = type(module).__name__, vars(module)
+            kind, attributes = type(module).__name__, vars(module)
             for held in (module._modules, module._parameters):
                 self._seen += [Seen(held, key, held[key], f"{kind}.{key}") for key in held]
             names = _names(type(module)) - _OF_TORCH
-            for key in [one for one in own if one in names and (id(module), one) not in sets]:
-                self._seen += _seen(own, key, f"{kind}.{key}", names, _DEEPEST)
+            for key in [k for k in attributes if k in names and (id(module), k) not in sets]:
+                self._seen += _seen(attributes, key, f"{kind}.{key}", names, _DEEPEST)
         self._tensors = [
-            (one.value, one.value._version)
-            for one in self._seen
-            if isinstance(one.value, Tensor) and not isinstance(one.value, nn.Parameter)
+            (seen.value, seen.value._version)
+            for seen in self._seen
+            if isinstance(seen.value, Tensor) and not isinstance(seen.value, nn.Parameter)
         ]
-        """What it may have computed something of while it was followed."""
+        """Tensors, and their versions, that constants of the trace may have been computed from."""
 
     def _compare(self, changed: Sequence[Seen]) -> None:
-        """Follow it again; raise ConfigError where it computes something else now."""
+        """Trace the code again; raise ConfigError where it computes something else now.
+
+        Args:
+            changed: values that have changed.
+        """
         again, differs = self.traced.again, ""
         if again is not None and not (differs := self._differs(again)):
             self._look()
             return
         name = type(self._model).__name__
         if changed:
-            one = changed[0]
+            first = changed[0]
             raise ConfigError(
-                f"{one.called} was {_shown(one.value)} when {name} was divided and is "
-                f"{_shown(one.now)}, and its parts compute with what it was: set it {_INSTEAD}"
+                f"{first.called} was {_shown(first.value)} when {name} was divided and is "
+                f"{_shown(first.now)}, and its parts compute with what it was: set it {_INSTEAD}"
             )
         raise ConfigError(
             f"{name} computes otherwise than when it was divided, and its parts do not ({differs}):"
@@ -133,6 +140,7 @@ class FollowedCode:
         )
 
     def _differs(self, again: Callable[[], fx.GraphModule]) -> str:
+        """Say how a new trace differs from the first, in words; empty: it does not."""
         try:
             with kept_random_state(), torch.no_grad():
                 return difference(self.traced.graph_module, again())
@@ -140,20 +148,20 @@ class FollowedCode:
             return f"its forward() is followed no more: {reason(error)}"
 
 
-def difference(one: fx.GraphModule, other: fx.GraphModule) -> str:
-    """What differs where one model was followed twice, in words; empty: nothing."""
-    if one.code != other.code:
-        rows = itertools.zip_longest(one.code.splitlines(), other.code.splitlines(), fillvalue="")
-        was, now = next(pair for pair in rows if pair[0] != pair[1])
+def difference(old: fx.GraphModule, new: fx.GraphModule) -> str:
+    """Say what differs between two traces of one model, in words; empty: nothing."""
+    if old.code != new.code:
+        lines = itertools.zip_longest(old.code.splitlines(), new.code.splitlines(), fillvalue="")
+        was, now = next(pair for pair in lines if pair[0] != pair[1])
         return f"{was.strip()!r} is now {now.strip()!r}"
-    for node, again in zip(one.graph.nodes, other.graph.nodes, strict=True):
-        if node.op not in ("call_module", "get_attr"):
+    for old_node, new_node in zip(old.graph.nodes, new.graph.nodes, strict=True):
+        if old_node.op not in ("call_module", "get_attr"):
             continue
-        was, now = (_attribute(*pair) for pair in ((one, node), (other, again)))
+        was, now = _attribute(old, old_node), _attribute(new, new_node)
         if was is now:
             continue
         if isinstance(was, nn.Module | nn.Parameter) or not are_equal(was, now):
-            return f"{node.target} is another one"
+            return f"{old_node.target} is another one"
     return ""
 
 
@@ -164,73 +172,77 @@ def _attribute(root: fx.GraphModule, node: fx.Node) -> Any:
     return value
 
 
-def are_equal(one: Any, other: Any) -> bool:
-    """Whether two tensors have the same numbers, nan where the other has it; others: one type."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other)
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def are_equal(a: Any, b: Any) -> bool:
+    """Whether two tensors are equal, with nan equal to nan; other values: whether types are."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b)
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 # -- what it reads -----------------------------------------------------------------------------
 
 
-def _followed_modules(module: nn.Module, leaves: set[int]) -> Iterator[nn.Module]:
-    """Whose own code is followed, and so is not run."""
+def _traced_modules(module: nn.Module, leaves: set[int]) -> Iterator[nn.Module]:
+    """Yield the modules whose own code was traced, and so is not run."""
     if id(module) not in leaves:
         yield module
         for child in module.children():
-            yield from _followed_modules(child, leaves)
+            yield from _traced_modules(child, leaves)
 
 
 def _names(kind: type) -> set[str]:
-    """All names in the code of its ``forward``, and of its own methods that this names."""
-    found, due = set[str](), {"forward"}
-    while due:
-        name = due.pop()
+    """Return all names in the code of a class's ``forward``, and of the methods that it names."""
+    names, pending = set[str](), {"forward"}
+    while pending:
+        name = pending.pop()
         for base in kind.__mro__:
             if base not in (nn.Module, object) and (code := _code(vars(base).get(name))):
-                new = set(_words(code)) - found
-                found |= new
-                due |= new
-    return found
+                new = set(_words(code)) - names
+                names |= new
+                pending |= new
+    return names
 
 
 def _code(value: Any) -> types.CodeType | None:
-    """Of a method or a property."""
+    """Return the code of a method or a property."""
     value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-    found = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
-    return found if isinstance(found, types.CodeType) else None
+    code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
+    return code if isinstance(code, types.CodeType) else None
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
-    """Names of attributes, and texts, which may be keys; of what is defined in it, too."""
+    """Yield names of attributes, and strings, which may be keys; also of nested functions."""
     yield from code.co_names
-    for one in code.co_consts:
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, types.CodeType):
-            yield from _words(one)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _words(constant)
 
 
 def _seen(
     held: dict[Any, Any], key: Any, called: str, names: set[str], depth: int
 ) -> Iterator[Seen]:
-    """What lies under a name, and what code that has these names may look at in it."""
+    """Yield a value, and the values inside it that code with these names may read.
+
+    Args:
+        depth: how deeply nested objects are looked into.
+    """
     value = held[key]
     if _is_plain(value):
-        kept = list(value) if isinstance(value, list) else value
-        yield Seen(held, key, kept, called, is_plain=True)
+        copy = list(value) if isinstance(value, list) else value
+        yield Seen(held, key, copy, called, is_plain=True)
         return
     yield Seen(held, key, value, called)
     if not depth or isinstance(value, Tensor | nn.Module | type) or callable(value):
         return
     is_dict = isinstance(value, dict)
     inner = value if is_dict else getattr(value, "__dict__", {})
-    for name in [one for one in inner if is_dict or one in names]:
-        said = f"{called}[{name!r}]" if is_dict else f"{called}.{name}"
-        yield from _seen(inner, name, said, names, depth - 1)
+    for name in [name for name in inner if is_dict or name in names]:
+        inner_called = f"{called}[{name!r}]" if is_dict else f"{called}.{name}"
+        yield from _seen(inner, name, inner_called, names, depth - 1)
 
 
 def _is_plain(value: Any) -> bool:
@@ -248,63 +260,69 @@ def _shown(value: Any) -> str:
 # -- what it sets ------------------------------------------------------------------------------
 
 
-def set_by_forward(model: nn.Module, given: Sequence[Tensor]) -> list[tuple[nn.Module, str]]:
-    """Attributes that each call of the model sets anew, with the modules that have them.
+def set_by_forward(model: nn.Module, args: Sequence[Tensor]) -> list[tuple[nn.Module, str]]:
+    """Return the attributes that each call of the model sets, with the modules that have them.
 
     Raises:
-        ConfigError: it reads what the call before has set.
+        ConfigError: a call reads what the call before it has set.
     """
 
     def call() -> None:
         with untouched(model), torch.no_grad():
-            model(*(one.clone() for one in given))
+            model(*(x.clone() for x in args))
 
-    call()  # what is made by the first call, and stays
+    call()  # some attributes are set by the first call alone
     before = [
-        (module, name, value, _copied(value))
+        (module, name, value, _snapshot(value))
         for module in model.modules()
         if not type(module).__module__.startswith(("torch.nn.", "torch.ao."))
         for name, value in vars(module).items()
         if name not in _OF_TORCH
     ]
     call()
-    found = [
+    changed = [
         (module, name)
-        for module, name, value, copied in before
-        if _is_other(value, copied, vars(module).get(name, _GONE))
+        for module, name, value, snapshot in before
+        if _has_changed(value, snapshot, vars(module).get(name, _GONE))
     ]
-    for module, name in found:
+    for module, name in changed:
         vars(module)[name] = SetByForward(f"{type(module).__name__}.{name}")
     try:
-        call() if found else None
+        call() if changed else None
     except _Used as error:
         raise ConfigError(
             f"{error.called} is changed by each forward pass, which goes by what it was: a divided "
             f"model computes micro-batches, and not all of it in each worker; use --split data"
         ) from None
-    return found
+    return changed
 
 
-def _copied(value: Any) -> Any:
-    """What tells later whether it was changed in place."""
+def _snapshot(value: Any) -> Any:
+    """Return what tells later whether a value was changed in place."""
     if isinstance(value, Tensor):
         return value._version
     if isinstance(value, dict):
         return list(value.values())
-    return list(value) if isinstance(value, _ROWS) else None
+    return list(value) if isinstance(value, _CONTAINERS) else None
 
 
-def _is_other(value: Any, copied: Any, now: Any) -> bool:
-    if now is not value:
-        return not (_is_plain(value) and type(now) is type(value) and now == value)
-    again = _copied(value)
-    if not isinstance(copied, list):
-        return bool(again != copied)
-    return len(again) != len(copied) or any(a is not b for a, b in zip(again, copied, strict=True))
+def _has_changed(value: Any, old: Any, current: Any) -> bool:
+    """Whether an attribute is another value now, or its value was changed in place.
+
+    Args:
+        old: the snapshot of the value.
+        current: the attribute now.
+    """
+    if current is not value:
+        return not (_is_plain(value) and type(current) is type(value) and current == value)
+    new = _snapshot(value)
+    if not isinstance(old, list):
+        return bool(new != old)
+    return len(new) != len(old) or any(a is not b for a, b in zip(new, old, strict=True))
 
 
 class _Used(ConfigError):
-    """Something was done with what a forward pass would have set."""
+    """An attribute was used that a forward pass would have set."""
 
     def __init__(self, called: str) -> None:
         self.called = called
@@ -315,7 +333,7 @@ class _Used(ConfigError):
 
 
 class SetByForward:
-    """Lies where a forward pass would have set something: whatever is done with it is refused."""
+    """Stands for an attribute that a forward pass would have set: every use of it raises."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -325,7 +343,7 @@ class SetByForward:
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-        raise _Used(next(one._called for one in leaves if isinstance(one, cls)))
+        raise _Used(next(leaf._called for leaf in leaves if isinstance(leaf, cls)))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

@@ -75,31 +75,31 @@ class PartRunner:
         """Seconds of computing, forward and backward, since it was set to 0."""
 
     def forward(
-        self, chunks: list[Chunk], own: Values, *, keeps: bool
+        self, chunks: list[Chunk], own_inputs: Values, *, keeps: bool
     ) -> tuple[dict[int, list[Tensor]], Passed | None]:
         """Compute all micro-batches through these parts; return the outputs of this worker's own.
 
         Args:
             chunks: micro-batches of all workers.
-            own: inputs of this worker's micro-batches.
+            own_inputs: inputs of this worker's micro-batches.
             keeps: whether a backward pass may follow.
 
         Returns:
             The outputs, by the micro-batches' numbers, and the pass if ``keeps``.
         """
         passed = Passed(chunks) if keeps else None
-        inputs = [self.inputs_of(chunk, self.here, own) for chunk in chunks]
+        inputs = [self.inputs_of(chunk, self.here, own_inputs) for chunk in chunks]
         outputs: dict[int, Sequence[Tensor] | Incoming] = {}
         for chunk in self._own_chunks(chunks):
             if self.here:
-                self._send(own[chunk.number], 0, INPUT)
+                self._send(own_inputs[chunk.number], 0, INPUT)
             if self.here != self._end:
                 buffers = [shape.empty(chunk.rows) for shape in self._borders[-1]]
                 outputs[chunk.number] = self.expect(buffers, self._end, _OUTPUT)
         with torch.set_grad_enabled(keeps), self._late.kept():
             for part in self._parts:
                 if part != self.here:
-                    inputs = [self.inputs_of(chunk, part, own) for chunk in chunks]
+                    inputs = [self.inputs_of(chunk, part, own_inputs) for chunk in chunks]
                 kept = []
                 for at, chunk in enumerate(chunks):
                     entering = self._entering(part, inputs[at], keeps=keeps)
@@ -117,10 +117,12 @@ class PartRunner:
     def _own_chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         return [chunk for chunk in chunks if chunk.owner == self.here]
 
-    def inputs_of(self, chunk: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
+    def inputs_of(
+        self, chunk: Chunk, part: int, own_inputs: Values
+    ) -> "Sequence[Tensor] | Incoming":
         """Return a part's inputs for a micro-batch, or begin to receive them."""
         if part == 0 and chunk.owner == 0:
-            return own[chunk.number]
+            return own_inputs[chunk.number]
         source, tag = (chunk.owner, INPUT) if part == 0 else (self._worker(part - 1), _tag(part))
         return self.expect([shape.empty(chunk.rows) for shape in self._borders[part]], source, tag)
 
@@ -159,17 +161,17 @@ class PartRunner:
         else:
             self._send(leaving, chunk.owner, _OUTPUT)
 
-    def backward(self, passed: Passed, own: Values) -> None:
+    def backward(self, passed: Passed, own_gradients: Values) -> None:
         """Compute the gradients of all micro-batches, and add them up in these parts.
 
         Args:
-            own: gradients of those outputs of this worker's chunks that are ``used``.
+            own_gradients: gradients of those outputs of this worker's chunks that are ``used``.
         """
         if self.here != self._end:
             for chunk in self._own_chunks(passed.chunks):
-                self._send(own[chunk.number], self._end, _OUTPUT_GRAD)
+                self._send(own_gradients[chunk.number], self._end, _OUTPUT_GRAD)
         for part in reversed(self._parts):
-            incoming = [self.gradients_of(chunk, part, own) for chunk in passed.chunks]
+            incoming = [self.gradients_of(chunk, part, own_gradients) for chunk in passed.chunks]
             kept = passed.kept.pop()
             for at in range(len(passed.chunks)):
                 entering, leaving = kept[at]
@@ -218,11 +220,13 @@ class PartRunner:
             gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in used]
             self._send(gradients, self._worker(part - 1), _back_tag(part))
 
-    def gradients_of(self, chunk: Chunk, part: int, own: Values) -> "Sequence[Tensor] | Incoming":
+    def gradients_of(
+        self, chunk: Chunk, part: int, own_gradients: Values
+    ) -> "Sequence[Tensor] | Incoming":
         """Return the gradients of a part's outputs for a micro-batch, or begin to receive them."""
         is_last = part == self.last
         if is_last and chunk.owner == self.here:
-            return own[chunk.number]
+            return own_gradients[chunk.number]
         source, tag = (
             (chunk.owner, _OUTPUT_GRAD)
             if is_last

@@ -56,8 +56,8 @@ class ScheduledRunner(PartRunner):
     def train(
         self,
         chunks: list[Chunk],
-        own: Values,
-        targets: Values,
+        own_inputs: Values,
+        own_targets: Values,
         actions: Iterable[PipelineAction],
         known: KnownLosses,
     ) -> float:
@@ -65,7 +65,7 @@ class ScheduledRunner(PartRunner):
 
         Args:
             chunks: micro-batches of all workers.
-            own, targets: inputs and targets of this worker's chunks.
+            own_inputs, own_targets: inputs and targets of this worker's chunks.
             actions: the schedule of all workers.
 
         Returns:
@@ -73,11 +73,11 @@ class ScheduledRunner(PartRunner):
         """
         for chunk in self._own_chunks(chunks):
             if self.here:
-                self._send(own[chunk.number], 0, INPUT)
+                self._send(own_inputs[chunk.number], 0, INPUT)
             if self.here != self._end:
-                self._send(targets[chunk.number], self._end, TARGET)
+                self._send(own_targets[chunk.number], self._end, TARGET)
         own_actions = [action for action in actions if action.rank == self.here]
-        arrivals = _Arrivals(self, chunks, own, targets, known.target)
+        arrivals = _Arrivals(self, chunks, own_inputs, own_targets, known.target)
         for action in own_actions:
             arrivals.expect(action)
         self._kept, self._outgoing = {}, {}
@@ -153,12 +153,12 @@ class _Arrivals:
         self,
         runner: PartRunner,
         chunks: Sequence[Chunk],
-        own: Values,
-        targets: Values,
+        own_inputs: Values,
+        own_targets: Values,
         target: TensorShape,
     ) -> None:
-        self._runner, self._chunks, self._own = runner, chunks, own
-        self._targets, self._target = targets, target
+        self._runner, self._chunks, self._own_inputs = runner, chunks, own_inputs
+        self._own_targets, self._target = own_targets, target
         self._tensors: dict[PipelineAction, Sequence[Tensor] | Incoming] = {}
         self._chunk_targets: dict[int, Sequence[Tensor] | Incoming] = {}
 
@@ -167,7 +167,7 @@ class _Arrivals:
         runner, chunk = self._runner, self._chunks[action.micro_batch]
         is_last = action.stage == runner.last
         if action.kind == FORWARD:
-            self._tensors[action] = runner.inputs_of(chunk, action.stage, self._own)
+            self._tensors[action] = runner.inputs_of(chunk, action.stage, self._own_inputs)
             if is_last:
                 self._chunk_targets[action.micro_batch] = self._expect_target(chunk)
         elif not is_last:
@@ -179,7 +179,7 @@ class _Arrivals:
 
     def _expect_target(self, chunk: Chunk) -> Sequence[Tensor] | Incoming:
         if chunk.owner == self._runner.here:
-            return self._targets[chunk.number]
+            return self._own_targets[chunk.number]
         return self._runner.expect([self._target.empty(chunk.rows)], chunk.owner, TARGET)
 
     def target_of(self, number: int) -> Tensor:

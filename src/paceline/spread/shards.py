@@ -1,17 +1,17 @@
-"""A model whose parameters lie in pieces on all workers: each computes all of it, on its own batch.
+"""Compute a model whose parameters lie in pieces on all workers, each on its own batch.
 
     shard:1   optimizer state in pieces        parameters whole, gradients until backward() is over
-    shard:2   and gradients                    each unit's are summed as soon as they are there
-    shard:3   and parameters                   a unit is put together before it computes
+    shard:2   and gradients                    a unit's are reduced as soon as it has all of them
+    shard:3   and parameters                   a unit is gathered before it computes
 
     forward    gather u1 | compute | free    gather u2 | compute | free     ...
     backward   gather u2 | compute | reduce, free    gather u1 | compute | reduce, free
 
-The three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers go through units in
-the same order, which the first pass of each kind fixes: who has no mini-batch gives its pieces in
-that order, and who comes to another unit refuses by name. Gradients are weighed by the samples of
-their mini-batch where they leave their worker, so sums over workers are means. Above 300 lines,
-since whoever serves goes through all that a pass does.
+These are the three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers go through
+units in the same order, which the first pass of each kind fixes: a worker without a mini-batch
+gives its pieces in that order, and a worker that reaches another unit raises an error. Gradients
+are weighed by the samples of their mini-batch before they leave their worker, so sums over workers
+are means. Above 300 lines, since a worker that serves others repeats all that a pass does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,11 +51,11 @@ class ShardedModel(SpreadModel):
     """One worker's side of a model in pieces.
 
     Args:
-        module: the script's, whole; all but this worker's pieces is given up here.
-        optimizers: over it; they keep the pieces.
+        module: the script's whole module; only this worker's pieces of it are kept.
+        optimizers: over the module; they keep the pieces.
         stage: 1, 2 or 3.
         look: calls the module as the script will.
-        num_samples: of this worker's mini-batch, 0 where it has none.
+        num_samples: returns the samples of this worker's mini-batch, 0 where it has none.
 
     Raises:
         ConfigError: an optimizer needs whole parameters, or one is not contiguous.
@@ -73,32 +73,32 @@ class ShardedModel(SpreadModel):
         num_samples: Callable[[], int],
     ) -> None:
         super().__init__(module, optimizers, groups, num_samples)
-        for one in optimizers:
-            if not is_elementwise(one):
+        for optimizer in optimizers:
+            if not is_elementwise(optimizer):
                 raise ConfigError(
-                    f"{type(one).__name__} may need whole parameters, and shards are pieces of "
-                    "them: use torch's own SGD or Adam (and their kin), or --split network"
+                    f"{type(optimizer).__name__} may need whole parameters, and shards are pieces "
+                    "of them: use torch's own SGD or Adam (and their kin), or --split network"
                 )
         self._stage, self._compute = stage, module.forward
         self._orders: dict[PartTask, list[tuple[int, int]]] = {}
         self._order: list[tuple[int, int]] | None = None
-        self._at, self._is_noting = 0, False
+        self._num_events, self._is_recording = 0, False
         self._is_back, self._is_stale, self._num_passes = False, False, 0
         self._num_trained: list[int] = []
-        """Of each unit, in the last backward pass."""
-        size = sum(one.nbytes for one in module.parameters())
+        """Trained parameters of each unit, in the last backward pass."""
+        size = sum(parameter.nbytes for parameter in module.parameters())
         self._units = find_units(module, used_outside(module, look), groups.copy)
         self._hold_pieces(optimizers)
         self._watch()
         for unit in self._units:
             unit.free() if stage == 3 else unit.hide()
         self._stand_in(optimizers)
-        self._tell(size)
+        self._describe(size)
         with torch.no_grad():
-            look()  # which fixes the order of looks
+            look()  # fixes the order of looks
 
     def _hold_pieces(self, optimizers: Sequence[Optimizer]) -> None:
-        """What this worker steps from now on."""
+        """Keep this worker's pieces, which it steps from now on."""
         pieces = {piece.name: piece for unit in self._units for piece in unit.pieces}
         names = [name for name, _ in self._module.named_parameters()]
         self.own = OwnTensors(
@@ -106,11 +106,16 @@ class ShardedModel(SpreadModel):
             list(self._module.named_buffers()),
             self._module,
         )
-        self.starts = {name: one.start for name, one in pieces.items()}
+        self.starts = {name: piece.start for name, piece in pieces.items()}
         self.counted = frozenset(pieces)
         self._hand_over(optimizers, pieces)
 
-    def _tell(self, num_bytes: int) -> None:
+    def _describe(self, num_bytes: int) -> None:
+        """Fill in the plan's note and bytes.
+
+        Args:
+            num_bytes: of all parameters.
+        """
         others = self.groups.copy.size - 1
         self.sent_bytes = (3 if self._stage == 3 else 2) * others * num_bytes
         what = {1: "optimizer state", 2: "gradients and optimizer state", 3: "all"}[self._stage]
@@ -123,45 +128,46 @@ class ShardedModel(SpreadModel):
     def _hand_over(
         self, optimizers: Sequence[Optimizer], pieces: dict[str, ParameterPiece]
     ) -> None:
-        """Optimizers step pieces, with what they had of them."""
+        """Let optimizers step pieces, with their state of these pieces."""
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                own = [(one, pieces.get(self._names[id(one)])) for one in group["params"]]
-                group["params"] = [piece.held for _, piece in own if piece is not None]
-                for one, piece in own:
-                    row = optimizer.state.pop(one, None)
-                    if row and piece is not None:
+                pairs = [(p, pieces.get(self._names[id(p)])) for p in group["params"]]
+                group["params"] = [piece.held for _, piece in pairs if piece is not None]
+                for parameter, piece in pairs:
+                    state = optimizer.state.pop(parameter, None)
+                    if state and piece is not None:
                         optimizer.state[piece.held] = {
-                            key: cut_state(value, one, piece) for key, value in row.items()
+                            key: cut_state(value, parameter, piece) for key, value in state.items()
                         }
 
     @contextmanager
     def _in_order(self, task: PartTask) -> Iterator[None]:
+        """A block with a pass, whose events must come in the order of the first such pass."""
         self._begin_order(task)
         yield
         self._end_order(task)
 
     def _begin_order(self, task: PartTask) -> None:
-        self._is_noting = task not in self._orders
-        self._order, self._at = self._orders.get(task, []), 0
+        self._is_recording = task not in self._orders
+        self._order, self._num_events = self._orders.get(task, []), 0
 
     def _end_order(self, task: PartTask) -> None:
         assert self._order is not None
-        if self._is_noting:
+        if self._is_recording:
             self._refuse_other_first(_END, 0)
-        elif self._at != len(self._order):
+        elif self._num_events != len(self._order):
             raise self._other_order()
         self._orders[task], self._order = self._order, None
 
     def _event(self, kind: int, unit: ParameterUnit) -> None:
-        """All workers do this now."""
+        """Gather or reduce a unit, as all workers do at this point of the pass."""
         assert self._order is not None
-        if self._is_noting:
+        if self._is_recording:
             self._refuse_other_first(kind, unit.number)
             self._order.append((kind, unit.number))
-        elif self._at >= len(self._order) or self._order[self._at] != (kind, unit.number):
+        elif self._order[self._num_events : self._num_events + 1] != [(kind, unit.number)]:
             raise self._other_order()
-        self._at += 1
+        self._num_events += 1
         if kind == _GATHER:
             unit.gather()
         else:
@@ -173,11 +179,11 @@ class ShardedModel(SpreadModel):
             unit.reduce(share)
 
     def _refuse_other_first(self, kind: int, number: int) -> None:
-        """Raise ConfigError where others do something else in the first pass, before it is done."""
-        mine, copy = torch.tensor([kind, number]), self.groups.copy
-        every = torch.zeros(2 * copy.size, dtype=torch.int64)
-        copy.all_gather(mine, every).wait()
-        if any(one != mine.tolist() for one in every.view(-1, 2).tolist()):
+        """Raise ConfigError where workers are about to do different things in the first pass."""
+        event, copy = torch.tensor([kind, number]), self.groups.copy
+        events = torch.zeros(2 * copy.size, dtype=torch.int64)
+        copy.all_gather(event, events).wait()
+        if any(other != event.tolist() for other in events.view(-1, 2).tolist()):
             raise ConfigError(
                 f"workers go through the layers of {type(self._module).__name__} in different "
                 "orders (a layer that is dropped at random?), and shards are put together by all "
@@ -192,12 +198,13 @@ class ShardedModel(SpreadModel):
         )
 
     def _watch(self) -> None:
+        """Hook parameters and modules, so that units are gathered, freed and reduced in time."""
         for unit in self._units:
-            for one in unit.parameters:  # also of those that are frozen, and may thaw
-                was_trained = one.requires_grad
-                register: Any = one.requires_grad_(True).register_post_accumulate_grad_hook
+            for parameter in unit.parameters:  # frozen ones, too: they may be trained later
+                was_trained = parameter.requires_grad
+                register: Any = parameter.requires_grad_(True).register_post_accumulate_grad_hook
                 register(partial(self._arrived, unit))
-                one.requires_grad_(was_trained)
+                parameter.requires_grad_(was_trained)
             if unit.module is not None:
                 unit.module.register_forward_pre_hook(partial(self._before, unit), prepend=True)
                 unit.module.register_forward_hook(partial(self._after, unit))
@@ -206,19 +213,19 @@ class ShardedModel(SpreadModel):
         if self._order is not None and not unit.is_here:
             self._event(_GATHER, unit)
 
-    def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> Any:
+    def _after(self, unit: ParameterUnit, module: nn.Module, args: Any, output: Any) -> Any:
         if self._order is None or self._stage < 3 or self._is_back:
             return None
         if torch.is_grad_enabled():
-            refuse_hidden(f"a layer, {type(module).__name__},", made)
+            refuse_hidden(f"a layer, {type(module).__name__},", output)
         unit.refuse_written()
-        made = without_views(made, [unit])
-        for one in torch.utils._pytree.tree_leaves(made):
-            if isinstance(one, Tensor) and one.requires_grad:
-                register: Any = one.register_hook
+        output = without_views(output, [unit])
+        for leaf in torch.utils._pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                register: Any = leaf.register_hook
                 register(partial(self._before_back, unit))
         unit.free()
-        return made
+        return output
 
     def _before_back(self, unit: ParameterUnit, gradient: Tensor) -> None:
         if unit.is_here:
@@ -238,12 +245,12 @@ class ShardedModel(SpreadModel):
 
     # -- passes -----------------------------------------------------------------------------------
 
-    def _forward(self, *given: Any, **named: Any) -> Any:
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         keeps = torch.is_grad_enabled()
         task = PartTask.FORWARD if keeps else PartTask.LOOK
-        every = self._meet(Intent(task, -1, 0, self._num_samples() if keeps else 0))
+        intents = self._meet(Intent(task, -1, 0, self._num_samples() if keeps else 0))
         if keeps:
-            self._note_shares(every)
+            self._note_shares(intents)
         self._freshen()
         with self._in_order(task):
             for unit in self._own_units():
@@ -251,31 +258,31 @@ class ShardedModel(SpreadModel):
             if self._stage < 3:
                 for unit in self._units:
                     unit.show()
-            made = self._compute(*given, **named)
+            outputs = self._compute(*args, **kwargs)
             units = list(self._own_units() if self._stage == 3 else self._units)
-            made = without_views(made, units)
+            outputs = without_views(outputs, units)
             for unit in units:
                 unit.refuse_written()
                 unit.free() if self._stage == 3 else unit.hide()
         if not keeps:
-            return made
-        refuse_hidden(type(self._module).__name__, made)
-        leaves, form = torch.utils._pytree.tree_flatten(made)
+            return outputs
+        refuse_hidden(type(self._module).__name__, outputs)
+        leaves, form = torch.utils._pytree.tree_flatten(outputs)
         number, self._num_passes = self._num_passes, self._num_passes + 1
-        tensors = [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
+        tensors = [y for y in leaves if isinstance(y, Tensor) and y.requires_grad]
         entered = iter(_Entered.apply(self, number, *tensors)) if tensors else iter(())  # type: ignore[no-untyped-call]  # torch's has no types
-        rows = [
-            next(entered) if isinstance(one, Tensor) and one.requires_grad else one
-            for one in leaves
+        leaves = [
+            next(entered) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+            for leaf in leaves
         ]
-        return torch.utils._pytree.tree_unflatten(rows, form)
+        return torch.utils._pytree.tree_unflatten(leaves, form)
 
     def _own_units(self) -> list[ParameterUnit]:
-        """Those that the whole model computes with, where they are not here always."""
-        return [one for one in self._units if one.module is None and self._stage == 3]
+        """Return the units that the whole model computes with, if they are not always here."""
+        return [unit for unit in self._units if unit.module is None and self._stage == 3]
 
     def _freshen(self) -> None:
-        """Where parameters are whole, they are those of the newest version."""
+        """Gather all units after a step, where parameters are whole."""
         if self._stage < 3 and self._is_stale:
             for unit in self._units:
                 unit.gather()
@@ -286,7 +293,7 @@ class ShardedModel(SpreadModel):
         self._is_stale = True
 
     def enter_backward(self, number: int) -> None:
-        """A loss's gradient enters the model."""
+        """Begin a backward pass, as the gradient of a loss enters the model."""
         self._refuse_outside()
         if torch.is_grad_enabled():
             raise ConfigError(
@@ -311,10 +318,10 @@ class ShardedModel(SpreadModel):
         engine.queue_callback(self._leave_backward)
 
     def _look_at_trained(self) -> None:
-        """Where some have thawed, in all workers, another order is to be noted."""
+        """Forget the order of backward passes if other parameters are trained than in the last."""
         for unit in self._units:
             unit.begin_back()
-        before, self._num_trained = self._num_trained, [one.num_trained for one in self._units]
+        before, self._num_trained = self._num_trained, [unit.num_trained for unit in self._units]
         if before != self._num_trained:
             self._orders.pop(PartTask.BACKWARD, None)
 
@@ -330,10 +337,10 @@ class ShardedModel(SpreadModel):
         self._is_back = False
         self._end_order(PartTask.BACKWARD)
 
-    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
+    def _serve(self, doing: PartTask, intents: Sequence[Intent]) -> None:
         """Give pieces, and take sums, in the order in which others go through units."""
         if doing is PartTask.FORWARD:
-            self._note_shares(every)
+            self._note_shares(intents)
             self._num_passes += 1
         if doing is not PartTask.BACKWARD:
             self._freshen()
@@ -355,13 +362,15 @@ class ShardedModel(SpreadModel):
 
 
 class _Entered(torch.autograd.Function):
-    """Where gradients enter the model."""
+    """The identity, through which gradients enter the model."""
 
     @staticmethod
-    def forward(ctx: Any, spread: ShardedModel, number: int, *made: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, spread: ShardedModel, number: int, *outputs: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.number = spread, number
         ctx.set_materialize_grads(False)
-        return tuple(one.detach() for one in made)  # no view, which may not be changed in place
+        return tuple(y.detach() for y in outputs)  # no views, which must not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:

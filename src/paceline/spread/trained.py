@@ -134,7 +134,7 @@ class TrainedModel(PipelinedModel):
     def train_on(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of this worker's mini-batch; all parts have its gradients by then."""
         self._refuse_outside()
-        rows, own = self._checked((inputs,))
+        rows, own_inputs = self._checked((inputs,))
         wanted = self._known.target
         is_alike = targets.dtype is wanted.dtype and targets.ndim == len(wanted.fixed)
         if len(targets) != rows or not is_alike:
@@ -146,7 +146,7 @@ class TrainedModel(PipelinedModel):
         intents = self._meet(self._called(PartTask.TRAIN, rows, (inputs, targets), shapes))
         parts = torch.split(targets, self._sizes(rows))
         own_targets = {number: [part] for number, part in enumerate(parts)}
-        loss = self._train(intents, own, own_targets)
+        loss = self._train(intents, own_inputs, own_targets)
         loss = loss.to(next(shape.dtype for shape in self.cut.borders[-1] if shape.has_gradient))
         return _Done.apply(loss, self._anchor)  # type: ignore[no-untyped-call,no-any-return]  # torch's has no types
 
@@ -156,7 +156,9 @@ class TrainedModel(PipelinedModel):
         else:
             super()._serve(doing, intents)
 
-    def _train(self, intents: Sequence[Intent], own: ChunksOfOwn, targets: ChunksOfOwn) -> Tensor:
+    def _train(
+        self, intents: Sequence[Intent], own_inputs: ChunksOfOwn, own_targets: ChunksOfOwn
+    ) -> Tensor:
         """Run all workers' mini-batches forward and backward; return this worker's loss."""
         self._note_shares(intents)
         assert self._shares is not None
@@ -173,7 +175,7 @@ class TrainedModel(PipelinedModel):
         self._scheduled.used = self._used_of(self._known.outputs)
         mode = next(intent.mode for intent in intents if intent.doing)
         with in_mode(self._module, mode), self._going_back():
-            loss = self._scheduled.train(chunks, own, targets, actions, known)
+            loss = self._scheduled.train(chunks, own_inputs, own_targets, actions, known)
         return torch.tensor(loss, dtype=torch.float64)
 
 
