@@ -13,7 +13,7 @@
     proof           runs a schedule on sets of contributors, and on plain numbers
     topology        links between ranks and switches; topologies of known machines
     cost            a schedule's seconds and bytes per rank on a topology
-    host            a schedule's seconds between processes of one machine, from rounds measured there
+    host            a schedule's seconds between processes of one machine, from measured rounds
     crossings       the sizes at which one collective overtakes another, measured and predicted
     optimum         the least time that a topology allows, over all its cuts
     ring_search     the best rings in a topology, one or several at once
