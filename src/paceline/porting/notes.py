@@ -129,22 +129,22 @@ def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
 def _notes_of_together(training: Stepping, name: str) -> Iterator[str]:
     """Yield the reasons why workers must step together."""
     line = training.flow.script.line
-    where = "is refused where workers do not step together (k-sync, async and their kin)"
+    refusal = "is refused where workers do not step together (k-sync, async and their kin)"
     for node in rates_by_hand(training):
         yield (
             f"{name}:{line(node)} sets a learning rate by hand for each step, so the script "
-            f"{where}; a LambdaLR that is given to prepare goes everywhere"
+            f"{refusal}; a LambdaLR that is given to prepare goes everywhere"
         )
     for node in schedules_now_and_then(training):
         yield (
             f"{name}:{line(node)} steps a scheduler behind some of the steps, so the script "
-            f"{where}; stepped behind every one (a LambdaLR whose factor stays 1 elsewhere) it "
+            f"{refusal}; stepped behind every one (a LambdaLR whose factor stays 1 elsewhere) it "
             "goes everywhere"
         )
     for state in carried_states(training):
         yield (
             f"{name}:{line(state)} carries {state.value} from turn to turn, each worker its own, "
-            f"so the script {where}; under local-sgd:H a turn is gone through H times"
+            f"so the script {refusal}; under local-sgd:H a turn is gone through H times"
         )
 
 

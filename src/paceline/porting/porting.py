@@ -65,9 +65,9 @@ def check_script(program: ScriptProgram) -> Reading:
     try:
         source = Source(path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
-        where = f"{name}:{error.lineno}"
+        location = f"{name}:{error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
-        raise ConfigError(f"{where} is no valid Python ({error.msg}){line}") from None
+        raise ConfigError(f"{location} is no valid Python ({error.msg}){line}") from None
     except (OSError, UnicodeDecodeError, ValueError):
         return Reading()  # the interpreter explains it better
     hint = advise(source, name)
@@ -93,8 +93,8 @@ def advise(source: Source, name: str) -> str | None:
     """Return what a script for another library's workers needs; None for any other script."""
     if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         return None
-    whose = _foreign_workers(source, name)
-    if not whose:
+    foreign = _foreign_workers(source, name)
+    if not foreign:
         return None
     from .check import judge  # here: only scripts that are refused need libcst
 
@@ -102,7 +102,7 @@ def advise(source: Source, name: str) -> str | None:
     if not verdict.diff:
         return verdict.reason
     notes = "".join(f"\n{note}" for note in verdict.notes)
-    return f"{whose}; under paceline it needs this change:\n\n{verdict.diff}{notes}".rstrip("\n")
+    return f"{foreign}; under paceline it needs this change:\n\n{verdict.diff}{notes}".rstrip("\n")
 
 
 def _foreign_workers(source: Source, name: str) -> str:
@@ -131,17 +131,17 @@ def _foreign_run(source: Source) -> tuple[ast.Call, str] | None:
 
 def by_hand(source: Source, name: str, detail: str) -> str:
     """Return why a script cannot be ported, and the lines to write by hand."""
-    whose, explanation = _foreign_workers(source, name), f" ({detail})" if detail else ""
-    if (foreign := _foreign_run(source)) is not None:
-        return f"{whose}; {_other_library(source, foreign[1])}{explanation}"
-    if not whose:
+    foreign, explanation = _foreign_workers(source, name), f" ({detail})" if detail else ""
+    if (run := _foreign_run(source)) is not None:
+        return f"{foreign}; {_other_library(source, run[1])}{explanation}"
+    if not foreign:
         reason = detail or "it is written in a way that is not followed"
         return f"{name}: {reason}" if detail else f"{name}: {reason}; {_PLAIN}"
     from .parts import names_of
 
     lines = _lines_by_hand(source, names_of(source.text))
     return (
-        f"{whose}{explanation}; under paceline it needs these lines in place of those:\n\n{lines}"
+        f"{foreign}{explanation}; under paceline it needs these lines in place of those:\n\n{lines}"
     )
 
 
