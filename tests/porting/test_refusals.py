@@ -488,7 +488,7 @@ def test_each_part_says_it_by_itself() -> None:
     assert (count.total, count.name) == ("100", None)
     assert is_for_accelerate(Source(ACCELERATED))
     assert "paceline.connect()" in leave_accelerate(ACCELERATED)[0]
-    assert Accelerator._fields == ("name", "made", "steps", "precision")
+    assert Accelerator._fields == ("name", "calls", "steps", "precision")
     with pytest.raises(CannotDerive):
         leave_group(SourceTree("import torch\nnet.module = torch.nn.Linear(4, 2)\n"))
 

@@ -169,10 +169,8 @@ def folded(
     kept_ranks = list(kept)
     pairs = list(zip(extra, kept_ranks, strict=False))
     whole = tuple(range(chunks or len(kept_ranks)))
-    before = tuple(
-        ChunkTransfer(added, stand_in, whole, Action.REDUCE) for added, stand_in in pairs
-    )
-    after = tuple(ChunkTransfer(stand_in, added, whole, Action.COPY) for added, stand_in in pairs)
+    before = tuple(ChunkTransfer(added, host, whole, Action.REDUCE) for added, host in pairs)
+    after = tuple(ChunkTransfer(host, added, whole, Action.COPY) for added, host in pairs)
     return chain([before] if pairs else [], inner, [after] if pairs else [])
 
 

@@ -127,8 +127,8 @@ class HostCost:
     beside_s: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wanted = {(kind, action) for kind in kinds_of(self.num_ranks) for action in Action}
-        if self.num_ranks < 2 or self.rounds.keys() != wanted:
+        expected = {(kind, action) for kind in kinds_of(self.num_ranks) for action in Action}
+        if self.num_ranks < 2 or self.rounds.keys() != expected:
             raise ConfigError(f"no rounds of {self.num_ranks} processes: kinds are missing")
         curves = [*self.rounds.values(), *self.beside_s.values()]
         for curve in (*curves, *([self.native_s] if self.native_s else [])):

@@ -94,11 +94,13 @@ def _all_paths(topology: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
     ways: dict[tuple[int, int], tuple[int, ...]] = {}
     for source in range(topology.num_ranks):
         paths = _paths_from(topology, source, leaving)
-        missing = [
+        unreachable = [
             rank for rank in range(topology.num_ranks) if rank not in paths and rank != source
         ]
-        if missing:
-            raise ConfigError(f"{topology.name}: no way from rank {source} to rank {missing[0]}")
+        if unreachable:
+            raise ConfigError(
+                f"{topology.name}: no way from rank {source} to rank {unreachable[0]}"
+            )
         ways |= {
             (source, rank): paths[rank] for rank in range(topology.num_ranks) if rank != source
         }

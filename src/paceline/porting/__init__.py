@@ -1,22 +1,22 @@
-"""Reading a user's script: what it does, and how it becomes one for Paceline.
+"""Reads a user's training script, and rewrites it for Paceline.
 
-    porting            what ``launch`` says of it
-    check              what ``launch --check`` says of it: a diff, or why there is none
-    reading            what its text means, and what all its workers would write at once
-    tree, dataflow     its tree, which keeps comments and layout; what flows where in it
+    porting            what ``launch`` tells the user of a script
+    check              what ``launch --check`` answers: a diff, or why there is none
+    reading            what a script's names mean, and what all its workers would write at once
+    tree, dataflow     its syntax tree, which keeps comments and layout; where its values come from
     loops, parts       the loop that trains, and what `prepare` is given for it
-    iterators, endless a loop that takes its batches by next(), and one of a loader without end
-    indexed            a loop by an index inside the loop of an epoch
-    counting           how many updates a loop without a loader makes
-    uses               what a turn's number is used for
+    iterators, endless loops that take batches by next(), and those over a loader without end
+    indexed            a loop over indices inside the loop over epochs
+    counting           the number of updates of a loop without a loader
+    uses               what the number of a loop's turn is used for
     together           what needs workers that step together
-    leftovers          what a turn that is called off would leave to the next
-    notes              what is said beside a diff
-    refusals           what no lines can carry
-    rewrite            the same script for Paceline, pass by pass
+    leftovers          what a turn that is called off would leave to the next one
+    notes              the notes beside a diff
+    refusals           what cannot be ported by adding lines
+    rewrite            the passes that rewrite a script for Paceline
     around_step        clipping, and weights that are changed by hand, around a step
-    group              without a process group of torch's own
-    accelerate, accumulation   without an accelerator of Accelerate's
+    group              removes torch's own process group
+    accelerate, accumulation   remove Accelerate's accelerator
 
-It must not run any of it; only what rewrites imports libcst.
+This package must not run any of the script; only the modules that rewrite import libcst.
 """

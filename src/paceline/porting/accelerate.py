@@ -1,14 +1,14 @@
-"""From a script for Accelerate to one for Paceline: what its accelerator does, `connect` gives.
+"""Rewrites a script for Accelerate as one for Paceline, whose `connect` replaces its accelerator.
 
     Accelerator(...)             ->  paceline.connect(), by the script's own name for it
-    prepare(..., eval_loader)    ->  without loaders that nobody trains on: each worker has those
-    with accumulate(model)       ->  with step(), the loss by its share, steps at every k-th batch
-    gather_for_metrics(x)        ->  x, where each worker has gone over a whole loader
-    is_main_process, ...         ->  is_main; wait_for_everyone, end_training -> nothing
+    prepare(..., eval_loader)    ->  without loaders that are not trained on: each worker has those
+    with accumulate(model)       ->  with step(), the loss divided, steps at every k-th batch
+    gather_for_metrics(x)        ->  x, if each worker has gone over a whole loader
+    is_main_process, ...         ->  is_main; wait_for_everyone, end_training -> removed
 
-Of the same name and meaning are prepare, print, device, clip_grad_norm_ and clip_grad_value_; so
-are backward, of a loss alone, and autocast, where the accelerator was made for bf16. This module
-must not know where a script lies or who asked.
+prepare, print, device, clip_grad_norm_ and clip_grad_value_ have the same names and meanings; so
+have backward, of a loss alone, and autocast, if the accelerator was made for bf16. This module must
+not know where a script lies or what asked for the change.
 
 Above 300 lines because all that has a counterpart, and all that has none, is named in one place.
 """
@@ -28,7 +28,7 @@ from .rewrite import epochs, guard, step
 from .tree import CannotDerive, SourceTree, TreeEdits, by_name, imported, positional
 
 _MADE_BY = "accelerate.Accelerator"
-_SAME = {
+_SAME_NAME = {
     "prepare", "backward", "print", "device", "autocast", "clip_grad_norm_", "clip_grad_value_",
 }  # fmt: skip
 _RENAMED = {
@@ -36,8 +36,8 @@ _RENAMED = {
     "num_processes": "num_workers", "process_index": "worker", "local_process_index": "worker",
     "main_process_first": "once", "local_main_process_first": "once",
 }  # fmt: skip
-_GONE = ("wait_for_everyone", "end_training", "init_trackers", "free_memory")
-_INSTEAD = {
+_REMOVED = ("wait_for_everyone", "end_training", "init_trackers", "free_memory")
+_REMEDIES = {
     "save_state": "checkpoints are written by themselves (--checkpoint-every, --resume)",
     "load_state": "a run goes on by paceline launch --resume RUN",
     "register_for_checkpointing": "write {name}.keep(thing=thing)",
@@ -47,14 +47,14 @@ _INSTEAD = {
     "gather_for_metrics": "write {name}.sum(x) between epochs, or {name}.evaluate(fn, loader)",
     "no_sync": "write if (i + 1) % k == 0: optimizer.step()",
 }
-_LEFT_OUT = {
+_DROPPED_ARGUMENTS = {
     "cpu", "device_placement", "log_with", "project_dir", "project_config", "logging_dir",
     "step_scheduler_with_optimizer", "kwargs_handlers", "rng_types", "dataloader_config",
     "even_batches", "split_batches", "dispatch_batches", "mixed_precision",
     "gradient_accumulation_steps",
 }  # fmt: skip
-_FROM_ACCELERATE = {"set_seed"}
-"""What of that library may stay: it needs no accelerator."""
+_KEPT_FUNCTIONS = {"set_seed"}
+"""Functions of Accelerate that may stay, since they need no accelerator."""
 _BATCH_NOTE = (
     "the loader's batch size is that of an update, which the workers share (Accelerate's is that "
     'of one process: prepare(..., batch="per-worker"))'
@@ -63,15 +63,15 @@ _BATCH_NOTE = (
 
 def is_for_accelerate(source: Source) -> bool:
     """Whether a script makes an accelerator."""
-    calls = (one for one in ast.walk(source.tree) if isinstance(one, ast.Call))
-    return any(source.meaning(one.func) == _MADE_BY for one in calls)
+    calls = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
+    return any(source.meaning(call.func) == _MADE_BY for call in calls)
 
 
 def leave_accelerate(text: str) -> tuple[str, tuple[str, ...]]:
-    """The script as it would be written for Paceline, and what to know of it.
+    """Return the script as it would be written for Paceline, and notes on it.
 
     Raises:
-        CannotDerive: something of it has no counterpart, or its loop cannot be found.
+        CannotDerive: something in it has no counterpart, or its loop cannot be found.
     """
     script = SourceTree(text)
     refuse_anywhere(script)
@@ -83,42 +83,48 @@ def leave_accelerate(text: str) -> tuple[str, tuple[str, ...]]:
             f"the loop of line {script.line(training.loop.node)} goes over no DataLoader; write "
             "for batch in loader, or for number in pace.updates(n)"
         )
-    own = _find(script)
+    accelerator = _find_accelerator(script)
     edits = TreeEdits()
-    _prepare(script, flow, training, own, edits)
-    _attributes(script, training, own, edits)
-    accumulated = accumulate(script, training, own, edits)
+    _prepare(script, flow, training, accelerator, edits)
+    _attributes(script, training, accelerator, edits)
+    accumulated = accumulate(script, training, accelerator, edits)
     if not accumulated:
-        step(training.loop, edits, who=own.name)
+        step(training.loop, edits, pace=accelerator.name)
     outer = training.loop.outer
-    epochs(script, outer[-1] if outer else None, edits, who=own.name)
-    for made in own.made:
-        edits.replace(made, "paceline.connect()")
+    epochs(script, outer[-1] if outer else None, edits, pace=accelerator.name)
+    for call in accelerator.calls:
+        edits.replace(call, "paceline.connect()")
     _imports(script, edits)
     before = SourceTree(script.module.visit(edits).code)
     edits = TreeEdits()
-    calls = before.calls(f"{own.name}.prepare")
-    guard(before, Flow(before), before.block_line(calls[0]), edits, own.name)
+    calls = before.calls(f"{accelerator.name}.prepare")
+    guard(before, Flow(before), before.block_line(calls[0]), edits, accelerator.name)
     after = before.module.visit(edits).code if edits else before.module.code
-    return after, (_BATCH_NOTE, *_precision(script, own))
+    return after, (_BATCH_NOTE, *_precision(script, accelerator))
 
 
-def _find(script: SourceTree) -> Accelerator:
-    """The accelerator.
+def _find_accelerator(script: SourceTree) -> Accelerator:
+    """Return the script's accelerator.
 
     Raises:
         CannotDerive: there are several, or it is made in a way that has no counterpart.
     """
-    made = [one for one in script.every_call if script.meaning(one.func) == _MADE_BY]
-    names = {one.name for one in script.bindings if one.value in made and one.place is None}
-    lines = " and ".join(str(script.line(one)) for one in made)
+    calls = [call for call in script.every_call if script.meaning(call.func) == _MADE_BY]
+    names = {
+        binding.name
+        for binding in script.bindings
+        if binding.value in calls and binding.place is None
+    }
+    lines = " and ".join(str(script.line(call)) for call in calls)
     if len(names) != 1:
         raise CannotDerive(f"line {lines}: write accelerator = Accelerator(...), by one name")
-    given = [by_name(one) for one in made]
-    if other := sorted({key for one in given for key in one} - _LEFT_OUT):
+    call_arguments = [by_name(call) for call in calls]
+    if unknown := sorted(
+        {key for arguments in call_arguments for key in arguments} - _DROPPED_ARGUMENTS
+    ):
         raise CannotDerive(
-            f"line {lines}: Accelerator({other[0]}=...) has no counterpart; leave it out, or start "
-            "the script by its own launcher"
+            f"line {lines}: Accelerator({unknown[0]}=...) has no counterpart; leave it out, or "
+            "start the script by its own launcher"
         )
     for call in script.every_call:
         if script.meaning(call.func).endswith((".notebook_launcher", ".LocalSGD")):
@@ -126,24 +132,31 @@ def _find(script: SourceTree) -> Accelerator:
                 f"line {script.line(call)} starts or joins workers of Accelerate; call the "
                 "function itself, and paceline launch --workers N --protocol ... starts them"
             )
-    steps = [one.get("gradient_accumulation_steps") for one in given]
-    if len({"" if one is None else script.code(one) for one in steps}) != 1:
+    steps = [arguments.get("gradient_accumulation_steps") for arguments in call_arguments]
+    if len({"" if node is None else script.code(node) for node in steps}) != 1:
         raise CannotDerive(
             f"lines {lines} accumulate different numbers of batches; write one number"
         )
     is_one = steps[0] is None or script.code(steps[0]) == "1"
-    asked = {script.code(one["mixed_precision"]) for one in given if "mixed_precision" in one}
-    asked -= {"None", '"no"', "'no'"}
-    return Accelerator(names.pop(), made, None if is_one else steps[0], ", ".join(sorted(asked)))
+    precisions = {
+        script.code(arguments["mixed_precision"])
+        for arguments in call_arguments
+        if "mixed_precision" in arguments
+    }
+    precisions -= {"None", '"no"', "'no'"}
+    return Accelerator(
+        names.pop(), calls, None if is_one else steps[0], ", ".join(sorted(precisions))
+    )
 
 
-def _precision(script: SourceTree, own: Accelerator) -> tuple[str, ...]:
-    """A note where numbers of less precision are asked for."""
-    if not own.precision:
+def _precision(script: SourceTree, accelerator: Accelerator) -> tuple[str, ...]:
+    """Return a note if the accelerator asks for a lower precision."""
+    if not accelerator.precision:
         return ()
+    line, name = script.line(accelerator.calls[0]), accelerator.name
     return (
-        f"line {script.line(own.made[0])} asks for mixed_precision={own.precision}, which is not "
-        f"carried over: put the forward pass under with {own.name}.autocast(): and say --precision",
+        f"line {line} asks for mixed_precision={accelerator.precision}, which is not carried over: "
+        f"put the forward pass under with {name}.autocast(): and say --precision",
     )
 
 
@@ -151,206 +164,224 @@ def _precision(script: SourceTree, own: Accelerator) -> tuple[str, ...]:
 
 
 def _prepare(
-    script: SourceTree, flow: Flow, training: Stepping, own: Accelerator, edits: TreeEdits
+    script: SourceTree, flow: Flow, training: Stepping, accelerator: Accelerator, edits: TreeEdits
 ) -> None:
-    """One call, without the loaders that nobody trains on."""
-    calls = script.calls(f"{own.name}.prepare")
-    lines = ", ".join(str(script.line(one)) for one in calls)
+    """Rewrite the call of `prepare`, without the loaders that are not trained on."""
+    calls = script.calls(f"{accelerator.name}.prepare")
+    lines = ", ".join(str(script.line(call)) for call in calls)
     if len(calls) != 1:
         raise CannotDerive(
             f"lines {lines} prepare in several calls; prepare everything in one"
             if calls
-            else f"{own.name}.prepare(...) is called nowhere in it"
+            else f"{accelerator.name}.prepare(...) is called nowhere in it"
         )
     (call,) = calls
-    given, returned = _pairs(script, call, own)
+    pairs = [
+        (argument, script.code(argument), script.code(target))
+        for argument, target in zip(*_pairs(script, call, accelerator), strict=True)
+    ]
     assert training.loop.loader is not None
     trained = flow.express(training.loop.loader, script.scope(call))
-    optimizers = [
-        one
-        for one, back in zip(given, returned, strict=True)
-        if script.code(back) in training.optimizers
-    ]
-    kept, other = [], []
-    for one, back in zip(given, returned, strict=True):
-        name = script.code(one)
-        is_other = name != trained and script.code(back) != trained
-        is_loader = training.is_loader(one)
-        is_loader = is_loader or (
-            is_loader is None and re.search(r"loader|_dl$|^dl_", name) is not None
-        )
-        if is_loader and is_other:
-            other += [f"{script.code(back)} = {name}"] * (script.code(back) not in (name, "_"))
+    optimizers = [argument for argument, _, target in pairs if target in training.optimizers]
+    sources, targets, other_loaders = [], [], []
+    for argument, source, target in pairs:
+        is_loader = training.is_loader(argument)
+        if is_loader is None:
+            is_loader = re.search(r"loader|_dl$|^dl_", source) is not None
+        if is_loader and trained not in (source, target):
+            if target not in (source, "_"):
+                other_loaders.append(f"{target} = {source}")
             continue
-        kept.append((_on_device(training, one, optimizers, own.name), script.code(back)))
-    left, right = ", ".join(b for _, b in kept), ", ".join(a for a, _ in kept)
-    edits.change(script.statement(call), lambda _: _small(f"{left} = {own.name}.prepare({right})"))
-    if other:
-        edits.insert(script.block_line(call), "; ".join(other))
+        sources.append(_on_device(training, argument, optimizers, accelerator.name))
+        targets.append(target)
+    prepare = f"{', '.join(targets)} = {accelerator.name}.prepare({', '.join(sources)})"
+    edits.change(script.statement(call), lambda _: _small_statement(prepare))
+    if other_loaders:
+        edits.insert(script.block_line(call), "; ".join(other_loaders))
 
 
 def _pairs(
-    script: SourceTree, call: cst.Call, own: Accelerator
+    script: SourceTree, call: cst.Call, accelerator: Accelerator
 ) -> tuple[list[cst.BaseExpression], list[cst.BaseExpression]]:
-    """What `prepare` is given, and what gets it back."""
-    statement, given = script.statement(call), positional(call)
+    """Return the arguments of `prepare`, and the targets of what it returns."""
+    statement, arguments = script.statement(call), positional(call)
     targets = statement.targets[0].target if isinstance(statement, cst.Assign) else None
-    returned = [one.value for one in targets.elements] if isinstance(targets, cst.Tuple) else []
-    if not len(call.args) == len(given) == len(returned):
+    returned = (
+        [element.value for element in targets.elements] if isinstance(targets, cst.Tuple) else []
+    )
+    if not len(call.args) == len(arguments) == len(returned):
         raise CannotDerive(
-            f"line {script.line(call)}: {own.name}.prepare is not written as a, b = prepare(a, b)"
+            f"line {script.line(call)}: {accelerator.name}.prepare is not written as "
+            "a, b = prepare(a, b)"
         )
-    return given, returned
+    return arguments, returned
 
 
-def _small(text: str) -> cst.BaseSmallStatement:
-    """A statement by itself, without its line."""
+def _small_statement(text: str) -> cst.BaseSmallStatement:
+    """Parse a simple statement, without its line."""
     line = cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine)
     return line.body[0]
 
 
 def _on_device(
     training: Stepping,
-    one: cst.BaseExpression,
+    expression: cst.BaseExpression,
     optimizers: Sequence[cst.BaseExpression],
     name: str,
 ) -> str:
-    """A model is put where this worker computes, unless the script does that."""
-    script, code = training.script, training.script.code(one)
-    known = (*training.optimizers.values(), *optimizers)  # by the names of the loop, and by others
-    trained = {text for each in known for text in training.models(each)}
+    """Return an argument's text, with models moved to the device unless the script does that."""
+    script, code = training.script, training.script.code(expression)
+    known = (*training.optimizers.values(), *optimizers)  # by their names in the loop, and others
+    trained = {text for optimizer in known for text in training.models(optimizer)}
     if code not in trained:
         return code
-    moved = [f"{script.code(call.func)}" for call in script.calls("to", "cuda")]
-    made = any(".to(" in script.code(value) for value, bound in script.assigned if bound == code)
-    is_moved = made or any(text.startswith(f"{code}.") for text in moved)
+    moves = [f"{script.code(call.func)}" for call in script.calls("to", "cuda")]
+    is_made_there = any(
+        ".to(" in script.code(value) for value, bound in script.assigned if bound == code
+    )
+    is_moved = is_made_there or any(text.startswith(f"{code}.") for text in moves)
     return code if is_moved else f"{code}.to({name}.device)"
 
 
 # -- what an accelerator does ----------------------------------------------------------------------
 
 
-def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEdits) -> None:
-    """Everything that the script asks of its accelerator."""
-    _check_names(script, training.flow, own)
+def _attributes(
+    script: SourceTree, training: Stepping, accelerator: Accelerator, edits: TreeEdits
+) -> None:
+    """Rewrite every attribute of the accelerator that the script uses."""
+    _check_names(script, training.flow, accelerator)
     inside = set(script.within(training.loop.node))
     for node in script.nodes:
-        if not isinstance(node, cst.Attribute) or script.code(node.value) != own.name:
+        if not isinstance(node, cst.Attribute) or script.code(node.value) != accelerator.name:
             continue
-        asked, around = node.attr.value, script.parents[node]
-        is_call = isinstance(around, cst.Call) and around.func is node
-        if asked in _SAME or asked in ("accumulate", "sync_gradients"):
+        attribute, parent = node.attr.value, script.parents[node]
+        is_call = isinstance(parent, cst.Call) and parent.func is node
+        if attribute in _SAME_NAME or attribute in ("accumulate", "sync_gradients"):
             continue
-        if asked in _RENAMED:
-            edits.replace(node.attr, _RENAMED[asked])
-        elif asked in _GONE and is_call and isinstance(script.statement(node), cst.Expr):
+        if attribute in _RENAMED:
+            edits.replace(node.attr, _RENAMED[attribute])
+        elif attribute in _REMOVED and is_call and isinstance(script.statement(node), cst.Expr):
             edits.remove(script.statement(node))
-        elif is_call and asked in ("unwrap_model", "get_state_dict"):
-            end = ".state_dict()" if asked == "get_state_dict" else ""
-            edits.replace(around, f"{_model(script, around)}{end}")  # type: ignore[arg-type]  # is_call: a call
-        elif is_call and asked == "save":
+        elif is_call and attribute in ("unwrap_model", "get_state_dict"):
+            suffix = ".state_dict()" if attribute == "get_state_dict" else ""
+            edits.replace(parent, f"{_unwrapped_model(script, parent)}{suffix}")  # type: ignore[arg-type]  # is_call: a call
+        elif is_call and attribute == "save":
             edits.replace(node, "torch.save")
-        elif is_call and asked == "log":
-            edits.change(around, lambda new: new.with_changes(args=_first(new.args)))
-        elif is_call and asked.startswith("gather") and _is_whole(training, node, inside):
-            edits.change(around, lambda new: new.args[0].value)
-        elif asked == "use_distributed":
+        elif is_call and attribute == "log":
+            edits.change(parent, lambda new: new.with_changes(args=_first_only(new.args)))
+        elif is_call and attribute.startswith("gather") and _is_whole(training, node, inside):
+            edits.change(parent, lambda new: new.args[0].value)
+        elif attribute == "use_distributed":
             edits.replace(node, "False")
-        elif asked == "gradient_accumulation_steps":
-            edits.replace(node, "1" if own.steps is None else script.code(own.steps))
-        elif asked in ("mixed_precision", "distributed_type") and _compared(around) is not None:
-            right = script.code(around.comparisons[0].comparator)  # type: ignore[attr-defined]  # _compared: a comparison
-            is_no = asked == "mixed_precision" and right.strip("'\"") == "no"
-            edits.replace(around, str(is_no is _compared(around)))
-        elif asked == "mixed_precision":
+        elif attribute == "gradient_accumulation_steps":
+            edits.replace(node, accelerator.steps_code(script))
+        elif attribute in ("mixed_precision", "distributed_type") and _compared(parent) is not None:
+            right = script.code(parent.comparisons[0].comparator)  # type: ignore[attr-defined]  # _compared: a comparison
+            is_no = attribute == "mixed_precision" and right.strip("'\"") == "no"
+            edits.replace(parent, str(is_no is _compared(parent)))
+        elif attribute == "mixed_precision":
             edits.replace(node, '"no"')
         else:
-            instead = _INSTEAD.get(asked, "leave it out").format(name="pace")
-            raise CannotDerive(
-                f"line {script.line(node)}: {own.name}.{asked} has no counterpart; {instead}"
-            )
+            remedy = _REMEDIES.get(attribute, "leave it out").format(name="pace")
+            used = f"{accelerator.name}.{attribute}"
+            raise CannotDerive(f"line {script.line(node)}: {used} has no counterpart; {remedy}")
 
 
-def _model(script: SourceTree, call: cst.Call) -> str:
-    """What ``unwrap_model`` or ``get_state_dict`` is given."""
-    given = [*positional(call), *(one for key, one in by_name(call).items() if key == "model")]
-    if not given:
+def _unwrapped_model(script: SourceTree, call: cst.Call) -> str:
+    """Return the argument of ``unwrap_model`` or ``get_state_dict``."""
+    arguments = [
+        *positional(call),
+        *(argument for key, argument in by_name(call).items() if key == "model"),
+    ]
+    if not arguments:
         raise CannotDerive(f"line {script.line(call)}: name the model in {script.code(call)}")
-    return script.code(given[0])
+    return script.code(arguments[0])
 
 
-def _refuse_otherwise(script: SourceTree, call: cst.Call, verb: str, own: Accelerator) -> None:
-    """Raise CannotDerive where a call would do something else than Accelerate's."""
+def _refuse_other_meaning(
+    script: SourceTree, call: cst.Call, verb: str, accelerator: Accelerator
+) -> None:
+    """Raise CannotDerive if Paceline's method would do something else than Accelerate's."""
     is_backward, line = verb == "backward", script.line(call)
-    if len(call.args) != is_backward or any(one.keyword or one.star for one in call.args):
-        wanted = "the loss" if is_backward else "nothing"
+    if len(call.args) != is_backward or any(
+        argument.keyword or argument.star for argument in call.args
+    ):
+        allowed = "the loss" if is_backward else "nothing"
         raise CannotDerive(
-            f"line {line}: {script.code(call)} is given more than {wanted}, and pace.{verb} takes "
+            f"line {line}: {script.code(call)} is given more than {allowed}, and pace.{verb} takes "
             "no more"
         )
-    if not is_backward and own.precision.strip("'\"") != "bf16":
-        asks = f"asks for {own.precision}" if own.precision else "does nothing, without precision"
+    if not is_backward and accelerator.precision.strip("'\"") != "bf16":
+        name, asks = accelerator.name, "does nothing, without precision"
+        if accelerator.precision:
+            asks = f"asks for {accelerator.precision}"
         raise CannotDerive(
-            f"line {line}: {own.name}.autocast() {asks}, and {own.name}.autocast() of Paceline "
-            "computes in bf16: leave it out, or write torch.autocast with what you mean"
+            f"line {line}: {name}.autocast() {asks}, and {name}.autocast() of Paceline computes "
+            "in bf16: leave it out, or write torch.autocast with what you mean"
         )
 
 
-def _compared(around: cst.CSTNode) -> bool | None:
-    """Whether something is compared with ``==``; False: ``!=``; None: not so."""
-    if not isinstance(around, cst.Comparison) or len(around.comparisons) != 1:
+def _compared(node: cst.CSTNode) -> bool | None:
+    """Whether a node compares by ``==``; False for ``!=``, None for anything else."""
+    if not isinstance(node, cst.Comparison) or len(node.comparisons) != 1:
         return None
-    sign = around.comparisons[0].operator
+    sign = node.comparisons[0].operator
     return {cst.Equal: True, cst.NotEqual: False}.get(type(sign))
 
 
-def _first(args: list[cst.Arg]) -> list[cst.Arg]:
+def _first_only(args: list[cst.Arg]) -> list[cst.Arg]:
     return [args[0].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
 
 
-def _check_names(script: SourceTree, flow: Flow, own: Accelerator) -> None:
-    """Raise CannotDerive where it has another name in a function, or one means something else."""
+def _check_names(script: SourceTree, flow: Flow, accelerator: Accelerator) -> None:
+    """Raise CannotDerive if the accelerator has another name in a function, or a call differs."""
     for verb in ("backward", "autocast"):
-        for call in script.calls(f"{own.name}.{verb}"):
-            _refuse_otherwise(script, call, verb, own)
+        for call in script.calls(f"{accelerator.name}.{verb}"):
+            _refuse_other_meaning(script, call, verb, accelerator)
     for call in script.every_call:
-        for place, one in enumerate(call.args):
+        for index, argument in enumerate(call.args):
             function = flow.function_of(call)
-            if script.code(one.value) != own.name or function is None:
+            if script.code(argument.value) != accelerator.name or function is None:
                 continue
             names = parameters(function)
-            taken = one.keyword.value if one.keyword else names[place : place + 1] or ""
-            if taken not in (own.name, [own.name]):
+            parameter = (
+                argument.keyword.value if argument.keyword else names[index : index + 1] or ""
+            )
+            if parameter not in (accelerator.name, [accelerator.name]):
                 raise CannotDerive(
-                    f"line {script.line(call)} hands {own.name} on by another name; call it "
-                    f"{own.name} there, too"
+                    f"line {script.line(call)} hands {accelerator.name} on by another name; call "
+                    f"it {accelerator.name} there, too"
                 )
 
 
 def _is_whole(training: Stepping, node: cst.CSTNode, inside: set[cst.CSTNode]) -> bool:
-    """Whether a node stands in a loop over a loader that is not shared out."""
+    """Whether a node stands in a loop over a loader that is not divided among workers."""
     if node in inside:
         return False
-    loops = [one for way in training.flow.around(node) for one in way]
-    over = [training.iterated(one) for one in loops if isinstance(one, cst.For)]
-    return any(one is not None and training.is_loader(one) is not False for one in over)
+    loops = [loop for way in training.flow.around(node) for loop in way]
+    iterated = [training.iterated(loop) for loop in loops if isinstance(loop, cst.For)]
+    return any(
+        expression is not None and training.is_loader(expression) is not False
+        for expression in iterated
+    )
 
 
 # -- imports ---------------------------------------------------------------------------------------
 
 
-def _types(script: SourceTree, name: str, edits: TreeEdits) -> None:
-    """Nothing is annotated as an accelerator any more."""
-    for one in script.uses(name):
-        around = script.parents[one]
-        if isinstance(around, cst.Annotation):
-            edits.remove(around)
-        elif not (isinstance(around, cst.Call) and around.func is one):
-            raise CannotDerive(f"line {script.line(one)} uses the class {name}; leave that out")
+def _remove_annotations(script: SourceTree, name: str, edits: TreeEdits) -> None:
+    """Remove annotations by the accelerator's class."""
+    for use in script.uses(name):
+        parent = script.parents[use]
+        if isinstance(parent, cst.Annotation):
+            edits.remove(parent)
+        elif not (isinstance(parent, cst.Call) and parent.func is use):
+            raise CannotDerive(f"line {script.line(use)} uses the class {name}; leave that out")
 
 
 def _imports(script: SourceTree, edits: TreeEdits) -> None:
-    """Paceline in the place of Accelerate; what of that stays needs no accelerator."""
+    """Import Paceline instead of Accelerate; functions that need no accelerator stay."""
     is_there = False
     for node in script.imports:
         names = imported(node)
@@ -359,26 +390,26 @@ def _imports(script: SourceTree, edits: TreeEdits) -> None:
             full == "accelerate" or full.startswith("accelerate.") for _, _, full in names
         ):
             continue
-        gone = []
-        for one, name, full in names:
+        removed = []
+        for alias, name, full in names:
             last = full.rpartition(".")[2]
             if full == _MADE_BY:
-                _types(script, name, edits)
+                _remove_annotations(script, name, edits)
             if full == _MADE_BY or not script.uses(name) or last == "DistributedType":
-                gone.append(one)
-            elif last not in _FROM_ACCELERATE and full != "accelerate":
+                removed.append(alias)
+            elif last not in _KEPT_FUNCTIONS and full != "accelerate":
                 raise CannotDerive(
                     f"line {script.line(node)}: {last} needs an accelerator; leave it out"
                     + (", and write logging.getLogger(__name__)" if last == "get_logger" else "")
                 )
-        if len(gone) == len(names) and not is_there:
+        if len(removed) == len(names) and not is_there:
             is_there = True
-            edits.change(node, lambda _: _small("import paceline"))
-        elif len(gone) == len(names):
+            edits.change(node, lambda _: _small_statement("import paceline"))
+        elif len(removed) == len(names):
             edits.remove(node)
         else:
-            for one in gone:
-                edits.remove(one)
+            for alias in removed:
+                edits.remove(alias)
             if not is_there:
                 is_there = True
                 edits.insert(script.block_line(node), "import paceline")

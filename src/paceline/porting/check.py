@@ -1,6 +1,6 @@
-"""What ``launch --check`` says of a script: the change that it needs, or why none will do.
+"""Answers ``launch --check``: the change that a script needs, or why none will do.
 
-    text -> nothing to add | a diff, and what to know of it | a sentence why it cannot be carried
+    text -> nothing to add | a diff and notes on it | a sentence why the script cannot be ported
 
 The script is read, never run, and nothing is written. This module must not know engines or
 settings.
@@ -20,20 +20,21 @@ from .rewrite import port
 from .tree import CannotDerive
 
 _MARK = "\ufeff"
-"""What some editors begin a file of UTF-8 with."""
+"""The byte order mark with which some editors begin a UTF-8 file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What a script needs.
+    """The change that a script needs.
 
     Attributes:
         script: its path.
-        diff: a unified diff for ``patch -p0``, here or, for a script that lies elsewhere, in its
-            folder; empty: there is nothing to add, or it cannot be carried.
-        added: lines that are new or changed in it, without those that are only indented.
-        reason: why it cannot be carried, one sentence; empty: it can.
-        notes: what to know of the script with these lines, a sentence each.
+        diff: a unified diff for ``patch -p0``, run here or, for a script that lies elsewhere, in
+            its folder; empty if there is nothing to add, or if the script cannot be ported.
+        added: the number of lines that are new or changed, not counting those that are only
+            indented.
+        reason: why the script cannot be ported, in one sentence; empty if it can.
+        notes: what to know of the changed script, a sentence each.
     """
 
     script: str
@@ -43,7 +44,7 @@ class CheckResult:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """The one object of ``--json``."""
+        """Return the object that ``--json`` prints."""
         return {
             "script": self.script,
             "verdict": "refused" if self.reason else "change" if self.diff else "nothing to add",
@@ -55,10 +56,10 @@ class CheckResult:
 
 
 def check(program: ScriptProgram) -> CheckResult:
-    """Read a script.
+    """Read a script, and return the change that it needs.
 
     Raises:
-        ConfigError: it is not there, or no Python.
+        ConfigError: it does not exist, or is not Python.
     """
     path = find(program)
     if path is None:
@@ -74,30 +75,39 @@ def check(program: ScriptProgram) -> CheckResult:
 
 
 def judge(source: Source, name: str, mark: str = "") -> CheckResult:
-    """What a text needs; ``name`` is its path, and ``mark`` what stands before it in its file."""
+    """Return the change that a script's text needs.
+
+    Args:
+        name: its path.
+        mark: what its file begins with before the text: a byte order mark, or nothing.
+    """
     if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         known = read(source, name)
         return CheckResult(
-            script=name, notes=tuple(one for one in (*known.notes, known.writes) if one)
+            script=name, notes=tuple(note for note in (*known.notes, known.writes) if note)
         )
     try:
         is_foreign = is_for_accelerate(source)
         after, notes = leave_accelerate(source.text) if is_foreign else (port(source.text), ())
         ported = Source(after)
     except (CannotDerive, SyntaxError) as error:
-        why = error.why if isinstance(error, CannotDerive) else ""
-        return CheckResult(script=name, reason=by_hand(source, name, why))
-    more = [*notes_of_loop(source.text, name), note_of_writes(ported, name), left_over(ported)]
+        reason = error.why if isinstance(error, CannotDerive) else ""
+        return CheckResult(script=name, reason=by_hand(source, name, reason))
+    further_notes = [
+        *notes_of_loop(source.text, name),
+        note_of_writes(ported, name),
+        left_over(ported),
+    ]
     return CheckResult(
         script=name,
         diff=unified(mark + source.text, mark + after, _label(name)),
         added=added_lines(source.text, after),
-        notes=(*notes, *(one for one in more if one)),
+        notes=(*notes, *(note for note in further_notes if note)),
     )
 
 
 def _label(name: str) -> str:
-    """What a diff calls a file: as seen from here, or from its own folder; patch takes no other."""
+    """Return a file's name in a diff: relative to here or to its own folder, as patch demands."""
     path = Path(name)
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -106,25 +116,25 @@ def _label(name: str) -> str:
 
 
 def unified(before: str, after: str, name: str) -> str:
-    """A diff that ``patch -p0`` and ``git apply`` take, of whatever line ends."""
+    """Return a diff that ``patch -p0`` and ``git apply`` accept, whatever the line endings."""
     old, new = _rows(before), _rows(after)
     rows = list(difflib.unified_diff(old, new, name, name))
-    ended = [
-        one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in rows
+    terminated = [
+        row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows
     ]
-    return "".join(ended)
+    return "".join(terminated)
 
 
 def added_lines(before: str, after: str) -> int:
-    """Lines that are new or changed, apart from their indentation and empty ones."""
-    old = [one.strip() for one in _rows(before) if one.strip()]
-    new = [one.strip() for one in _rows(after) if one.strip()]
+    """Count lines that are new or changed, ignoring indentation and empty lines."""
+    old = [row.strip() for row in _rows(before) if row.strip()]
+    new = [row.strip() for row in _rows(after) if row.strip()]
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
-    return len(new) - sum(one.size for one in blocks)
+    return len(new) - sum(block.size for block in blocks)
 
 
 def _rows(text: str) -> list[str]:
-    r"""Lines as diffs count them: a form feed ends none."""
-    return [f"{one}\n" for one in text.split("\n")[:-1]] + [
-        one for one in (text.rsplit("\n")[-1],) if one
+    r"""Return the lines of a text as diffs count them: a form feed does not end one."""
+    return [f"{row}\n" for row in text.split("\n")[:-1]] + [
+        row for row in (text.rsplit("\n")[-1],) if row
     ]

@@ -1,4 +1,4 @@
-"""A loop that takes its batches from no loader: from so many turns to so many updates.
+"""Counts the updates of a loop that has no loader, and finds what its turns are numbered by.
 
     for it in range(n)                       ->  for it in pace.updates(n)
     while it < n, while True ... break       ->  for _ in pace.updates(n)
@@ -6,11 +6,11 @@
     what a turn's number is used for         ->  it = pace.version, if it says how far training is
     computed with, kept, several steps       ->  it = pace.turn
 
-The number of a turn says how far training is, for a learning rate or a log (uses.py): then it is
-the version. Where it is computed with, or kept, it is the turn, the same number as in one process
-for all that goes into an update: the workers of an update then learn what one process does in that
-turn, each by itself. Where two optimizers or two steps of one make a turn several versions it is
-the turn, too. This module must not know how a tree is edited.
+If the number of a turn only shows how far training has come, for a learning rate or a log
+(uses.py), it becomes the version. If it is computed with, or kept, it becomes the turn: the same
+number as in one process for everything that goes into an update, so that each worker of an update
+learns by itself what one process learns in that turn. It also becomes the turn if two optimizers,
+or two steps of one, make several versions in it. This module must not know how a tree is edited.
 """
 
 import re
@@ -27,18 +27,18 @@ _DEPTH = 4
 
 
 class TurnCount(NamedTuple):
-    """How a loop counts.
+    """How a loop counts its turns.
 
     Attributes:
-        total: how many updates it makes, as an expression at its place; empty: nobody knows.
-        name: what its body calls the number of a turn; None: nothing asks.
+        total: the number of its updates, as an expression at the loop; empty if it is unknown.
+        name: what its body calls the number of a turn; None if nothing uses it.
         first: the number of its first turn, as an expression.
-        is_changed: whether that name is another at the loop's end, so that it is to be kept.
-        counter: what the loop counts with.
-        place: what says there where training is.
-        computes: where the number is computed with, or kept; None: it says how far training is.
-        end: what breaks at the end of the last turn, where that is all that it does.
-        leaves: where it is left, of a loop that ends there alone.
+        is_changed: whether the name has another value at the loop's end, which has to be kept.
+        counter: the name that the loop counts with.
+        place: the expression that replaces the number: ``pace.version`` or ``pace.turn``.
+        computes: where the number is computed with, or kept; None if it only shows progress.
+        end: the ``if`` at the end of a turn that does nothing but break; None if there is none.
+        leaves: where the loop is left, if it ends nowhere else.
     """
 
     total: str
@@ -53,24 +53,27 @@ class TurnCount(NamedTuple):
 
 
 def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
-    """How many updates a loop makes.
+    """Return how many updates a loop makes, and how it counts them.
 
     Args:
-        steps: the calls that make one.
+        steps: the calls that make an update.
 
     Raises:
-        CannotDerive: it has an end that cannot be seen, or its number chooses which turns step.
+        CannotDerive: its end cannot be seen, or the number of a turn decides whether it steps.
     """
-    found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, steps[0])
-    if found.name is None:
-        return found
-    _refuse_turns_without_a_step(flow, found.name, loop, steps)
-    found_uses = list(uses(flow, found.name, loop.body))
-    computes = next((one for one, tells in found_uses if not tells), None)
+    if isinstance(loop, cst.For):
+        count = _count_of_for(flow, loop)
+    else:
+        count = _count_of_while(flow, loop, steps[0])
+    if count.name is None:
+        return count
+    _refuse_turns_without_a_step(flow, count.name, loop, steps)
+    all_uses = list(uses(flow, count.name, loop.body))
+    computes = next((use for use, is_progress in all_uses if not is_progress), None)
     is_turn = len(steps) > 1 or computes is not None
-    return found._replace(
-        counter=found.name,
-        name=found.name if found_uses else None,
+    return count._replace(
+        counter=count.name,
+        name=count.name if all_uses else None,
         place="pace.turn" if is_turn else "pace.version",
         computes=computes,
     )
@@ -79,17 +82,19 @@ def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
 def _refuse_turns_without_a_step(
     flow: Flow, name: str, loop: AnyLoop, steps: Sequence[cst.Call]
 ) -> None:
-    """``if (it + 1) % 4 == 0: optimizer.step()``, or ``if (it + 1) % 4: continue`` before it."""
+    """Raise CannotDerive if only some turns step: ``if it % 4 == 0: optimizer.step()``."""
     script, names, inside = flow.script, {name}, set(flow.script.within(loop.body))
     for _ in range(_DEPTH):  # due = (it + 1) % 4 == 0
         names |= {
-            one.name
-            for one in script.bindings
-            if one.node in inside and names & script.inside(one.value)
+            binding.name
+            for binding in script.bindings
+            if binding.node in inside and names & script.inside(binding.value)
         }
     for call in steps:
         ends = [call, *skips(flow, loop, call)]
-        tests = [up.test for one in ends for up in script.up(one) if isinstance(up, cst.If)]
+        tests = [
+            block.test for end in ends for block in script.up(end) if isinstance(block, cst.If)
+        ]
         if not any(names & script.inside(test) for test in tests):
             return
     line = script.line(steps[0])
@@ -101,132 +106,137 @@ def _refuse_turns_without_a_step(
 
 
 def skips(flow: Flow, loop: AnyLoop, step: cst.Call) -> list[cst.Continue]:
-    """What goes on to the next turn before a turn comes to its step."""
+    """Return the ``continue`` statements that a turn may reach before its step."""
     script = flow.script
-    calls = (one for one in script.within(loop.body) if isinstance(one, cst.Call))
-    way = {one for node in flow.reached([loop.body]) for one in script.within(node)}
-    if step not in way:
+    calls = (call for call in script.within(loop.body) if isinstance(call, cst.Call))
+    reached_nodes = {part for node in flow.reached([loop.body]) for part in script.within(node)}
+    if step not in reached_nodes:
         return []
-    comes = next(
-        one
-        for one in calls
-        if one is step or any(step in script.within(each) for each in flow.reached([one]))
+    step_call = next(
+        call
+        for call in calls
+        if call is step or any(step in script.within(node) for node in flow.reached([call]))
     )
     return [
-        one
-        for one in script.within(loop.body)
-        if isinstance(one, cst.Continue)
-        and script.order[one] < script.order[comes]
-        and next(up for up in script.up(one) if isinstance(up, cst.For | cst.While)) is loop
+        node
+        for node in script.within(loop.body)
+        if isinstance(node, cst.Continue)
+        and script.order[node] < script.order[step_call]
+        and _innermost_loop(script, node) is loop
     ]
 
 
-def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
+def _innermost_loop(script: SourceTree, node: cst.CSTNode) -> AnyLoop:
+    """Return the innermost loop around a node, which must have one."""
+    return next(block for block in script.up(node) if isinstance(block, cst.For | cst.While))
+
+
+def _count_of_for(flow: Flow, loop: cst.For) -> TurnCount:
     script, call = flow.script, loop.iter
     while isinstance(call, cst.Call) and script.meaning(call.func).rpartition(".")[2] == "tqdm":
         call = positional(call)[0] if positional(call) else call.func
     name = script.meaning(call.func) if isinstance(call, cst.Call) else ""
     if isinstance(call, cst.Call) and name in ("itertools.count", "count"):
-        return _of_count(script, loop, call)
+        return _count_of_itertools(script, loop, call)
     target = script.code(loop.target)
     if not isinstance(call, cst.Call) or name.rpartition(".")[2] not in ("range", "trange"):
         raise CannotDerive(
             f"the loop of line {script.line(loop)} goes over {script.code(loop.iter)}, which is "
             "neither a DataLoader nor range(n); make it one of them"
         )
-    given = [script.code(one) for one in positional(call)]
-    if len(given) > 2 or not isinstance(loop.target, cst.Name):
+    arguments = [script.code(argument) for argument in positional(call)]
+    if len(arguments) > 2 or not isinstance(loop.target, cst.Name):
         raise CannotDerive(
             f"the loop of line {script.line(loop)} counts in steps of its own; write it over "
             "range(n), or over DataLoader(range(first, last, step), batch_size=...)"
         )
-    if len(given) == 1:
-        return TurnCount(given[0], target, "0")
-    return TurnCount(_minus(given[1], given[0]), target, given[0])
+    if len(arguments) == 1:
+        return TurnCount(arguments[0], target, "0")
+    return TurnCount(_minus(arguments[1], arguments[0]), target, arguments[0])
 
 
-def _of_count(script: SourceTree, loop: cst.For, call: cst.Call) -> TurnCount:
-    """``for it in count(1)``"""
-    first = [script.code(one) for one in positional(call)] or ["0"]
+def _count_of_itertools(script: SourceTree, loop: cst.For, call: cst.Call) -> TurnCount:
+    """How ``for it in count(1)`` counts."""
+    first = [script.code(argument) for argument in positional(call)] or ["0"]
     if len(call.args) > 1 or len(first) > 1 or not isinstance(loop.target, cst.Name):
         raise CannotDerive(
             f"the loop of line {script.line(loop)} counts in steps of its own; write for number in "
             "pace.updates()"
         )
-    return TurnCount("", loop.target.value, first[0], leaves=_leaves(script, loop))
+    return TurnCount("", loop.target.value, first[0], leaves=_exits(script, loop))
 
 
-def _leaves(script: SourceTree, loop: AnyLoop) -> tuple[cst.CSTNode, ...]:
-    """What leaves a loop."""
-    scope, found = script.scope(loop), []
-    for one in script.within(loop.body):
-        if not isinstance(one, cst.Break | cst.Return) or script.scope(one) is not scope:
+def _exits(script: SourceTree, loop: AnyLoop) -> tuple[cst.CSTNode, ...]:
+    """Return the ``break`` and ``return`` statements that leave a loop."""
+    scope, exits = script.scope(loop), []
+    for node in script.within(loop.body):
+        if not isinstance(node, cst.Break | cst.Return) or script.scope(node) is not scope:
             continue
-        around = next(up for up in script.up(one) if isinstance(up, cst.For | cst.While))
-        if isinstance(one, cst.Return) or around is loop:
-            found.append(one)
-    return tuple(found)
+        if isinstance(node, cst.Return) or _innermost_loop(script, node) is loop:
+            exits.append(node)
+    return tuple(exits)
 
 
 def _minus(last: str, first: str) -> str:
-    """``last - first``, without what cancels: ``n + 1 - 1``."""
+    """Return ``last - first``, simplified if terms cancel: ``n + 1 - 1``."""
     if first == "0":
         return last
-    whole, code = cst.parse_expression(last), cst.Module([]).code_for_node
+    expression, code = cst.parse_expression(last), cst.Module([]).code_for_node
     if (
-        isinstance(whole, cst.BinaryOperation) and isinstance(whole.operator, cst.Add)
-        and not whole.lpar and code(whole.right) == first.strip()
+        isinstance(expression, cst.BinaryOperation) and isinstance(expression.operator, cst.Add)
+        and not expression.lpar and code(expression.right) == first.strip()
     ):  # fmt: skip
-        return code(whole.left)
+        return code(expression.left)
     is_sum = re.search(r"[^\w.()\[\]]", first) is not None
     return f"{_term(last)} - ({first})" if is_sum else f"{_term(last)} - {first}"
 
 
 def _term(text: str) -> str:
-    """An expression as one of a sum: in brackets where it binds less."""
-    whole = cst.parse_expression(text)
-    bits = cst.BitAnd | cst.BitOr | cst.BitXor | cst.LeftShift | cst.RightShift
+    """Return an expression as a term of a sum: in brackets if it binds less tightly."""
+    expression = cst.parse_expression(text)
+    bitwise = cst.BitAnd | cst.BitOr | cst.BitXor | cst.LeftShift | cst.RightShift
     loose = cst.IfExp | cst.BooleanOperation | cst.Comparison | cst.NamedExpr | cst.Lambda
-    is_loose = isinstance(whole, loose) or isinstance(
-        getattr(whole, "operator", None), bits | cst.Not
-    )
-    return f"({text})" if is_loose and not whole.lpar else text
+    operator = getattr(expression, "operator", None)
+    is_loose = isinstance(expression, loose) or isinstance(operator, bitwise | cst.Not)
+    return f"({text})" if is_loose and not expression.lpar else text
 
 
 # -- while -----------------------------------------------------------------------------------------
 
 
-def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
-    """By its condition, or by the ``if`` in it that breaks."""
+def _count_of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
+    """How a ``while`` counts: by its condition, or by the ``if`` in it that breaks."""
     script = flow.script
     endless = CannotDerive(
         f"the loop of line {script.line(loop)} has no end that can be read from it; write for "
         "number in pace.updates(n)"
     )
-    limit, place, end = _limit(script, loop.test), 0, None
+    limit, break_position, end = _limit(script, loop.test), 0, None
     if script.code(loop.test) not in ("True", "1") and not _is_counted(script, loop, limit):
         raise endless
     order = script.order
     for line in () if limit or not isinstance(loop.body, cst.IndentedBlock) else loop.body.body:
-        if isinstance(line, cst.If) and any(isinstance(one, cst.Break) for one in _own(line)):
-            found = _limit(script, line.test, is_end=True)
-            if _is_counted(script, loop, found):
-                limit, place = found, order[line]
+        if isinstance(line, cst.If) and any(
+            isinstance(row, cst.Break) for row in _statements(line)
+        ):
+            break_limit = _limit(script, line.test, is_end=True)
+            if _is_counted(script, loop, break_limit):
+                limit, break_position = break_limit, order[line]
                 is_last = loop.body.body[-1] is line and len(line.body.body) == 1
                 end = line if is_last and line.orelse is None else None
                 break
     if limit is None:
-        return TurnCount("", None, "0", leaves=_leaves(script, loop))
-    name, sign, last, asked = limit
-    grows = next(one for one in script.within(loop.body) if _counts(script, one, name))
-    is_after_step = place > order[step]
+        return TurnCount("", None, "0", leaves=_exits(script, loop))
+    name, sign, last, condition = limit
+    increment = next(node for node in script.within(loop.body) if _is_increment(script, node, name))
+    is_after_step = break_position > order[step]
     extra = {"<": 0, ">=": 0, "<=": 1, ">": 1, "==": 0}[sign]
-    if is_after_step and place < order[grows]:
+    if is_after_step and break_position < order[increment]:
         extra += 1
     first = _first(flow, name, loop)
     total = _minus(f"{_term(last)} + {extra}" if extra else last, first)
-    if asked and not (asked == f"{last} is not None" and total == last):
-        total = f"{total} if {asked} else None"
+    if condition and not (condition == f"{last} is not None" and total == last):
+        total = f"{total} if {condition} else None"
     return TurnCount(total, name, first, is_changed=first == name, end=end)
 
 
@@ -234,55 +244,56 @@ _Limit: TypeAlias = tuple[str, str, str, str]
 
 
 def _is_counted(script: SourceTree, loop: cst.While, limit: _Limit | None) -> bool:
-    """Whether each turn counts that name up, once, and nothing else gives it a value."""
+    """Whether each turn increments the limit's name once, and nothing else assigns to it."""
     if limit is None:
         return False
     name, inside = limit[0], set(script.within(loop))
-    grows = [one for one in script.within(loop.body) if _counts(script, one, name)]
-    others = [one for one in script.bindings if one.name == name and one.node in inside]
-    is_one = len(grows) == 1 and not others
-    return is_one and script.parents[script.block_line(grows[0])] is loop.body
+    increments = [node for node in script.within(loop.body) if _is_increment(script, node, name)]
+    targets = {binding.name for binding in script.bindings if binding.node in inside}
+    is_one = len(increments) == 1 and name not in targets
+    return is_one and script.parents[script.block_line(increments[0])] is loop.body
 
 
 def _limit(script: SourceTree, test: cst.BaseExpression, *, is_end: bool = False) -> _Limit | None:
-    """(``it``, ``<``, ``n``, ``""``) of a condition; the last is what else is asked, as in
-    ``n is not None and it >= n``: where that is not so, there is no end.
+    """Return (``it``, ``<``, ``n``, ``""``) of a condition; None if it is no limit.
+
+    The last part is what else must hold for there to be an end: ``n is not None and it >= n``.
     """
     if is_end and isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
-        found = _limit(script, test.right, is_end=True)
-        if found is None or found[0] in script.inside(test.left):
+        right_limit = _limit(script, test.right, is_end=True)
+        if right_limit is None or right_limit[0] in script.inside(test.left):
             return None
-        if found[2] not in script.inside(test.left):
+        if right_limit[2] not in script.inside(test.left):
             return None
-        return None if found[3] else (*found[:3], script.code(test.left))
+        return None if right_limit[3] else (*right_limit[:3], script.code(test.left))
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
         return None
-    one = test.comparisons[0]
-    sign = script.code(one.operator).strip()
+    comparison = test.comparisons[0]
+    sign = script.code(comparison.operator).strip()
     if sign not in ((">", ">=", "==") if is_end else ("<", "<=")):
         return None
     if not isinstance(test.left, cst.Name | cst.Attribute):
         return None
-    return script.code(test.left), sign, script.code(one.comparator), ""
+    return script.code(test.left), sign, script.code(comparison.comparator), ""
 
 
-def _own(line: cst.If) -> list[cst.CSTNode]:
-    """What stands in an ``if`` by itself, in no block below."""
+def _statements(line: cst.If) -> list[cst.CSTNode]:
+    """Return the simple statements directly in the body of an ``if``."""
     rows = line.body.body if isinstance(line.body, cst.IndentedBlock) else [line.body]
     simple = cst.SimpleStatementLine | cst.SimpleStatementSuite
-    return [one for row in rows if isinstance(row, simple) for one in row.body]
+    return [statement for row in rows if isinstance(row, simple) for statement in row.body]
 
 
-def _counts(script: SourceTree, node: cst.CSTNode, name: str) -> bool:
-    """``it += 1``"""
+def _is_increment(script: SourceTree, node: cst.CSTNode, name: str) -> bool:
+    """Whether a node is ``it += 1``."""
     return isinstance(node, cst.AugAssign) and script.code(node).replace(" ", "") == f"{name}+=1"
 
 
 def _first(flow: Flow, name: str, loop: cst.While) -> str:
-    """The number of the first turn: a literal where it is one in any case."""
+    """Return the number of the first turn: a literal if it is always the same, else the name."""
     scope = flow.script.scope(loop)
     bound: list[Binding] = flow.bindings(name, flow.home(name.partition(".")[0], scope))
-    values = {flow.script.code(one.value) for one in bound}
-    if len(values) == 1 and all(one.isdigit() for one in values):
+    values = {flow.script.code(binding.value) for binding in bound}
+    if len(values) == 1 and all(value.isdigit() for value in values):
         return values.pop()
     return name

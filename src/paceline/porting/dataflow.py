@@ -1,11 +1,12 @@
-"""What a script's names stand for, and what the same thing is called elsewhere in its text.
+"""Traces where a script's values come from, and what they are called in other functions.
 
     origins   a name -> the calls it may come from: by assignments, arguments, ``return``
     express   an expression in one function -> its name in another: by arguments, ``self.x``
     around    a node -> the loops around it, in its function and around each call of that
 
-Everything is read from the tree; what is not clear without running the script is not derived. This
-module must not know what is done with what it finds.
+Everything is read from the tree; what is not clear without running the script is not derived. Above
+300 lines, since names, values and calls are traced through one another. This module must not know
+what its results are used for.
 """
 
 from collections.abc import Iterator
@@ -20,28 +21,33 @@ AnyLoop: TypeAlias = cst.For | cst.While
 
 
 class FunctionCall(NamedTuple):
-    """A call of a function, with what it gives to each parameter."""
+    """A call of a function, with the argument that it passes for each parameter."""
 
     node: cst.Call
     given: dict[str, cst.BaseExpression]
 
 
 class Flow:
-    """What flows where in one script."""
+    """The data flow of one script.
+
+    Attributes:
+        functions: the script's functions by name.
+        classes: its classes by name.
+    """
 
     def __init__(self, script: SourceTree) -> None:
         self.script = script
         self._bindings: dict[tuple[str, Scope], list[Binding]] = {}
         self._globals = {
-            (one.name.value, script.scope(node))
+            (name.name.value, script.scope(node))
             for node in script.nodes
             if isinstance(node, cst.Global)
-            for one in node.names
+            for name in node.names
         }
-        for one in script.bindings:
-            self._bindings.setdefault((one.name, self._scope_of(one)), []).append(one)
-        self._asked: set[cst.Call] = set()
-        """Calls whose owner is being looked for."""
+        for binding in script.bindings:
+            self._bindings.setdefault((binding.name, self._scope_of(binding)), []).append(binding)
+        self._being_traced: set[cst.Call] = set()
+        """Calls whose object is being traced, to end recursion."""
         self._targets = {
             (name.value, script.scope(node))
             for node in script.nodes
@@ -50,10 +56,14 @@ class Flow:
             if isinstance(name, cst.Name)
         }
         self.functions = {
-            one.name.value: one for one in script.nodes if isinstance(one, cst.FunctionDef)
+            function.name.value: function
+            for function in script.nodes
+            if isinstance(function, cst.FunctionDef)
         }
         self.classes = {
-            one.name.value: one for one in script.nodes if isinstance(one, cst.ClassDef)
+            definition.name.value: definition
+            for definition in script.nodes
+            if isinstance(definition, cst.ClassDef)
         }
 
     def _scope_of(self, binding: Binding) -> Scope:
@@ -63,7 +73,7 @@ class Flow:
     # -- names ----------------------------------------------------------------------------------
 
     def home(self, name: str, scope: Scope) -> Scope:
-        """The function, or the module, that a name of ``scope`` belongs to."""
+        """Return the function or the module that a name used in ``scope`` belongs to."""
         while not isinstance(scope, cst.Module):
             is_here = (name, scope) in self._bindings or (name, scope) in self._targets
             if (name, scope) in self._globals:
@@ -74,51 +84,53 @@ class Flow:
         return scope
 
     def bindings(self, name: str, scope: Scope) -> list[Binding]:
-        """The assignments to a name, or to an attribute by its text, in this scope."""
+        """Return the assignments to a name, or to an attribute by its text, in this scope."""
         return self._bindings.get((name, scope), [])
 
     def owner(self, scope: Scope) -> cst.ClassDef | None:
-        """The class whose method this is."""
+        """Return the class whose method this is; None if it is no method."""
         block = self.script.parents.get(scope)
         owner = block and self.script.parents.get(block)
         return owner if isinstance(owner, cst.ClassDef) else None
 
     def calls_of(self, function: Scope) -> list[FunctionCall]:
-        """Calls of a function by its name, of a class where it is ``__init__``, and spawns."""
+        """Return a function's calls by its name, by its class if it is ``__init__``, and spawns."""
         if isinstance(function, cst.Module):
             return []
         owner, name = self.owner(function), function.name.value
         if owner is not None and name == "__init__":
             name = owner.name.value
         names = parameters(function)[owner is not None :]
-        found = []
-        for one in self.script.calls(name):
-            is_own = isinstance(one.func, cst.Name) or self._is_of(one, owner)
-            if is_own and not self._stands_in(one, function):
-                given = dict(zip(names, positional(one), strict=False))
-                found.append(FunctionCall(one, given | by_name(one)))
-        for one in self.script.calls("spawn"):
-            if positional(one) and self.script.code(positional(one)[0]) == name:
-                more = by_name(one).get("args")
-                handed = more.elements if isinstance(more, cst.Tuple) else ()
-                values = [each.value for each in handed]
-                found.append(FunctionCall(one, dict(zip(names[1:], values, strict=False))))
-        return found
+        calls = []
+        for call in self.script.calls(name):
+            is_same_function = isinstance(call.func, cst.Name) or self._is_of(call, owner)
+            if is_same_function and not self._stands_in(call, function):
+                given = dict(zip(names, positional(call), strict=False))
+                calls.append(FunctionCall(call, given | by_name(call)))
+        for call in self.script.calls("spawn"):
+            if positional(call) and self.script.code(positional(call)[0]) == name:
+                spawn_args = by_name(call).get("args")
+                elements = spawn_args.elements if isinstance(spawn_args, cst.Tuple) else ()
+                values = [element.value for element in elements]
+                calls.append(FunctionCall(call, dict(zip(names[1:], values, strict=False))))
+        return calls
 
     def _is_of(self, call: cst.Call, owner: cst.ClassDef | None) -> bool:
-        """Whether a method is called of an object of this class, as far as that can be seen."""
+        """Whether a method is called on an object of this class, as far as that can be seen."""
         if owner is None or not isinstance(call.func, cst.Attribute):
             return False
         if self.script.code(call.func.value) == "self":
             return self.owner(self.script.scope(call)) is owner
         if (self.script.code(call.func.value), self.script.scope(call)) in self._targets:
             return True  # for layer in layers: layer.train(...)
-        if call in self._asked:
-            return False  # what leads to itself says nothing
-        self._asked.add(call)
-        made = self.origins(call.func.value)
-        self._asked.discard(call)
-        names = [self.script.meaning(one.func) for one in made if isinstance(one, cst.Call)]
+        if call in self._being_traced:
+            return False  # its object depends on itself
+        self._being_traced.add(call)
+        origins = self.origins(call.func.value)
+        self._being_traced.discard(call)
+        names = [
+            self.script.meaning(origin.func) for origin in origins if isinstance(origin, cst.Call)
+        ]
         return owner.name.value in names
 
     def _stands_in(self, node: cst.CSTNode, function: cst.CSTNode) -> bool:
@@ -129,91 +141,93 @@ class Flow:
     # -- where something comes from -------------------------------------------------------------
 
     def origins(self, expr: cst.BaseExpression, depth: int = 0) -> list[cst.BaseExpression]:
-        """What an expression may be, as the expressions that make it: mostly calls."""
+        """Return the expressions, mostly calls, that may have made the value of an expression."""
         if depth > _DEPTH:
             return []
         if isinstance(expr, cst.IfExp):
             parts = (expr.body, expr.orelse)
-            return [one for part in parts for one in self.origins(part, depth + 1)]
+            return [origin for part in parts for origin in self.origins(part, depth + 1)]
         if isinstance(expr, cst.Name | cst.Attribute):
             return [
-                one
+                origin
                 for value, place in self._values(expr)
-                for one in self._part(value, place, depth + 1)
+                for origin in self._part(value, place, depth + 1)
             ]
         return self._part(expr, None, depth)
 
     def _values(
         self, expr: cst.Name | cst.Attribute
     ) -> Iterator[tuple[cst.BaseExpression, int | None]]:
-        """What a name is given, anywhere."""
+        """Yield what is assigned to a name anywhere, each with its place in an unpacking."""
         code, scope = self.script.code(expr), self.script.scope(expr)
         if isinstance(expr, cst.Name):
             home = self.home(code, scope)
-            yield from ((one.value, one.place) for one in self.bindings(code, home))
+            yield from ((binding.value, binding.place) for binding in self.bindings(code, home))
             if code in parameters(home):
                 yield from (
-                    (one.given[code], None) for one in self.calls_of(home) if code in one.given
+                    (call.given[code], None) for call in self.calls_of(home) if code in call.given
                 )
             return
-        for one in self.script.bindings:
+        for binding in self.script.bindings:
             is_same = not code.startswith("self.") or self.owner(
-                self.script.scope(one.node)
+                self.script.scope(binding.node)
             ) is self.owner(scope)
-            if one.name == code and is_same:
-                yield one.value, one.place
+            if binding.name == code and is_same:
+                yield binding.value, binding.place
 
     def _part(
         self, value: cst.BaseExpression, place: int | None, depth: int
     ) -> list[cst.BaseExpression]:
-        """A value, or one of several that a function of the script's own returns."""
+        """Return the origins of a value, or of one of several that a script's function returns."""
         if isinstance(value, cst.Name | cst.Attribute | cst.IfExp):
             return self.origins(value, depth)
         function = self.function_of(value)
         if function is None or depth > _DEPTH:
             return [value] if place is None else []
-        found = []
-        for one in self.script.within(function):
-            if not isinstance(one, cst.Return) or one.value is None:
+        origins = []
+        for node in self.script.within(function):
+            if not isinstance(node, cst.Return) or node.value is None:
                 continue
-            parts = one.value.elements if isinstance(one.value, cst.Tuple) else ()
+            parts = node.value.elements if isinstance(node.value, cst.Tuple) else ()
             if place is None:
-                found += self.origins(one.value, depth + 1)
+                origins += self.origins(node.value, depth + 1)
             elif place < len(parts):
-                found += self.origins(parts[place].value, depth + 1)
-        return found or [value]
+                origins += self.origins(parts[place].value, depth + 1)
+        return origins or [value]
 
     def function_of(self, value: cst.BaseExpression) -> cst.FunctionDef | None:
-        """The function of the script's own that is called here."""
+        """Return the function of the script that is called here; None if it is none."""
         if not isinstance(value, cst.Call):
             return None
         name = self.script.code(value.func)
         return self.functions.get(name.removeprefix("self."))
 
     def reached(self, nodes: list[cst.CSTNode]) -> list[cst.CSTNode]:
-        """These, and the functions of the script's own that are called from them."""
-        found = list(nodes)
-        for node in found:
-            for one in self.script.within(node):
-                function = self.function_of(one) if isinstance(one, cst.Call) else None
-                if function is not None and function not in found:
-                    found.append(function)
-        return found
+        """Return these nodes, and the script's functions that are called from them."""
+        reached = list(nodes)
+        for node in reached:
+            for part in self.script.within(node):
+                function = self.function_of(part) if isinstance(part, cst.Call) else None
+                if function is not None and function not in reached:
+                    reached.append(function)
+        return reached
 
     # -- from one function to another -----------------------------------------------------------
 
     def taken_as(self, expr: cst.BaseExpression, goal: Scope) -> str:
-        """What a function that is called once calls a name that it is given; else `express`.
+        """Return the parameter that a name becomes in a function called once, otherwise `express`.
 
         Raises:
-            CannotDerive: nobody can say.
+            CannotDerive: it cannot be seen.
         """
         calls, code = self.calls_of(goal), self.script.code(expr)
         home = self.home(code, self.script.scope(expr))
-        made = [
-            one for one in self.bindings(code, home) if one.value not in [c.node for c in calls]
+        bindings = [
+            binding
+            for binding in self.bindings(code, home)
+            if binding.value not in [call.node for call in calls]
         ]
-        if len(calls) == len(made) == 1 and isinstance(expr, cst.Name):
+        if len(calls) == len(bindings) == 1 and isinstance(expr, cst.Name):
             for name, value in calls[0].given.items():
                 is_same = isinstance(value, cst.Name) and self.script.code(value) == code
                 if is_same and self.home(code, self.script.scope(value)) is home:
@@ -221,10 +235,10 @@ class Flow:
         return self.express(expr, goal)
 
     def express(self, expr: cst.BaseExpression, goal: Scope, depth: int = 0) -> str:
-        """What an expression is called in ``goal``.
+        """Return what an expression is called in ``goal``.
 
         Raises:
-            CannotDerive: nobody can say.
+            CannotDerive: it cannot be seen.
         """
         if depth > _DEPTH or not isinstance(expr, cst.Name | cst.Attribute):
             raise CannotDerive
@@ -244,9 +258,13 @@ class Flow:
             raise CannotDerive
         if code in parameters(home):
             calls = self.calls_of(home)
-            given = [one.given.get(code) for one in calls]
-            names = {self.express(one, goal, depth + 1) for one in given if one is not None}
-            if len(names) != 1 or None in given:
+            arguments = [call.given.get(code) for call in calls]
+            names = {
+                self.express(argument, goal, depth + 1)
+                for argument in arguments
+                if argument is not None
+            }
+            if len(names) != 1 or None in arguments:
                 raise CannotDerive
             return names.pop()
         values = self.bindings(code, home)
@@ -255,7 +273,7 @@ class Flow:
         return self.express(values[0].value, goal, depth + 1)
 
     def _attribute(self, owner: cst.ClassDef, code: str) -> cst.BaseExpression:
-        """What ``self.x`` is first set to in ``__init__``."""
+        """Return what ``self.x`` is first set to in ``__init__``."""
         for value, target in self.script.assigned:
             scope = self.script.scope(value)
             name = scope.name.value if isinstance(scope, cst.FunctionDef) else ""
@@ -263,38 +281,41 @@ class Flow:
                 return value
         raise CannotDerive
 
-    # -- where something stands -----------------------------------------------------------------
+    # -- the surroundings of a node -------------------------------------------------------------
 
     def around(self, node: cst.CSTNode, depth: int = 0) -> list[list[AnyLoop]]:
-        """The loops around a node, innermost first, by each way on which it is reached."""
-        here = [one for one in self.script.up(node) if isinstance(one, AnyLoop)]
+        """Return the loops around a node, innermost first, for each way on which it is reached."""
+        here = [ancestor for ancestor in self.script.up(node) if isinstance(ancestor, AnyLoop)]
         calls = self.calls_of(self.script.scope(node)) if depth < _DEPTH else []
         if not calls:
             return [here]
-        return [[*here, *rest] for one in calls for rest in self.around(one.node, depth + 1)]
+        return [[*here, *rest] for call in calls for rest in self.around(call.node, depth + 1)]
 
     def is_repeated(self, scope: Scope) -> bool:
-        """Whether a function is called in a loop, or by one that is."""
-        return any(way for one in self.calls_of(scope) for way in self.around(one.node))
+        """Whether a function is called in a loop, or by a function that is."""
+        return any(way for call in self.calls_of(scope) for way in self.around(call.node))
 
     def is_conditional(self, node: cst.CSTNode, depth: int = 0) -> bool:
-        """Whether a flag decides about a node, here or around all calls of its function."""
-        if any(isinstance(one, cst.If) and self._is_flag(one.test) for one in self.script.up(node)):
+        """Whether a flag controls a node, here or around all calls of its function."""
+        if any(
+            isinstance(ancestor, cst.If) and self._is_flag(ancestor.test)
+            for ancestor in self.script.up(node)
+        ):
             return True
         calls = self.calls_of(self.script.scope(node)) if depth <= _DEPTH else []
         return bool(calls) and all(self.is_conditional(call.node, depth + 1) for call in calls)
 
     def _is_flag(self, test: cst.BaseExpression) -> bool:
-        """Whether this is up to who starts the script, and not to the machine's accelerators."""
-        parts, told = self.script.inside(test), [self.script.code(test)]
-        told += [self.script.code(value) for value, name in self.script.assigned if name in parts]
-        return not any("__name__" in text or "device_count" in text for text in told)
+        """Whether the user who starts the script decides this, not the machine's accelerators."""
+        parts, texts = self.script.inside(test), [self.script.code(test)]
+        texts += [self.script.code(value) for value, name in self.script.assigned if name in parts]
+        return not any("__name__" in text or "device_count" in text for text in texts)
 
 
 def parameters(scope: Scope) -> list[str]:
-    """The names of a function's parameters; a module has none."""
+    """Return the names of a function's parameters; empty for a module."""
     if isinstance(scope, cst.Module):
         return []
-    every = scope.params
-    listed = (*every.posonly_params, *every.params, *every.kwonly_params)
-    return [one.name.value for one in listed]
+    params = scope.params
+    listed_params = (*params.posonly_params, *params.params, *params.kwonly_params)
+    return [parameter.name.value for parameter in listed_params]

@@ -1,4 +1,4 @@
-"""A loop that counts its turns, and takes a batch of a loader without end in each.
+"""A loop that counts its turns and takes a batch of an endless loader in each of them.
 
     it = iter(loader)                            for batch in pace.updates(n, loader):
     for i in range(n):                               i = pace.version
@@ -6,9 +6,9 @@
         except StopIteration: ...                        ...
         ...
 
-The passes over the loader begin where they did, so that what its sampler draws is what it drew:
-that is read from what stands between the iterator and the loop, and in a turn before its batch,
-which must draw nothing. Several batches a turn are refused with the lines that do the same. This
+The passes over the loader must begin where they did before, so that its sampler draws the same
+numbers. So nothing may draw random numbers between the iterator and the loop, or in a turn before
+its batch. Loops that take several batches in a turn are refused with lines that do the same. This
 module must not know how a tree is edited.
 """
 
@@ -27,19 +27,20 @@ _QUIET = {
     "train", "eval", "time", "perf_counter", "monotonic", "zero_grad", "print", "len", "format",
     "item", "float", "int", "synchronize", "dict", "list", "now",
 }  # fmt: skip
-"""What draws no random numbers."""
+"""Functions that draw no random numbers."""
 
 
 class Endless(NamedTuple):
     """How such a loop becomes one over `pace.updates`.
 
     Attributes:
-        counted: how it counts.
-        loader: as the loop's function calls it.
+        counted: how it counts its turns.
+        loader: what the loop's function calls the loader.
         target: what it calls a batch.
         gone: lines that are not needed any more.
-        batch: what takes a batch, where that stays and becomes its name; None: its line goes.
-        source: the line that makes the iterator, where that becomes one of the loader's own.
+        batch: the call that takes a batch, if its line stays and the call is replaced by the
+            batch's name; None if its line is removed.
+        source: the call that makes the iterator, if it is replaced by its loader; else None.
     """
 
     counted: TurnCount
@@ -51,16 +52,16 @@ class Endless(NamedTuple):
 
 
 def endless(flow: Flow, loop: Loop, steps: Sequence[cst.Call]) -> Endless | None:
-    """How a loop becomes one over `pace.updates`; None: it stays as it is.
+    """Return how a loop becomes one over `pace.updates`; None if it stays as it is.
 
     Raises:
-        CannotDerive: it cannot stay either.
+        CannotDerive: it can neither be changed nor stay.
     """
     taken = loop.taken
     if taken is None:
         return None
     try:
-        return _found(flow, loop, taken, steps) if taken.is_endless else None
+        return _to_updates(flow, loop, taken, steps) if taken.is_endless else None
     except CannotDerive as why:
         if taken.is_plain:
             return None
@@ -72,7 +73,7 @@ def endless(flow: Flow, loop: Loop, steps: Sequence[cst.Call]) -> Endless | None
         ) from None
 
 
-def _found(flow: Flow, loop: Loop, taken: Taken, steps: Sequence[cst.Call]) -> Endless:
+def _to_updates(flow: Flow, loop: Loop, taken: Taken, steps: Sequence[cst.Call]) -> Endless:
     script, node = flow.script, loop.node
     if loop.outer:
         raise CannotDerive("it is taken in a loop inside of another")
@@ -81,48 +82,48 @@ def _found(flow: Flow, loop: Loop, taken: Taken, steps: Sequence[cst.Call]) -> E
     count = count_of(flow, node, steps)
     if count.place != "pace.version" and count.name is not None:
         raise CannotDerive(f"{count.name}, the number of a turn, is computed with")
-    target, batch, gone = _target(script, taken)
+    target, batch, removed = _target(script, taken)
     if taken.owner is not None:
         method = method_that_takes(flow, taken.call)
         assert method is not None
         _check_between(script, script.statement(taken.iterations[0]), node)
         loader = f"{script.code(taken.owner)}.{method.loader.attr.value}"
-        return Endless(count, loader, target, [*gone, method.first, method.node], batch)
+        return Endless(count, loader, target, [*removed, method.first, method.node], batch)
     first = min(taken.iterations, key=script.order.__getitem__)
     line = script.statement(first)
     _check_between(script, line, node, is_lazy=not taken.is_plain)
     _check_only(flow, taken)
-    own = positional(first)[0]
-    if isinstance(own, cst.Name | cst.Attribute):
-        return Endless(count, script.code(own), target, [*gone, line], batch)
+    loader_node = positional(first)[0]
+    if isinstance(loader_node, cst.Name | cst.Attribute):
+        return Endless(count, script.code(loader_node), target, [*removed, line], batch)
     assert isinstance(line, cst.Assign)
     name = script.code(line.targets[0].target)
-    return Endless(count, name, target, gone, batch, first)
+    return Endless(count, name, target, removed, batch, first)
 
 
 def _target(script: SourceTree, taken: Taken) -> tuple[str, cst.Call | None, list[cst.CSTNode]]:
-    """What a batch is called, and what becomes of the line that takes it."""
+    """Return a batch's name, the call that the name replaces if any, and the lines to remove."""
     line = taken.line
     if isinstance(line, cst.Try):
         line = line.body.body[0]
     statement = script.statement(taken.call)
     is_whole = isinstance(statement, cst.Assign) and statement.value is taken.call
     if is_whole and isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-        gone = taken.line if isinstance(taken.line, cst.Try) else statement
-        return script.code(statement.targets[0].target), None, [gone]
-    free = [one for one in ("batch", "next_batch") if not script.uses(one)]
-    if isinstance(taken.line, cst.Try) or not free:
+        removed = taken.line if isinstance(taken.line, cst.Try) else statement
+        return script.code(statement.targets[0].target), None, [removed]
+    free_names = [name for name in ("batch", "next_batch") if not script.uses(name)]
+    if isinstance(taken.line, cst.Try) or not free_names:
         raise CannotDerive("there is no name for a batch")
-    return free[0], taken.call, []
+    return free_names[0], taken.call, []
 
 
 def _check_between(
     script: SourceTree, line: cst.CSTNode, loop: cst.CSTNode, *, is_lazy: bool = False
 ) -> None:
-    """Raise CannotDerive unless the line stands before the loop, and nothing between draws.
+    """Raise CannotDerive unless a line stands before the loop, and nothing in between draws.
 
     Args:
-        is_lazy: a generator's line, which begins nothing before its first batch.
+        is_lazy: whether the line makes a generator, which begins only with its first batch.
     """
     row = script.block_line(line)
     block = script.parents[row]
@@ -137,7 +138,7 @@ def _check_between(
 
 
 def _check_quiet(script: SourceTree, rows: Sequence[cst.CSTNode]) -> None:
-    """Raise CannotDerive where something may draw random numbers."""
+    """Raise CannotDerive if something may draw random numbers."""
     for call in _calls(script, rows):
         name = script.code(call.func).rpartition(".")[2]
         if name not in _QUIET:
@@ -145,26 +146,26 @@ def _check_quiet(script: SourceTree, rows: Sequence[cst.CSTNode]) -> None:
 
 
 def _calls(script: SourceTree, rows: Sequence[cst.CSTNode]) -> Iterator[cst.Call]:
-    return (one for row in rows for one in script.within(row) if isinstance(one, cst.Call))
+    return (node for row in rows for node in script.within(row) if isinstance(node, cst.Call))
 
 
 def _check_only(flow: Flow, taken: Taken) -> None:
-    """Raise CannotDerive where the iterator is used elsewhere, too."""
+    """Raise CannotDerive if the iterator is used elsewhere, too."""
     script, name = flow.script, script_name(flow, taken)
     inside = set(script.within(taken.line))
-    makes = {script.statement(one) for one in taken.iterations}
-    for one in script.nodes:
-        is_it = isinstance(one, cst.Name | cst.Attribute) and script.code(one) == name
-        if is_it and one not in inside and script.statement(one) not in makes:
-            raise CannotDerive(f"line {script.line(one)} uses {name}, too")
+    makers = {script.statement(call) for call in taken.iterations}
+    for node in script.nodes:
+        is_iterator = isinstance(node, cst.Name | cst.Attribute) and script.code(node) == name
+        if is_iterator and node not in inside and script.statement(node) not in makers:
+            raise CannotDerive(f"line {script.line(node)} uses {name}, too")
 
 
 def script_name(flow: Flow, taken: Taken) -> str:
-    """What the iterator is called."""
+    """Return what the iterator is called."""
     return flow.script.code(positional(taken.call)[0])
 
 
-# -- several batches a turn ------------------------------------------------------------------------
+# -- several batches in a turn ---------------------------------------------------------------------
 
 _ACCUMULATED = """\
 line {line} takes the batches of one step by {call} in the loop of line {inner}: {count} in a row \
@@ -187,19 +188,23 @@ _OF_A_SUM = "({count} * loss).backward()  # the update is of the mean, and the l
 
 
 def refuse_accumulated(flow: Flow, call: cst.Call, loop: Loop) -> None:
-    """Raise CannotDerive where an inner loop takes so many batches for one step.
+    """Raise CannotDerive if an inner loop takes several batches for one step.
 
     it = cycle(loader)
     for i in range(n):
         for _ in range(k): (loss_of(next(it)) / k).backward()
         optimizer.step()
     """
-    script, taken = flow.script, positional(call)
-    if script.meaning(call.func) != "next" or not taken or not isinstance(loop.node, cst.For):
+    script, arguments = flow.script, positional(call)
+    if script.meaning(call.func) != "next" or not arguments or not isinstance(loop.node, cst.For):
         return
     inner = _counting_loop(script, call, loop)
-    made = [one for one in flow.origins(taken[0]) if isinstance(one, cst.Call)]
-    loaders = {script.code(given[0]) for one in made if len(given := positional(one)) == 1}
+    makers = [origin for origin in flow.origins(arguments[0]) if isinstance(origin, cst.Call)]
+    loaders = {
+        script.code(maker_arguments[0])
+        for maker in makers
+        if len(maker_arguments := positional(maker)) == 1
+    }
     if inner is None or len(loaders) != 1:
         return
     code, count = loaders.pop(), _count(script, inner.iter)
@@ -220,37 +225,37 @@ def refuse_accumulated(flow: Flow, call: cst.Call, loop: Loop) -> None:
 
 
 def _divides(script: SourceTree, loop: cst.For, count: str) -> bool:
-    """Whether something in a loop is divided by this."""
+    """Whether something in a loop is divided by ``count``."""
     return any(
-        isinstance(one, cst.BinaryOperation)
-        and isinstance(one.operator, cst.Divide)
-        and script.code(one.right).strip("() ") == count
-        for one in script.within(loop.body)
+        isinstance(node, cst.BinaryOperation)
+        and isinstance(node.operator, cst.Divide)
+        and script.code(node.right).strip("() ") == count
+        for node in script.within(loop.body)
     ) or any(
-        isinstance(one, cst.AugAssign)
-        and isinstance(one.operator, cst.DivideAssign)
-        and script.code(one.value).strip("() ") == count
-        for one in script.within(loop.body)
+        isinstance(node, cst.AugAssign)
+        and isinstance(node.operator, cst.DivideAssign)
+        and script.code(node.value).strip("() ") == count
+        for node in script.within(loop.body)
     )
 
 
 def _counting_loop(script: SourceTree, call: cst.Call, loop: Loop) -> cst.For | None:
-    """The loop over ``range(k)`` inside of ``loop`` in which a call stands."""
-    found, node = None, script.parents[call]
+    """Return the loop over ``range(k)`` inside ``loop`` in which a call stands, or None."""
+    counting, node = None, script.parents[call]
     while node is not loop.node:
         if isinstance(node, cst.For) and _count(script, node.iter):
-            found = node
+            counting = node
         node = script.parents[node]
         if node is script.module:
             return None
-    return found
+    return counting
 
 
 def _count(script: SourceTree, over: cst.BaseExpression) -> str:
-    """The k of ``range(k)``, also inside of a bar; empty: it is none."""
+    """Return the k of ``range(k)``, which a progress bar may wrap; empty for anything else."""
     while isinstance(over, cst.Call) and positional(over):
-        given = positional(over)
+        arguments = positional(over)
         if script.meaning(over.func) == "range":
-            return script.code(given[0]) if len(given) == 1 else ""
-        over = given[0]
+            return script.code(arguments[0]) if len(arguments) == 1 else ""
+        over = arguments[0]
     return ""

@@ -1,15 +1,15 @@
-"""From a script whose workers are a process group of torch's own to one that `launch` starts.
+"""Rewrites a script that makes its own process group as one whose workers `launch` starts.
 
-    rank as a device           ->  pace.device, and set_device nothing
+    rank as a device           ->  pace.device; set_device is removed
     DDP(model), model.module   ->  model
-    DistributedSampler         ->  nothing, nor set_epoch: mini-batches are leased
-    spawn(f, args=(a, b))      ->  f(pace.worker, a, b): paceline launch starts the workers, and
-    f(0, a, b) beside it           f(pace.worker, a, b); as many as spawn starts: pace.num_workers
-    init, barrier, destroy     ->  nothing
+    DistributedSampler         ->  removed with set_epoch: mini-batches are leased
+    spawn(f, args=(a, b))      ->  f(pace.worker, a, b), since paceline launch starts the workers
+    f(0, a, b) beside it       ->  f(pace.worker, a, b); spawn's nprocs is pace.num_workers
+    init, barrier, destroy     ->  removed
     get_rank, get_world_size   ->  pace.is_main, pace.worker, pace.num_workers
 
-What is left of the group's calls, a reduction for one, is left, and fails by name. The loop is not
-its business. This module must not know where a script lies or who asked.
+Other calls of the group, such as a reduction, stay, and fail by name. The loop is rewritten
+elsewhere. This module must not know where a script lies or what asked for the change.
 """
 
 import libcst as cst
@@ -22,10 +22,10 @@ _GPUS = "torch.cuda.device_count"
 
 
 def leave_group(script: SourceTree) -> SourceTree:
-    """The script without its process group.
+    """Return the script without its process group.
 
     Raises:
-        CannotDerive: something of the group would stay that cannot.
+        CannotDerive: something of the group that cannot stay would stay.
     """
     for passes in ((_ask_pace, _devices, _samplers, _unwrap, _modules, _group), (_unused, _spawn)):
         edits = TreeEdits()
@@ -38,12 +38,12 @@ def leave_group(script: SourceTree) -> SourceTree:
 
 
 def _device_names(script: SourceTree) -> set[str]:
-    """What stands for this process's device: ``device_ids=[rank]`` and ``set_device`` say so."""
+    """Return names of this process's device, by ``device_ids=[rank]`` and ``set_device``."""
     names = {'int(os.environ["LOCAL_RANK"])', "int(os.environ['LOCAL_RANK'])"}
     for call in script.calls(WRAP):
-        listed = by_name(call).get("device_ids")
-        if isinstance(listed, cst.List):
-            names.update(script.code(one.value) for one in listed.elements)
+        device_ids = by_name(call).get("device_ids")
+        if isinstance(device_ids, cst.List):
+            names.update(script.code(element.value) for element in device_ids.elements)
     for call in script.calls("cuda.set_device"):
         names.update(map(script.code, positional(call)))
     for _ in range(3):  # self.gpu_id = gpu_id, and what is set from that
@@ -52,7 +52,7 @@ def _device_names(script: SourceTree) -> set[str]:
 
 
 def _devices(script: SourceTree, edits: TreeEdits) -> None:
-    """What is moved to this process's device is moved to pace's; the launcher has set it."""
+    """Move to pace's device what is moved to this process's; the launcher has set it."""
     names = _device_names(script)
     for node in script.nodes:
         if isinstance(node, cst.FormattedString):
@@ -67,55 +67,55 @@ def _devices(script: SourceTree, edits: TreeEdits) -> None:
 
 
 def _move(
-    script: SourceTree, edits: TreeEdits, call: cst.Call, verb: cst.Name, names: set[str]
+    script: SourceTree, edits: TreeEdits, call: cst.Call, method: cst.Name, names: set[str]
 ) -> None:
-    """``x.to(rank)``, ``x.cuda(rank)`` and ``x.cuda()``."""
-    place = script.code(positional(call)[0]) if positional(call) else ""
-    if verb.value == "to" and place in names:
+    """Move by ``x.to(pace.device)`` instead of ``x.to(rank)``, ``x.cuda(rank)``, ``x.cuda()``."""
+    argument = script.code(positional(call)[0]) if positional(call) else ""
+    if method.value == "to" and argument in names:
         edits.replace(positional(call)[0], "pace.device")
-    if verb.value == "cuda" and (place in names or not place) and "torch" not in place:
+    if method.value == "cuda" and (argument in names or not argument) and "torch" not in argument:
         args = [cst.Arg(cst.parse_expression("pace.device")), *(a for a in call.args if a.keyword)]
-        edits.replace(verb, "to")
+        edits.replace(method, "to")
         edits.change(call, lambda new: new.with_changes(args=args))
 
 
 def _samplers(script: SourceTree, edits: TreeEdits) -> None:
-    """Loaders shuffle by themselves; ``set_epoch`` has nobody to speak to."""
+    """Let loaders shuffle by themselves instead of by samplers, and remove ``set_epoch``."""
     shuffles: dict[str, str] = {}
-    tests: dict[str, str] = {}
+    conditions: dict[str, str] = {}
     for call in script.calls(_SAMPLER):
-        given = positional(call)
-        shuffle = by_name(call).get("shuffle", given[3] if len(given) > 3 else None)
-        text, statement = script.code(call), script.statement(call)
-        test = _only_with(statement, call)
-        if isinstance(statement, cst.Assign) and (statement.value is call or test is not None):
-            text = script.code(statement.targets[0].target)
-            if _is_used(script, text):
-                _refuse_hidden(script, text)
+        arguments = positional(call)
+        shuffle = by_name(call).get("shuffle", arguments[3] if len(arguments) > 3 else None)
+        sampler_text, statement = script.code(call), script.statement(call)
+        condition = _condition_of(statement, call)
+        if isinstance(statement, cst.Assign) and (statement.value is call or condition is not None):
+            sampler_text = script.code(statement.targets[0].target)
+            if _is_used_elsewhere(script, sampler_text):
+                _refuse_hidden(script, sampler_text)
                 edits.replace(call, "None")
             else:
                 edits.remove(statement)
-        shuffles[text] = script.code(shuffle) if shuffle else "True"
-        if test is not None and shuffles[text] == "True":
-            tests[text] = script.code(test)
+        shuffles[sampler_text] = script.code(shuffle) if shuffle else "True"
+        if condition is not None and shuffles[sampler_text] == "True":
+            conditions[sampler_text] = script.code(condition)
     for call in script.calls("DataLoader"):
         sampler = by_name(call).get("sampler")
         if sampler is None or script.code(sampler) not in shuffles:
             continue
         name = script.code(sampler)
         edits.replace(sampler, shuffles[name])
-        if name in tests:
-            edits.replace(sampler, _shuffled_if(script, call, name, tests[name]))
-        for one in call.args:
-            if one.value is sampler:
-                edits.change(one, lambda new: new.with_changes(keyword=cst.Name("shuffle")))
-            elif one.keyword and one.keyword.value == "shuffle":
-                edits.remove(one)
+        if name in conditions:
+            edits.replace(sampler, _shuffled_if(script, call, name, conditions[name]))
+        for argument in call.args:
+            if argument.value is sampler:
+                edits.change(argument, lambda new: new.with_changes(keyword=cst.Name("shuffle")))
+            elif argument.keyword and argument.keyword.value == "shuffle":
+                edits.remove(argument)
     edits.remove_calls(script, "set_epoch")
 
 
-def _only_with(statement: cst.CSTNode, call: cst.Call) -> cst.BaseExpression | None:
-    """The condition of ``sampler = DistributedSampler(data) if condition else None``."""
+def _condition_of(statement: cst.CSTNode, call: cst.Call) -> cst.BaseExpression | None:
+    """Return the condition of ``sampler = DistributedSampler(data) if condition else None``."""
     value = statement.value if isinstance(statement, cst.Assign) else None
     if not isinstance(value, cst.IfExp) or value.body is not call:
         return None
@@ -124,10 +124,10 @@ def _only_with(statement: cst.CSTNode, call: cst.Call) -> cst.BaseExpression | N
 
 
 def _shuffled_if(script: SourceTree, call: cst.Call, sampler: str, test: str) -> str:
-    """When a loader shuffles whose sampler, which shuffles, is there under a condition only.
+    """Return when a loader shuffles that has a shuffling sampler only under a condition.
 
     Raises:
-        CannotDerive: it cannot be seen whether it shuffles without.
+        CannotDerive: it cannot be seen whether it shuffles without its sampler.
     """
     given = by_name(call).get("shuffle")
     without = "False" if given is None else script.code(given).strip("()")
@@ -141,20 +141,24 @@ def _shuffled_if(script: SourceTree, call: cst.Call, sampler: str, test: str) ->
     return test
 
 
-def _is_used(script: SourceTree, sampler: str) -> bool:
-    """Whether a sampler is more than made, given to loaders, and told of epochs."""
-    used = script.uses(sampler)
-    gone = [one for call in script.calls("DataLoader") if (one := by_name(call).get("sampler"))]
-    gone += [one.func.value for one in script.calls("set_epoch") if hasattr(one.func, "value")]
-    return not sampler.isidentifier() or len(used) > 1 + sum(one in used for one in gone)
+def _is_used_elsewhere(script: SourceTree, sampler: str) -> bool:
+    """Whether a sampler is used other than by loaders and ``set_epoch``."""
+    uses = script.uses(sampler)
+    removed = [
+        node for call in script.calls("DataLoader") if (node := by_name(call).get("sampler"))
+    ]
+    removed += [
+        call.func.value for call in script.calls("set_epoch") if hasattr(call.func, "value")
+    ]
+    return not sampler.isidentifier() or len(uses) > 1 + sum(node in uses for node in removed)
 
 
 def _refuse_hidden(script: SourceTree, sampler: str) -> None:
-    """Raise CannotDerive where a loader that is to shuffle would not, without a word."""
-    met = [by_name(call).get("sampler") for call in script.calls("DataLoader")]
-    uses = [one for one in script.nodes if script.code(one) == sampler]
-    hidden = [one for one in uses if isinstance(script.parents[one], cst.DictElement)]
-    if hidden or not any(one in met for one in uses):
+    """Raise CannotDerive if a loader would silently stop shuffling."""
+    samplers = [by_name(call).get("sampler") for call in script.calls("DataLoader")]
+    uses = [node for node in script.nodes if script.code(node) == sampler]
+    hidden = [use for use in uses if isinstance(script.parents[use], cst.DictElement)]
+    if hidden or not any(use in samplers for use in uses):
         raise CannotDerive(
             f"line {script.line((hidden or uses)[0])}: {sampler} does not reach its loader as "
             f"DataLoader(..., sampler={sampler}), so it cannot be seen whether that is to shuffle; "
@@ -163,7 +167,7 @@ def _refuse_hidden(script: SourceTree, sampler: str) -> None:
 
 
 def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
-    """``DDP(model)`` is the model."""
+    """Replace ``DDP(model)`` by the model."""
     for call in script.calls(WRAP):
         statement = script.statement(call)
         if not positional(call) or not isinstance(statement, cst.Assign):
@@ -176,53 +180,53 @@ def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
 
 
 def _modules(script: SourceTree, edits: TreeEdits) -> None:
-    """``model.module`` is the model, unless a class of the script's own has such a part."""
+    """Replace ``model.module`` by the model, unless a class of the script has such a part."""
     parsed = {name for value, name in script.assigned if _is_parsed(value)}
-    for one in script.nodes:
-        if isinstance(one, cst.Attribute) and one.attr.value == "module":
-            if script.code(one.value) in parsed:
+    for node in script.nodes:
+        if isinstance(node, cst.Attribute) and node.attr.value == "module":
+            if script.code(node.value) in parsed:
                 continue
-            is_set = isinstance(script.parents[one], cst.AssignTarget | cst.AnnAssign)
-            if is_set or script.code(one.value) == "self":
+            is_set = isinstance(script.parents[node], cst.AssignTarget | cst.AnnAssign)
+            if is_set or script.code(node.value) == "self":
                 raise CannotDerive
-            edits.change(one, lambda new: new.value)
+            edits.change(node, lambda new: new.value)
 
 
 def _is_parsed(value: cst.BaseExpression) -> bool:
-    """Whether it is what a command line says: ``args.module`` is a word of that."""
+    """Whether a value is a parsed command line, of which ``args.module`` is an option."""
     func = value.func if isinstance(value, cst.Call) else None
     return isinstance(func, cst.Attribute) and func.attr.value == "parse_args"
 
 
 def _group(script: SourceTree, edits: TreeEdits) -> None:
-    """Nothing is left to set up, to take down or to wait for."""
+    """Remove what sets up, takes down or waits for the group."""
     edits.remove_calls(script, INIT, "distributed.destroy_process_group", "distributed.barrier")
 
 
 def _spawn(script: SourceTree, edits: TreeEdits) -> None:
-    """The launcher has begun the processes: each calls the function itself."""
+    """Call the function instead of spawning it, since the launcher has started the processes."""
     for call in script.calls("multiprocessing.spawn", "mp.spawn"):
         statement = script.statement(call)
         if not positional(call) or not isinstance(statement, cst.Expr):
             raise CannotDerive
-        called, more, *_ = [*positional(call), by_name(call).get("args"), None]
-        rest = [] if more is None else [f"*{script.code(more)}"]
-        if isinstance(more, cst.Tuple):
-            rest = [script.code(one.value) for one in more.elements]
-        edits.replace(call, f"{script.code(called)}({', '.join(['pace.worker', *rest])})")
-        for beside in script.calls(script.code(called)):
-            if beside.args and script.code(beside.args[0].value) == "0":
-                edits.replace(beside.args[0].value, "pace.worker")
-        number = by_name(call).get("nprocs")
-        named = "" if number is None else script.code(number)
+        called, spawn_args, *_ = [*positional(call), by_name(call).get("args"), None]
+        handed_on = [] if spawn_args is None else [f"*{script.code(spawn_args)}"]
+        if isinstance(spawn_args, cst.Tuple):
+            handed_on = [script.code(element.value) for element in spawn_args.elements]
+        edits.replace(call, f"{script.code(called)}({', '.join(['pace.worker', *handed_on])})")
+        for direct_call in script.calls(script.code(called)):
+            if direct_call.args and script.code(direct_call.args[0].value) == "0":
+                edits.replace(direct_call.args[0].value, "pace.worker")
+        nprocs = by_name(call).get("nprocs")
+        count_name = "" if nprocs is None else script.code(nprocs)
         for value, name in script.assigned:
             is_call = isinstance(value, cst.Call) and script.meaning(value.func) == _GPUS
-            if is_call and name == named:
+            if is_call and name == count_name:
                 edits.replace(value, "pace.num_workers")
 
 
 def _ask_pace(script: SourceTree, edits: TreeEdits) -> None:
-    """Who am I, and how many are we."""
+    """Let pace answer which worker this is and how many there are."""
     for call in script.calls("distributed.get_world_size"):
         edits.replace(call, "pace.num_workers")
     for call in script.calls("distributed.get_rank"):
@@ -234,14 +238,14 @@ def _ask_pace(script: SourceTree, edits: TreeEdits) -> None:
 
 
 def _unused(script: SourceTree, edits: TreeEdits) -> None:
-    """What of torch's own nobody uses any more is not imported."""
+    """Remove imports of torch's distributed modules that are no longer used."""
     group = (WRAP, _SAMPLER, "torch.distributed", "torch.multiprocessing")
     for node in script.imports:
         names = imported(node)
-        idle = [
-            one
-            for one, name, full in names
+        unused = [
+            alias
+            for alias, name, full in names
             if not script.uses(name) and (full.endswith(group) or "torch.distributed." in full)
         ]
-        for one in idle if len(idle) < len(names) else [node] * len(idle):
-            edits.remove(one)
+        for part in unused if len(unused) < len(names) else [node] * len(unused):
+            edits.remove(part)

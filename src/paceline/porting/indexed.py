@@ -1,13 +1,13 @@
-"""A loop by an index inside the loop of an epoch: its numbers are what workers share out.
+"""A loop over indices inside the loop over epochs, whose numbers are shared among workers.
 
     for epoch in range(e):
         for i in range(0, len(data), b):     model, optimizer, numbers = pace.prepare(
             x = data[i : i + b]          ->      model, optimizer, range(0, len(data), b))
             ... optimizer.step()             for i in numbers: with pace.step(): ...
 
-Each number is one worker's mini-batch, and comes once an epoch; an update averages K of them. That
-is so only where every worker comes to every pass, with the same data, and where no turn needs what
-the turn before has made; what cannot be seen to be so is refused. This module must not know how a
+Each number is one worker's mini-batch and comes once per epoch; an update averages K of them. That
+works only if every worker makes every pass, with the same data, and if no turn needs what the turn
+before has made; loops for which this cannot be seen are refused. This module must not know how a
 tree is edited.
 """
 
@@ -27,22 +27,22 @@ _PASSES_ON = ("enumerate", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", 
 
 
 def numbers_of(flow: Flow, loop: AnyLoop) -> cst.Call | None:
-    """The ``range(...)`` that a loop goes over, by itself or through ``enumerate`` and ``tqdm``."""
-    found = loop.iter if isinstance(loop, cst.For) else None
+    """Return the ``range(...)`` that a loop goes over, also through ``enumerate`` and ``tqdm``."""
+    iterated = loop.iter if isinstance(loop, cst.For) else None
     for _ in range(3):
-        if not isinstance(found, cst.Call):
+        if not isinstance(iterated, cst.Call):
             return None
-        name = flow.script.meaning(found.func)
+        name = flow.script.meaning(iterated.func)
         if name == "range":
-            return found
-        if name not in _PASSES_ON or not positional(found):
+            return iterated
+        if name not in _PASSES_ON or not positional(iterated):
             return None
-        found = positional(found)[0]
+        iterated = positional(iterated)[0]
     return None
 
 
 def target_of(flow: Flow, loop: cst.For) -> str:
-    """What the loop calls its number: ``i`` of ``for batch, i in enumerate(range(...))``."""
+    """Return what a loop calls its number: ``i`` of ``for batch, i in enumerate(range(...))``."""
     target: cst.BaseExpression = loop.target
     while isinstance(target, cst.Tuple) and target.elements:
         target = target.elements[-1].value
@@ -50,14 +50,14 @@ def target_of(flow: Flow, loop: cst.For) -> str:
 
 
 def refuse_indexed(flow: Flow, loop: cst.For, outer: list[AnyLoop], steps: list[cst.Call]) -> None:
-    """What cannot be shared out so.
+    """Refuse loops whose numbers cannot be shared among workers.
 
     Raises:
-        CannotDerive: there is such a thing.
+        CannotDerive: the loop is such a loop.
     """
     script, name = flow.script, target_of(flow, loop)
     where = f"the loop of line {script.line(loop)}, inside that of line {script.line(outer[0])},"
-    if all(tells for _, tells in uses(flow, name, loop.body)):
+    if all(is_progress for _, is_progress in uses(flow, name, loop.body)):
         raise CannotDerive(
             f"{where} takes nothing by {name}, so that its turns cannot be shared out; make a "
             "turn of all of them: for number in pace.updates(n), with the steps in one loop "
@@ -70,10 +70,15 @@ def refuse_indexed(flow: Flow, loop: cst.For, outer: list[AnyLoop], steps: list[
             "case, or write one loop: for number in pace.updates(n)"
         )
     inside = set(script.within(loop.body))
-    made = {one.name for one in script.bindings if one.node in inside} | {name}
+    bindings = [binding for binding in script.bindings if binding.node in inside]
+    changing_names = {name, *(binding.name for binding in bindings)}
     for call in steps:
-        for one in script.up(call):
-            if isinstance(one, cst.If) and one in inside and made & script.inside(one.test):
+        for ancestor in script.up(call):
+            if (
+                isinstance(ancestor, cst.If)
+                and ancestor in inside
+                and changing_names & script.inside(ancestor.test)
+            ):
                 raise CannotDerive(
                     f"line {script.line(call)} steps in some turns of {where[:-1]} only, and "
                     "workers have every other one; make a DataLoader of what is taken by "
@@ -83,25 +88,25 @@ def refuse_indexed(flow: Flow, loop: cst.For, outer: list[AnyLoop], steps: list[
 
 
 def _conditions(flow: Flow, node: cst.CSTNode, outer: cst.CSTNode) -> Iterator[cst.BaseExpression]:
-    """Of every ``if`` between a node and the loop of an epoch, in each function on the way."""
-    for one in flow.script.up(node):
-        if one is outer:
+    """Yield the condition of every ``if`` between a node and the epochs' loop, across functions."""
+    for ancestor in flow.script.up(node):
+        if ancestor is outer:
             return
-        if isinstance(one, cst.If):
-            yield one.test
+        if isinstance(ancestor, cst.If):
+            yield ancestor.test
     for call in flow.calls_of(flow.script.scope(node)):
         yield from _conditions(flow, call.node, outer)
 
 
 def _refuse_data(flow: Flow, loop: cst.For, outer: cst.CSTNode) -> None:
-    """Raise CannotDerive where how many numbers there are may change from epoch to epoch."""
+    """Raise CannotDerive if the number of turns may change from epoch to epoch."""
     script, call = flow.script, numbers_of(flow, loop)
     assert call is not None
     names = {
-        one.value for arg in call.args for one in script.within(arg) if isinstance(one, cst.Name)
+        part.value for arg in call.args for part in script.within(arg) if isinstance(part, cst.Name)
     }
-    held = flow.reached([outer])
-    for node in (one for each in held for one in script.within(each)):
+    reached = flow.reached([outer])
+    for node in (part for holder in reached for part in script.within(holder)):
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             continue
         root = script.code(node.func.value).partition(".")[0]
@@ -114,27 +119,27 @@ def _refuse_data(flow: Flow, loop: cst.For, outer: cst.CSTNode) -> None:
 
 
 def check_visible(flow: Flow, loop: cst.For, goal: Scope, inside: set[cst.CSTNode]) -> None:
-    """Raise CannotDerive where the range means something else, or nothing, at `prepare`.
+    """Raise CannotDerive if the range means something else, or nothing, at `prepare`.
 
     Args:
         goal: the function of `prepare`.
-        inside: of the loop of an epoch; nothing that the range is made of is bound there.
+        inside: the nodes of the loop over epochs, which must not assign to names of the range.
     """
     script, call = flow.script, numbers_of(flow, loop)
     assert call is not None
     scope = script.scope(loop)
-    for one in (each for arg in call.args for each in script.within(arg)):
-        if not isinstance(one, cst.Name) or one.value in ("len", "int", "min", "max"):
+    for node in (part for arg in call.args for part in script.within(arg)):
+        if not isinstance(node, cst.Name) or node.value in ("len", "int", "min", "max"):
             continue
-        home = flow.home(one.value, scope)
-        bound = flow.bindings(one.value, home)
-        is_other = home is not flow.home(one.value, goal) or (
+        home = flow.home(node.value, scope)
+        bound = flow.bindings(node.value, home)
+        is_other = home is not flow.home(node.value, goal) or (
             scope is not goal and not isinstance(goal, cst.Module)
         )
-        is_late = any(each.node in inside for each in bound)
-        if is_other or is_late or (scope is not goal and one.value in parameters(scope)):
+        is_late = any(binding.node in inside for binding in bound)
+        if is_other or is_late or (scope is not goal and node.value in parameters(scope)):
             raise CannotDerive(
                 f"the loop of line {script.line(loop)} goes over {script.code(call)}, and "
-                f"{one.value} is not known where the run begins, or changes; make a DataLoader of "
+                f"{node.value} is not known where the run begins, or changes; make a DataLoader of "
                 "what it takes its batches from"
             )

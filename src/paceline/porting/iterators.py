@@ -1,16 +1,16 @@
-"""A loop that takes its batches by hand, one a turn: where it has them from.
+"""Finds the loader of a loop that takes its batches by hand, one in each turn.
 
     it = iter(loader)
     while True:
-        try: batch = next(it)                           the line that takes; what follows is a step
+        try: batch = next(it)                           the line that takes; the step follows it
         except StopIteration: it = iter(loader); batch = next(it)
 
-    it = cycle(loader)       batch = next(it)           a generator of the script's own, without end
-    b = Batches(data)        batch = b.next()           a class of the script's own that does both
+    it = cycle(loader)       batch = next(it)           an endless generator of the script
+    b = Batches(data)        batch = b.next()           a class of the script that does both
 
-Where the number of turns can be read they are `pace.updates` (endless.py). Else the first form
-stays as it is: the iterator of a prepared loader gives what this worker is granted, and its end is
-the end of a pass. This module must not know how a tree is edited.
+If the number of turns can be read, they become `pace.updates` (endless.py). Otherwise the first
+form stays as it is: the iterator of a prepared loader gives what this worker is granted, and its
+end is the end of a pass. This module must not know how a tree is edited.
 """
 
 import re
@@ -24,15 +24,15 @@ from .tree import CannotDerive, positional
 
 
 class Taken(NamedTuple):
-    """Where a loop has its batches from.
+    """How a loop takes its batches by hand.
 
     Attributes:
         loader: what ``iter`` is called with.
-        line: of the loop's body, in which the last batch of a turn is taken.
+        line: the line of the loop's body in which the last batch of a turn is taken.
         iterations: the calls of ``iter``, or of the generator, or of the class.
-        call: what takes a batch, the first one of a turn.
-        owner: the object that takes it by a method; None: ``next`` does.
-        is_endless: whether a new pass begins where one ends.
+        call: the first call of a turn that takes a batch.
+        owner: the object whose method takes it; None if ``next`` does.
+        is_endless: whether a new pass begins when one ends.
     """
 
     loader: cst.BaseExpression
@@ -44,39 +44,45 @@ class Taken(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is ``next`` of the loader's own iterator."""
+        """Whether batches are taken by ``next`` from the loader's own iterator."""
         return self.owner is None and all(
-            isinstance(one.func, cst.Name) and one.func.value == "iter" for one in self.iterations
+            isinstance(call.func, cst.Name) and call.func.value == "iter"
+            for call in self.iterations
         )
 
 
 def taken_by_hand(flow: Flow, loop: AnyLoop) -> Taken | None:
-    """The one iterator that a loop takes a batch from in each turn; None: there is none, or it is
-    asked where the step cannot follow it.
+    """Return how a loop takes a batch from its one iterator in each turn.
+
+    None if it has no such iterator, or takes batches in a place that no step can follow.
     """
     script = flow.script
     inside = list(script.within(loop.body))
-    calls = [one for one in inside if isinstance(one, cst.Call) and _is_next(flow, one)]
-    found = [one for one in inside if isinstance(one, cst.Call) and method_that_takes(flow, one)]
-    sources = {script.code(positional(one)[0]) for one in calls}
-    if len(found) == 1 and not calls:
-        return _by_method(flow, loop, found[0])
-    if len(sources) != 1 or found:
+    calls = [node for node in inside if isinstance(node, cst.Call) and _is_next(flow, node)]
+    method_calls = [
+        node for node in inside if isinstance(node, cst.Call) and method_that_takes(flow, node)
+    ]
+    sources = {script.code(positional(call)[0]) for call in calls}
+    if len(method_calls) == 1 and not calls:
+        return _by_method(flow, loop, method_calls[0])
+    if len(sources) != 1 or method_calls:
         return None
     line = _line_of(flow, loop, calls)
-    made = flow.origins(positional(calls[0])[0])
-    pairs = [(one, _goes_over(flow, one)) for one in made if isinstance(one, cst.Call)]
+    origins = flow.origins(positional(calls[0])[0])
+    pairs = [
+        (origin, _goes_over(flow, origin)) for origin in origins if isinstance(origin, cst.Call)
+    ]
     loaders = {script.code(loader) for _, loader in pairs if loader is not None}
     if (
         line is None
-        or len(pairs) != len(made)
+        or len(pairs) != len(origins)
         or len(loaders) != 1
         or any(loader is None for _, loader in pairs)
     ):
         return None
-    iterations, loader = [one for one, _ in pairs], pairs[0][1]
+    iterations, loader = [call for call, _ in pairs], pairs[0][1]
     assert loader is not None
-    is_own = any(script.meaning(one.func) != "iter" for one in iterations)
+    is_own = any(script.meaning(call.func) != "iter" for call in iterations)
     if is_own and len(iterations) > 1:
         return None
     is_endless = is_own or _begins_anew(flow, line)
@@ -84,18 +90,18 @@ def taken_by_hand(flow: Flow, loop: AnyLoop) -> Taken | None:
 
 
 def _line_of(flow: Flow, loop: AnyLoop, calls: list[cst.Call]) -> cst.CSTNode | None:
-    """The only line of the loop's body in which they stand, and in any case."""
+    """Return the only line of the loop's body that holds the calls; None if it is conditional."""
     script = flow.script
-    lines = {script.block_line(script.statement(one)) for one in calls}
+    lines = {script.block_line(script.statement(call)) for call in calls}
     rows = list(loop.body.body) if isinstance(loop.body, cst.IndentedBlock) else []
-    held = [row for row in rows if any(one in lines for one in (row, *script.within(row)))]
-    if len(held) != 1 or not isinstance(held[0], cst.Try | cst.SimpleStatementLine):
-        return None  # several a turn, or under a condition
-    return held[0]
+    taking_rows = [row for row in rows if any(node in lines for node in (row, *script.within(row)))]
+    if len(taking_rows) != 1 or not isinstance(taking_rows[0], cst.Try | cst.SimpleStatementLine):
+        return None  # several in a turn, or under a condition
+    return taking_rows[0]
 
 
 def _goes_over(flow: Flow, call: cst.Call) -> cst.BaseExpression | None:
-    """The loader of ``iter(loader)``, and of ``cycle(loader)`` where that is the script's own."""
+    """Return the loader of ``iter(loader)``, or of a script's own ``cycle(loader)``."""
     if not positional(call):
         return None
     if flow.script.meaning(call.func) == "iter" or _is_cycle(flow, call):
@@ -104,7 +110,7 @@ def _goes_over(flow: Flow, call: cst.Call) -> cst.BaseExpression | None:
 
 
 def _is_cycle(flow: Flow, call: cst.Call) -> bool:
-    """``def cycle(loader): while True: for batch in loader: yield batch``"""
+    """Whether this calls ``def cycle(loader): while True: for batch in loader: yield batch``."""
     function = flow.function_of(call)
     if function is None or len(call.args) != 1 or len(parameters(function)) != 1:
         return False
@@ -112,13 +118,13 @@ def _is_cycle(flow: Flow, call: cst.Call) -> bool:
     forever = rows[0] if len(rows) == 1 else None
     if not isinstance(forever, cst.While) or flow.script.code(forever.test) not in ("True", "1"):
         return False
-    text = "; ".join(" ".join(flow.script.code(one).split()) for one in forever.body.body)
+    text = "; ".join(" ".join(flow.script.code(row).split()) for row in forever.body.body)
     name = re.escape(parameters(function)[0])
     return re.fullmatch(rf"for (\w+) in {name}: yield \1|yield from {name}", text) is not None
 
 
 def _without_docstring(function: cst.FunctionDef) -> list[cst.CSTNode]:
-    """The rows of its body."""
+    """Return the rows of a function's body after its docstring."""
     rows: list[cst.CSTNode] = list(function.body.body)
     if rows and isinstance(rows[0], cst.SimpleStatementLine) and len(rows[0].body) == 1:
         first = rows[0].body[0]
@@ -128,23 +134,26 @@ def _without_docstring(function: cst.FunctionDef) -> list[cst.CSTNode]:
 
 
 def _begins_anew(flow: Flow, line: cst.CSTNode) -> bool:
-    """``try: batch = next(it)``, and at its end another iterator, and ``batch = next(it)``"""
+    """Whether a line takes a batch and begins a new pass at the end of one.
+
+    ``try: batch = next(it)``, then ``except StopIteration: it = iter(loader); batch = next(it)``.
+    """
     if not isinstance(line, cst.Try) or len(line.handlers) != 1 or line.orelse or line.finalbody:
         return False
     script, handler = flow.script, line.handlers[0]
     if handler.type is None or script.code(handler.type) != "StopIteration":
         return False
-    first = [script.code(one).strip() for one in line.body.body]
-    then = [script.code(one).strip() for one in handler.body.body]
-    is_alike = len(first) == 1 and len(then) == 2 and first[0] == then[1]
-    return is_alike and re.fullmatch(r"[\w.]+ = iter\([\w.]+\)", then[0]) is not None
+    first = [script.code(statement).strip() for statement in line.body.body]
+    restart = [script.code(statement).strip() for statement in handler.body.body]
+    is_alike = len(first) == 1 and len(restart) == 2 and first[0] == restart[1]
+    return is_alike and re.fullmatch(r"[\w.]+ = iter\([\w.]+\)", restart[0]) is not None
 
 
 # -- a class that does it --------------------------------------------------------------------------
 
 
 class Method(NamedTuple):
-    """A method that gives the next batch of a loader without end.
+    """A method that returns the next batch of an endless loader.
 
     Attributes:
         node: the method.
@@ -158,33 +167,33 @@ class Method(NamedTuple):
 
 
 def method_that_takes(flow: Flow, call: cst.Call) -> Method | None:
-    """The method of a class of the script's own that is called here, where it takes a batch."""
+    """Return the method of the script's own class that is called here, if it takes a batch."""
     script = flow.script
     if not isinstance(call.func, cst.Attribute) or call.args:
         return None
-    made = [one for one in flow.origins(call.func.value) if isinstance(one, cst.Call)]
-    names = [script.meaning(one.func) for one in made]
+    makers = [origin for origin in flow.origins(call.func.value) if isinstance(origin, cst.Call)]
+    names = [script.meaning(call.func) for call in makers]
     owner = flow.classes.get(names[0]) if len(names) == 1 else None
     if owner is None:
         return None
     name = call.func.attr.value
-    methods = [one for one in owner.body.body if isinstance(one, cst.FunctionDef)]
-    node = next((one for one in methods if one.name.value == name), None)
+    methods = [statement for statement in owner.body.body if isinstance(statement, cst.FunctionDef)]
+    node = next((method for method in methods if method.name.value == name), None)
     rows = [] if node is None else _without_docstring(node)
     if node is None or len(rows) != 2 or not _begins_anew(flow, rows[0]):
         return None
-    given = script.code(rows[0].body.body[0]).partition("=")[0].strip()  # type: ignore[attr-defined]  # _begins_anew: a loop with a body
-    if script.code(rows[1]).strip() != f"return {given}":
+    target = script.code(rows[0].body.body[0]).partition("=")[0].strip()  # type: ignore[attr-defined]  # _begins_anew: a loop with a body
+    if script.code(rows[1]).strip() != f"return {target}":
         return None
     takes = [
-        one for one in script.within(node) if isinstance(one, cst.Call) and _is_next(flow, one)
+        part for part in script.within(node) if isinstance(part, cst.Call) and _is_next(flow, part)
     ]
     iterator = script.code(positional(takes[0])[0])
-    inside, held = set(script.within(node)), set(script.within(owner))
+    inside, of_class = set(script.within(node)), set(script.within(owner))
     firsts = [
-        one
-        for one in script.bindings
-        if one.name == iterator and one.node in held and one.node not in inside
+        binding
+        for binding in script.bindings
+        if binding.name == iterator and binding.node in of_class and binding.node not in inside
     ]
     value = firsts[0].value if len(firsts) == 1 else None
     if not isinstance(value, cst.Call) or script.meaning(value.func) != "iter":
@@ -196,33 +205,33 @@ def method_that_takes(flow: Flow, call: cst.Call) -> Method | None:
 
 
 def _by_method(flow: Flow, loop: AnyLoop, call: cst.Call) -> Taken | None:
-    """A loop that takes its batches so, from an object that is there for nothing else."""
+    """Return how a loop takes batches by a method of an object that serves nothing else."""
     method, line = method_that_takes(flow, call), _line_of(flow, loop, [call])
     assert method is not None
     assert isinstance(call.func, cst.Attribute)
     script, owner = flow.script, call.func.value
-    made = [one for one in flow.origins(owner) if isinstance(one, cst.Call)]
-    is_only = len(script.calls(script.meaning(made[0].func))) == 1
+    makers = [origin for origin in flow.origins(owner) if isinstance(origin, cst.Call)]
+    is_only = len(script.calls(script.meaning(makers[0].func))) == 1
     is_used = isinstance(owner, cst.Name) and len(script.uses(owner.value)) == 2
     if line is None or not is_only or not is_used:
         return None
-    return Taken(method.loader, line, made, call, owner, True)
+    return Taken(method.loader, line, makers, call, owner, True)
 
 
 def _is_next(flow: Flow, call: cst.Call) -> bool:
-    given = positional(call)
-    is_name = bool(given) and isinstance(given[0], cst.Name | cst.Attribute)
+    arguments = positional(call)
+    is_name = bool(arguments) and isinstance(arguments[0], cst.Name | cst.Attribute)
     return is_name and flow.script.meaning(call.func) == "next"
 
 
 def row_that_takes(rows: Sequence[cst.BaseStatement]) -> int:
-    """The last row of a loop's body in which a batch is taken.
+    """Return the index of the last row of a loop's body in which a batch is taken.
 
     Raises:
-        CannotDerive: there is none, or nothing is done with it.
+        CannotDerive: there is no such row, or none follows it.
     """
     code = cst.Module([]).code_for_node
-    taking = [number for number, row in enumerate(rows) if re.search(r"\bnext\(", code(row))]
+    taking = [index for index, row in enumerate(rows) if re.search(r"\bnext\(", code(row))]
     if not taking or taking[-1] == len(rows) - 1:
         raise CannotDerive
     return taking[-1]

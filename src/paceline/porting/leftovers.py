@@ -1,10 +1,11 @@
-"""What a turn collects in an object that outlives it, and clears at its end.
+"""Finds what a turn collects in an object that outlives it, and clears at its end.
 
     policy.rewards.append(r)    in the turn, or in a function that it calls
-    del policy.rewards[:]       at its end, which a turn that is called off never comes to
+    del policy.rewards[:]       at its end, which a turn that is called off never reaches
 
-The next turn would begin with the rest of that one, so it clears them first. What is cleared under
-a condition is kept from turn to turn on purpose. This module must not know how a tree is edited.
+The next turn would begin with the rest of that one, so it has to clear it first. What is cleared
+only under a condition is kept from turn to turn on purpose. This module must not know how a tree is
+edited.
 """
 
 from collections.abc import Iterator
@@ -22,12 +23,12 @@ _DEPTH = 8
 
 
 class TurnRest(NamedTuple):
-    """What a turn that is called off may leave.
+    """A collection that a turn which is called off may leave filled.
 
     Attributes:
-        name: what is collected in, as the turn calls it.
+        name: what the turn calls it.
         clears: the statement that clears it.
-        is_visible: whether the same statement does so at the beginning of a turn.
+        is_visible: whether the same statement would clear it at the beginning of a turn.
     """
 
     name: str
@@ -43,69 +44,70 @@ class _Event(NamedTuple):
 
 
 def leftovers(flow: Flow, loop: AnyLoop) -> Iterator[TurnRest]:
-    """Each once, in the order in which a turn clears them."""
+    """Yield each leftover once, in the order in which a turn clears them."""
     script, scope = flow.script, flow.script.scope(loop)
     first: dict[tuple[str, cst.CSTNode], bool] = {}
-    """Whether a turn collects in it before it clears it."""
-    for one in _events(flow, loop.body, is_sure=True, depth=0):
-        key = one.name, one.home
-        is_collected = first.setdefault(key, one.clears is None)
-        if one.clears is None or not is_collected or not one.is_sure:
+    """Whether a turn fills a collection before it clears it, by its name and home."""
+    for event in _events(flow, loop.body, is_sure=True, depth=0):
+        key = event.name, event.home
+        is_collected = first.setdefault(key, event.clears is None)
+        if event.clears is None or not is_collected or not event.is_sure:
             continue
         first[key] = False
-        root = one.name.partition(".")[0]
-        is_rebound = isinstance(one.clears, cst.Assign) and one.name == root
-        is_here = _home(flow, root, scope) is one.home
-        is_visible = is_here and (not is_rebound or script.scope(one.clears) is scope)
-        yield TurnRest(one.name, one.clears, is_visible)
+        root = event.name.partition(".")[0]
+        is_rebound = isinstance(event.clears, cst.Assign) and event.name == root
+        is_here = _home(flow, root, scope) is event.home
+        is_visible = is_here and (not is_rebound or script.scope(event.clears) is scope)
+        yield TurnRest(event.name, event.clears, is_visible)
 
 
 def _home(flow: Flow, root: str, scope: Scope) -> cst.CSTNode:
-    """Where a name is at home: the class for ``self``."""
+    """Return the scope that a name belongs to; for ``self`` the class."""
     owner = flow.owner(scope) if root == "self" else None
     return flow.home(root, scope) if owner is None else owner
 
 
 def _events(flow: Flow, node: cst.CSTNode, *, is_sure: bool, depth: int) -> Iterator[_Event]:
-    """What is collected and cleared, in the order of a turn, functions that it calls included."""
+    """Yield what a turn collects and clears, in its order, including functions that it calls."""
     script, scope = flow.script, flow.script.scope(node)
     if isinstance(node, cst.FunctionDef):
         scope = node
-    for one in script.within(node):
-        if one is node or script.scope(one) is not scope:
+    for part in script.within(node):
+        if part is node or script.scope(part) is not scope:
             continue
-        name, clears = _named(flow, one)
-        is_here = is_sure and not _is_under(flow, one, node)
+        name, clears = _collected_or_cleared(flow, part)
+        is_here = is_sure and not _is_under(flow, part, node)
         if name:
             home = _home(flow, name.partition(".")[0], scope)
             is_given = name in parameters(scope)
-            if depth == 0 or home is not scope or is_given or "." in name:  # else each call's own
-                yield _Event(name, home, script.statement(one) if clears else None, is_here)
-        function = flow.function_of(one) if isinstance(one, cst.Call) else None
+            is_local = depth > 0 and home is scope and not is_given and "." not in name
+            if not is_local:  # local names are another object in each call
+                yield _Event(name, home, script.statement(part) if clears else None, is_here)
+        function = flow.function_of(part) if isinstance(part, cst.Call) else None
         if function is not None and depth < _DEPTH:
             yield from _events(flow, function, is_sure=is_here, depth=depth + 1)
 
 
-def _is_under(flow: Flow, one: cst.CSTNode, node: cst.CSTNode) -> bool:
-    """Whether it stands in a block of its own below ``node``."""
-    for up in flow.script.up(one):
-        if up is node:
+def _is_under(flow: Flow, inner: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Whether a node stands in a block of its own inside ``node``."""
+    for ancestor in flow.script.up(inner):
+        if ancestor is node:
             return False
-        if isinstance(up, _BLOCKS):
+        if isinstance(ancestor, _BLOCKS):
             return True
     return False
 
 
-def _named(flow: Flow, node: cst.CSTNode) -> tuple[str, bool]:
-    """What this collects in, or clears, and whether it clears; an empty name: it does neither."""
+def _collected_or_cleared(flow: Flow, node: cst.CSTNode) -> tuple[str, bool]:
+    """Return the collection that a node fills or clears, and whether it clears; "" for neither."""
     script = flow.script
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-        name, does = script.code(node.func.value), node.func.attr.value
-        if does in _COLLECTS:
+        name, method = script.code(node.func.value), node.func.attr.value
+        if method in _COLLECTS:
             return _dotted(name), False
-        return (_dotted(name), True) if does == "clear" and not node.args else ("", False)
+        return (_dotted(name), True) if method == "clear" and not node.args else ("", False)
     if isinstance(node, cst.Del) and isinstance(node.target, cst.Subscript):
-        whole = [one.slice for one in node.target.slice]
+        whole = [element.slice for element in node.target.slice]
         is_all = len(whole) == 1 and isinstance(whole[0], cst.Slice)
         is_all = is_all and script.code(whole[0]).replace(" ", "") == ":"
         return (_dotted(script.code(node.target.value)), True) if is_all else ("", False)
@@ -119,5 +121,5 @@ def _named(flow: Flow, node: cst.CSTNode) -> tuple[str, bool]:
 
 
 def _dotted(name: str) -> str:
-    """A name, or an attribute of one; empty: it is something else."""
+    """Return a name or an attribute of one as it is; empty if it is something else."""
     return name if name.replace(".", "").isidentifier() else ""

@@ -1,10 +1,10 @@
-"""Which loop of a script trains, what it goes over, and whose parameters it changes.
+"""Finds the loop of a script that trains, what it goes over, and the models that it trains.
 
     optimizer.step() -> the loops around it -> the one over a loader, or the only one
     optimizer -> the models whose parameters it was made for; its schedulers
 
-Above 300 lines, since which loop it is depends on whose steps, and on what they go over. This
-module must not know what is done with what it finds.
+Above 300 lines, since the choice of the loop depends on the optimizers that step in it and on what
+it goes over. This module must not know what its results are used for.
 """
 
 import re
@@ -30,7 +30,7 @@ _OF_A_MODEL = ("parameters", "named_parameters", "configure_optimizers", "traina
 _PASSED_ON = re.compile(
     r"(^|\.)(enumerate|islice|iter|tqdm|trange|track|progress|log_every|notebook)$"
 )
-"""What gives the batches of its first argument one by one."""
+"""Functions that yield the batches of their first argument one by one."""
 _LITERALS = cst.List | cst.ListComp | cst.Tuple | cst.Dict | cst.Set | cst.BaseNumber
 _MAKES_LISTS = ("range", "zip", "list", "sorted", "reversed", "tuple", "random.sample")
 _DEPTH = 8
@@ -43,10 +43,11 @@ class Loop(NamedTuple):
     """The loop that trains.
 
     Attributes:
-        loader: what it goes over, as its own function calls that; None: it counts updates.
+        node: the loop.
+        loader: what its function calls the loader that it goes over; None if it has none.
         outer: the loops around it, innermost first.
-        taken: how it takes its batches by hand; None: it is over a loader itself, or has none.
-        numbers: the range that it goes through in each epoch, and takes its batches by; or None.
+        taken: how it takes batches by hand; None if it goes over the loader itself, or has none.
+        numbers: the range of each epoch by which it takes its batches; None if there is none.
     """
 
     node: AnyLoop
@@ -57,61 +58,69 @@ class Loop(NamedTuple):
 
     @property
     def counts_updates(self) -> bool:
-        """Whether it has neither epochs nor a loader."""
+        """Whether the loop counts updates: it has neither epochs nor a loader."""
         return self.loader is None and self.numbers is None
 
 
 class OptimizerSteps:
-    """The steps of optimizers, and what the loops around them go over; none is refused."""
+    """The optimizers' steps in a script, and what the loops around them go over.
+
+    No script is refused.
+
+    Attributes:
+        steps: each call that steps, with its optimizer.
+    """
 
     def __init__(self, flow: Flow) -> None:
         self.flow, self.script = flow, flow.script
         self._zeroed = {
-            self.script.code(one.func.value)
-            for one in self.script.calls("zero_grad")
-            if isinstance(one.func, cst.Attribute)
+            self.script.code(call.func.value)
+            for call in self.script.calls("zero_grad")
+            if isinstance(call.func, cst.Attribute)
         }
         self.steps = [
-            (call, found) for call in self.script.calls("step") if (found := self._stepped(call))
+            (call, optimizer)
+            for call in self.script.calls("step")
+            if (optimizer := self._stepped_optimizer(call))
         ]
 
-    def _stepped(self, call: cst.Call) -> cst.BaseExpression | None:
-        """The optimizer of ``optimizer.step()`` or ``scaler.step(optimizer)``; else None."""
+    def _stepped_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
+        """Return the optimizer of ``optimizer.step()`` or ``scaler.step(optimizer)``, or None."""
         if not isinstance(call.func, cst.Attribute):
             return None
-        for one in (call.func.value, *positional(call)[:1]):
-            if isinstance(one, cst.Name | cst.Attribute) and self._is_optimizer(one):
-                return one
+        for candidate in (call.func.value, *positional(call)[:1]):
+            if isinstance(candidate, cst.Name | cst.Attribute) and self._is_optimizer(candidate):
+                return candidate
         return None
 
-    def _is_optimizer(self, one: cst.BaseExpression) -> bool:
-        made = [each for each in self.flow.origins(one) if isinstance(each, cst.Call)]
-        if any(_SCHEDULER.search(self.script.meaning(each.func)) for each in made):
+    def _is_optimizer(self, expr: cst.BaseExpression) -> bool:
+        makers = [origin for origin in self.flow.origins(expr) if isinstance(origin, cst.Call)]
+        if any(_SCHEDULER.search(self.script.meaning(call.func)) for call in makers):
             return False
-        if self.script.code(one) in self._zeroed:
+        if self.script.code(expr) in self._zeroed:
             return True
         return any(
-            _OPTIMIZER.search(self.script.meaning(each.func))
-            or (each.args and next(self._owned(each.args[0]), None) is not None)
-            for each in made
+            _OPTIMIZER.search(self.script.meaning(call.func))
+            or (call.args and next(self._owners(call.args[0]), None) is not None)
+            for call in makers
         )
 
-    # -- what it goes over ----------------------------------------------------------------------
+    # -- what a loop goes over ------------------------------------------------------------------
 
     def iterated(self, loop: cst.For) -> cst.BaseExpression | None:
-        """The loader of ``for batch in tqdm(loader)``; None where it is no name."""
-        found = loop.iter
+        """Return the loader of ``for batch in tqdm(loader)``; None if it is not a name."""
+        iterated = loop.iter
         for _ in range(_DEPTH):
-            if isinstance(found, cst.Name):
-                value = self._local(found)
+            if isinstance(iterated, cst.Name):
+                value = self._local(iterated)
                 if value is None or not self._passes_on(value):
                     break
-                found = value
-            elif not isinstance(found, cst.Call) or not self._passes_on(found):
+                iterated = value
+            elif not isinstance(iterated, cst.Call) or not self._passes_on(iterated):
                 break
             else:
-                found = positional(found)[0]
-        return found if isinstance(found, cst.Name | cst.Attribute) else None
+                iterated = positional(iterated)[0]
+        return iterated if isinstance(iterated, cst.Name | cst.Attribute) else None
 
     def _passes_on(self, call: cst.BaseExpression) -> bool:
         if not isinstance(call, cst.Call) or not positional(call):
@@ -120,132 +129,137 @@ class OptimizerSteps:
         return _PASSED_ON.search(name or self.script.code(call.func)) is not None
 
     def _local(self, name: cst.Name) -> cst.BaseExpression | None:
-        """What a name is bound to once: ``bar = tqdm(loader)``, ``with tqdm(loader) as bar``."""
+        """Return a name's only value: ``bar = tqdm(loader)``, ``with tqdm(loader) as bar``."""
         scope = self.script.scope(name)
-        for one in self.script.up(name):
-            for item in one.items if isinstance(one, cst.With) else ():
+        for ancestor in self.script.up(name):
+            for item in ancestor.items if isinstance(ancestor, cst.With) else ():
                 if item.asname and self.script.code(item.asname.name) == name.value:
                     return item.item
         values = self.flow.bindings(name.value, self.flow.home(name.value, scope))
         return values[0].value if len(values) == 1 else None
 
     def is_loader(self, expr: cst.BaseExpression) -> bool | None:
-        """Whether this comes from ``DataLoader(...)``; None: nobody can say."""
-        made = self.flow.origins(expr)
-        if any(self.makes_loader(one) for one in made):
+        """Whether this comes from ``DataLoader(...)``; None if it cannot be seen."""
+        origins = self.flow.origins(expr)
+        if any(self.makes_loader(origin) for origin in origins):
             return True
-        is_other = bool(made) and all(
-            isinstance(one, _LITERALS)
-            or (isinstance(one, cst.Call) and self.script.meaning(one.func) in _MAKES_LISTS)
-            for one in made
+        is_other = bool(origins) and all(
+            isinstance(origin, _LITERALS)
+            or (isinstance(origin, cst.Call) and self.script.meaning(origin.func) in _MAKES_LISTS)
+            for origin in origins
         )
         return False if is_other else None
 
     def makes_loader(self, value: cst.BaseExpression) -> bool:
-        """Whether this is ``DataLoader(...)``, or a class of the script's own that is one."""
+        """Whether this makes a ``DataLoader``, or a subclass of the script's own."""
         if not isinstance(value, cst.Call):
             return False
         name = self.script.meaning(value.func).rpartition(".")[2]
         bases = self.flow.classes[name].bases if name in self.flow.classes else ()
         return "DataLoader" in (
             name,
-            *(self.script.meaning(b.value).rpartition(".")[2] for b in bases),
+            *(self.script.meaning(base.value).rpartition(".")[2] for base in bases),
         )
 
-    # -- whose parameters -----------------------------------------------------------------------
+    # -- models and schedulers ------------------------------------------------------------------
 
     def models(self, optimizer: cst.BaseExpression) -> dict[str, cst.BaseExpression]:
-        """The models that an optimizer was made for, by their text."""
-        found: dict[str, cst.BaseExpression] = {}
-        made = self.flow.origins(optimizer)
-        for one in made:
-            for owner in self._owned(one):
-                found[self.script.code(owner)] = owner
-        for scope in () if found else {self.script.scope(one) for one in made}:
-            for owner in self._owned(scope):  # groups that a loop collects
-                found[self.script.code(owner)] = owner
-        for one in () if found else made:
+        """Return the models that an optimizer was made for, by their text."""
+        models: dict[str, cst.BaseExpression] = {}
+        origins = self.flow.origins(optimizer)
+        for origin in origins:
+            for owner in self._owners(origin):
+                models[self.script.code(owner)] = owner
+        for scope in () if models else {self.script.scope(origin) for origin in origins}:
+            for owner in self._owners(scope):  # groups that a loop collects
+                models[self.script.code(owner)] = owner
+        for origin in () if models else origins:
             called = {self.script.code(call.func) for call in self.script.every_call}
-            for given in positional(one) if isinstance(one, cst.Call) else ():
+            for argument in positional(origin) if isinstance(origin, cst.Call) else ():
                 if (
-                    isinstance(given, cst.Name | cst.Attribute)
-                    and self.script.code(given) in called
+                    isinstance(argument, cst.Name | cst.Attribute)
+                    and self.script.code(argument) in called
                 ):
-                    found[self.script.code(given)] = given
-        return found
+                    models[self.script.code(argument)] = argument
+        return models
 
-    def _owned(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
-        """Whose ``parameters()`` stand in an expression, or in what its names are bound to."""
-        own: list[cst.BaseExpression] = []
-        for one in self.script.within(node):
-            func = one.func if isinstance(one, cst.Call) else None
+    def _owners(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
+        """Yield objects whose ``parameters()`` stand in an expression, or in its names' values."""
+        owners: list[cst.BaseExpression] = []
+        for part in self.script.within(node):
+            func = part.func if isinstance(part, cst.Call) else None
             if isinstance(func, cst.Attribute) and func.attr.value in _OF_A_MODEL:
-                own.append(self._whole(func.value))
-        own = [one for one in own if isinstance(one, cst.Name | cst.Attribute)]
-        yield from own
-        if own or depth > 1 or isinstance(node, Scope):
+                owners.append(self._outermost(func.value))
+        owners = [owner for owner in owners if isinstance(owner, cst.Name | cst.Attribute)]
+        yield from owners
+        if owners or depth > 1 or isinstance(node, Scope):
             return
-        for name in (one for one in self.script.within(node) if isinstance(one, cst.Name)):
+        for name in (part for part in self.script.within(node) if isinstance(part, cst.Name)):
             home = self.flow.home(name.value, self.script.scope(name))
             for binding in self.flow.bindings(name.value, home):
                 if binding.value is not node:
-                    yield from self._owned(binding.value, depth + 1)
+                    yield from self._owners(binding.value, depth + 1)
 
-    def _whole(self, part: cst.BaseExpression) -> cst.BaseExpression:
-        """``model`` of ``model.encoder``, unless that is set as a whole."""
+    def _outermost(self, part: cst.BaseExpression) -> cst.BaseExpression:
+        """Return ``model`` for ``model.encoder``, unless ``model.encoder`` itself is assigned."""
         while isinstance(part, cst.Attribute):
             code = self.script.code(part)
-            is_set = any(one.name == code for one in self.script.bindings)
+            is_set = any(binding.name == code for binding in self.script.bindings)
             if is_set or self.script.code(part.value) == "self":
                 break
             part = part.value
         return part
 
     def schedulers(self) -> dict[str, cst.BaseExpression]:
-        """What else is stepped and was made as a schedule of a learning rate, by its text."""
-        found: dict[str, cst.BaseExpression] = {}
+        """Return the learning rate schedulers that are stepped, by their text."""
+        schedulers: dict[str, cst.BaseExpression] = {}
         for call in self.script.calls("step"):
-            one = call.func.value if isinstance(call.func, cst.Attribute) else None
-            if not isinstance(one, cst.Name | cst.Attribute):
+            owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+            if not isinstance(owner, cst.Name | cst.Attribute):
                 continue
-            made = [each for each in self.flow.origins(one) if isinstance(each, cst.Call)]
-            if any(_SCHEDULER.search(self.script.meaning(each.func)) for each in made):
-                found[self.script.code(one)] = one
-        return found
+            makers = [origin for origin in self.flow.origins(owner) if isinstance(origin, cst.Call)]
+            if any(_SCHEDULER.search(self.script.meaning(maker.func)) for maker in makers):
+                schedulers[self.script.code(owner)] = owner
+        return schedulers
 
 
 class Stepping(OptimizerSteps):
     """The loop that trains, with its optimizers.
 
+    Attributes:
+        loop: the loop.
+        optimizers: those that step, by their text.
+
     Raises:
-        CannotDerive: there is none, or there are several.
+        CannotDerive: there is no such loop, or there are several.
     """
 
     def __init__(self, flow: Flow) -> None:
         super().__init__(flow)
-        self.loop = self._find()
-        self.optimizers = {self.script.code(one): one for _, one in self.steps}
+        self.loop = self._find_loop()
+        self.optimizers = {self.script.code(optimizer): optimizer for _, optimizer in self.steps}
 
     @property
     def calls_again(self) -> bool:
-        """Whether an optimizer of the script's own may call the model again inside its step."""
+        """Whether an optimizer that is not torch's may call the model again inside its step."""
         return any(
-            self._has_closure(call, one) and not self._is_torch(one) for call, one in self.steps
+            self._has_closure(call, optimizer) and not self._is_torch(optimizer)
+            for call, optimizer in self.steps
         )
 
     def _has_closure(self, call: cst.Call, optimizer: cst.BaseExpression) -> bool:
-        given = positional(call) or list(by_name(call).values())
+        arguments = positional(call) or list(by_name(call).values())
         is_own = isinstance(call.func, cst.Attribute) and call.func.value is optimizer
-        return is_own and bool(given) and not isinstance(given[0], cst.BaseNumber)
+        return is_own and bool(arguments) and not isinstance(arguments[0], cst.BaseNumber)
 
     def _is_torch(self, optimizer: cst.BaseExpression) -> bool:
-        made = [one for one in self.flow.origins(optimizer) if isinstance(one, cst.Call)]
-        names = [self.script.meaning(one.func) for one in made]
-        return bool(names) and all(one.startswith("torch.optim.") for one in names)
+        makers = [origin for origin in self.flow.origins(optimizer) if isinstance(origin, cst.Call)]
+        names = [self.script.meaning(call.func) for call in makers]
+        return bool(names) and all(name.startswith("torch.optim.") for name in names)
 
-    def _find(self) -> Loop:
+    def _find_loop(self) -> Loop:
         script = self.script
-        found = {}
+        loops = {}
         for call, _ in self.steps:
             for chain in self.flow.around(call):
                 if not chain:
@@ -253,35 +267,38 @@ class Stepping(OptimizerSteps):
                         f"line {script.line(call)} steps outside of any loop; each step belongs "
                         "to a batch: for batch in loader: with pace.step(): ..."
                     )
-                loop = self._chosen(call, chain)
-                found[loop.node] = loop
-        if not found:
-            raise CannotDerive(self._by_hand() or _NO_LOOP)
-        if len(found) > 1:
-            lines = " and ".join(str(script.line(one)) for one in found)
+                loop = self._choose(call, chain)
+                loops[loop.node] = loop
+        if not loops:
+            raise CannotDerive(self._by_hand_reason() or _NO_LOOP)
+        if len(loops) > 1:
+            lines = " and ".join(str(script.line(node)) for node in loops)
             raise CannotDerive(
                 f"the loops of lines {lines} all train; a run has one loop: put them into scripts "
                 "of their own, or into one function that gets its loader as an argument"
             )
-        return next(iter(found.values()))
+        return next(iter(loops.values()))
 
-    def _by_hand(self) -> str:
-        """A sentence where parameters are changed without an optimizer."""
-        hands = [
+    def _by_hand_reason(self) -> str:
+        """Return a sentence if parameters are changed without an optimizer; else an empty text."""
+        changes = [
             call
             for call in self.script.calls("add_", "sub_", "copy_")
             if ".grad" in self.script.code(call) and any(self.flow.around(call))
         ]
-        if not hands or self.script.calls("step"):
+        if not changes or self.script.calls("step"):
             return ""
         return (
-            f"line {self.script.line(hands[0])} changes parameters by hand, and an update is an "
+            f"line {self.script.line(changes[0])} changes parameters by hand, and an update is an "
             "optimizer's step; write optimizer = torch.optim.SGD(model.parameters(), lr=...) and "
             "optimizer.step()"
         )
 
-    def _by_phase(self, chain: list[AnyLoop]) -> str:
-        """``for phase in (...): for batch in loaders[phase]:``, with a step in one of them."""
+    def _phase_reason(self, chain: list[AnyLoop]) -> str:
+        """Return a sentence if only one phase of several trains; else an empty text.
+
+        ``for phase in (...): for batch in loaders[phase]:``, with a step in one of them.
+        """
         inner, code = chain[0], self.script.code
         if not (isinstance(inner, cst.For) and isinstance(inner.iter, cst.Subscript)):
             return ""
@@ -298,25 +315,31 @@ class Stepping(OptimizerSteps):
                 )
         return ""
 
-    def _chosen(self, call: cst.Call, chain: list[AnyLoop]) -> Loop:
-        """The loop over batches among those around a step."""
-        over: dict[AnyLoop, cst.BaseExpression | None] = {
-            one: self.iterated(one) for one in chain if isinstance(one, cst.For)
+    def _choose(self, call: cst.Call, chain: list[AnyLoop]) -> Loop:
+        """Return the loop over batches among the loops around a step."""
+        iterated: dict[AnyLoop, cst.BaseExpression | None] = {
+            loop: self.iterated(loop) for loop in chain if isinstance(loop, cst.For)
         }
-        kinds = {node: self.is_loader(expr) for node, expr in over.items() if expr is not None}
-        for number, node in enumerate(chain):
-            if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
-                return Loop(node, over[node], chain[number + 1 :])
-        taken = taken_by_hand(self.flow, chain[0])
-        if taken is not None and (self.is_loader(taken.loader) or self.makes_loader(taken.loader)):
-            return Loop(chain[0], taken.loader, chain[1:], taken)
+        is_loader = {
+            node: self.is_loader(expr) for node, expr in iterated.items() if expr is not None
+        }
+        for depth, node in enumerate(chain):
+            if is_loader.get(node) or (
+                depth == 0 and node in is_loader and is_loader[node] is None
+            ):
+                return Loop(node, iterated[node], chain[depth + 1 :])
+        by_hand = taken_by_hand(self.flow, chain[0])
+        if by_hand is not None and (
+            self.is_loader(by_hand.loader) or self.makes_loader(by_hand.loader)
+        ):
+            return Loop(chain[0], by_hand.loader, chain[1:], by_hand)
         if len(chain) == 1:
             return Loop(chain[0], None, [])
         if (numbers := numbers_of(self.flow, chain[0])) is not None:
             return Loop(chain[0], None, chain[1:], numbers=numbers)
-        if why := self._by_phase(chain):
-            raise CannotDerive(why)
-        lines = [self.script.line(one) for one in chain]
+        if reason := self._phase_reason(chain):
+            raise CannotDerive(reason)
+        lines = [self.script.line(loop) for loop in chain]
         raise CannotDerive(
             f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "
             f"{self.script.line(call)} and goes over no DataLoader: make what it takes batches "

@@ -1,11 +1,11 @@
-"""What to know of a script beside the diff that ``launch --check`` prints for it.
+"""The notes that ``launch --check`` prints beside a diff.
 
-    a loss that is a sum, a mean over all samples, a rate by hand, state from turn to turn, a number
-    that is computed with, what a turn collects, a second loader, a break
+    a loss that is a sum, a mean over all samples, a learning rate set by hand, state carried from
+    turn to turn, a turn's number that is computed with, collections, a second loader, a break
         ->  a sentence each, with its line
 
-Each is true of the script as it is, and none stops it. This module must not know how a diff is
-made.
+Each is true of the script as it is, and none prevents the change. This module must not know how a
+diff is made.
 """
 
 import re
@@ -29,10 +29,11 @@ _BY_HAND = (
 
 
 def notes_of_loop(text: str, name: str) -> Iterator[str]:
-    """What is other with several workers, and not for the converter to decide.
+    """Yield sentences on what changes with several workers, for the user to decide.
 
     Args:
-        name: the script's path, which each sentence begins with.
+        text: the script.
+        name: its path, with which each sentence begins.
     """
     script = SourceTree(text)
     flow = Flow(script)
@@ -72,13 +73,16 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
 
 
 def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
-    """Where a loss is a sum over a batch."""
+    """Yield notes on losses that are sums over a batch."""
     script, flow = training.flow.script, training.flow
     for node in flow.reached([training.loop.node.body]):
-        for call in (one for one in script.within(node) if isinstance(one, cst.Call)):
-            made = [call, *(flow.origins(call.func) if call.func is not node else ())]
-            words = [by_name(one) for one in made if isinstance(one, cst.Call)]
-            if any("reduction" in one and "sum" in script.code(one["reduction"]) for one in words):
+        for call in (part for part in script.within(node) if isinstance(part, cst.Call)):
+            origins = [call, *(flow.origins(call.func) if call.func is not node else ())]
+            keywords = [by_name(origin) for origin in origins if isinstance(origin, cst.Call)]
+            if any(
+                "reduction" in arguments and "sum" in script.code(arguments["reduction"])
+                for arguments in keywords
+            ):
                 yield (
                     f"{name}:{script.line(call)} sums the loss over a batch, and workers average "
                     "their sums: with K of them an update is 1/K of one worker's; write the mean, "
@@ -95,62 +99,62 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
 
 
 def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
-    """Where what a worker has added up over its part is divided by the samples of all."""
+    """Yield notes on sums over a worker's part that are divided by all samples."""
     script, loop = training.flow.script, training.loop
     if loop.loader is None:
         return
     everything = f"len({script.code(loop.loader)}.dataset)"
     sums = {
-        script.code(one.target)
-        for one in script.within(loop.node.body)
-        if isinstance(one, cst.AugAssign) and isinstance(one.operator, cst.AddAssign)
+        script.code(part.target)
+        for part in script.within(loop.node.body)
+        if isinstance(part, cst.AugAssign) and isinstance(part.operator, cst.AddAssign)
     }
     means = [
-        one
-        for one in script.nodes
-        if isinstance(one, cst.BinaryOperation) and isinstance(one.operator, cst.Divide)
+        node
+        for node in script.nodes
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide)
     ]
-    for one in means:
-        if script.scope(one) is not script.scope(loop.node):
+    for mean in means:
+        if script.scope(mean) is not script.scope(loop.node):
             continue
-        added = sorted(sums & script.inside(one.left))
-        if added and everything in script.inside(one.right):
+        added_up = sorted(sums & script.inside(mean.left))
+        if added_up and everything in script.inside(mean.right):
             yield (
-                f"{name}:{script.line(one)} divides {added[0]}, which each worker adds up over its "
-                f"part of the samples, by all of them: with K workers it is 1/K; behind the loop "
-                f"write pace.sum({added[0]}), or divide by the samples that were counted"
+                f"{name}:{script.line(mean)} divides {added_up[0]}, which each worker adds up over "
+                "its part of the samples, by all of them: with K workers it is 1/K; behind the "
+                f"loop write pace.sum({added_up[0]}), or divide by the samples that were counted"
             )
 
 
 def _notes_of_together(training: Stepping, name: str) -> Iterator[str]:
-    """Why `prepare` is told that workers must step together."""
+    """Yield the reasons why workers must step together."""
     line = training.flow.script.line
-    where = "is refused where workers do not step together (k-sync, async and their kin)"
-    for one in rates_by_hand(training):
+    refusal = "is refused where workers do not step together (k-sync, async and their kin)"
+    for node in rates_by_hand(training):
         yield (
-            f"{name}:{line(one)} sets a learning rate by hand for each step, so the script "
-            f"{where}; a LambdaLR that is given to prepare goes everywhere"
+            f"{name}:{line(node)} sets a learning rate by hand for each step, so the script "
+            f"{refusal}; a LambdaLR that is given to prepare goes everywhere"
         )
-    for one in schedules_now_and_then(training):
+    for node in schedules_now_and_then(training):
         yield (
-            f"{name}:{line(one)} steps a scheduler behind some of the steps, so the script "
-            f"{where}; stepped behind every one (a LambdaLR whose factor stays 1 elsewhere) it "
+            f"{name}:{line(node)} steps a scheduler behind some of the steps, so the script "
+            f"{refusal}; stepped behind every one (a LambdaLR whose factor stays 1 elsewhere) it "
             "goes everywhere"
         )
     for state in carried_states(training):
         yield (
             f"{name}:{line(state)} carries {state.value} from turn to turn, each worker its own, "
-            f"so the script {where}; under local-sgd:H a turn is gone through H times"
+            f"so the script {refusal}; under local-sgd:H a turn is gone through H times"
         )
 
 
 def _notes_of_numbers(training: Stepping, name: str) -> Iterator[str]:
-    """Where a turn's number is more than how far training is."""
-    used = computes(training)
-    if used is not None:
-        code = training.flow.script.code(used)
+    """Yield a note if a turn's number is used for more than to show progress."""
+    use = computes(training)
+    if use is not None:
+        code = training.flow.script.code(use)
         yield (
-            f"{name}:{training.flow.script.line(used)} computes with {code}, the number of a turn: "
+            f"{name}:{training.flow.script.line(use)} computes with {code}, the number of a turn: "
             "it is pace.turn, so that what goes into an update is what one process learns from in "
             "that turn, the same in each worker; to share the turns out write for number in "
             f"pace.updates(n), and number for {code}"
@@ -158,9 +162,9 @@ def _notes_of_numbers(training: Stepping, name: str) -> Iterator[str]:
 
 
 def _notes_of_skips(training: Stepping, name: str) -> Iterator[str]:
-    """Where a turn may end before its step."""
-    found = [skips(training.flow, training.loop.node, call) for call, _ in training.steps]
-    for node in found[0] if all(found) else ():
+    """Yield notes on turns that may end before their steps."""
+    skipping = [skips(training.flow, training.loop.node, call) for call, _ in training.steps]
+    for node in skipping[0] if all(skipping) else ():
         yield (
             f"{name}:{training.flow.script.line(node)} goes on to the next turn without a step, "
             "and pace.updates(n) counts updates: it makes n of them in any case, in more turns; "
@@ -169,37 +173,39 @@ def _notes_of_skips(training: Stepping, name: str) -> Iterator[str]:
 
 
 def _notes_of_leftovers(training: Stepping, name: str) -> Iterator[str]:
-    """What a turn that is called off has begun to collect."""
-    for one in leftovers(training.flow, training.loop.node):
-        done = "the turn clears it first, too" if one.is_visible else "clear it first in the turn"
+    """Yield notes on what a turn that is called off leaves in collections."""
+    for rest in leftovers(training.flow, training.loop.node):
+        remedy = "the turn clears it first, too"
+        if not rest.is_visible:
+            remedy = "clear it first in the turn"
         yield (
-            f"{name}:{training.flow.script.line(one.clears)} clears {one.name} at the end of a "
-            f"turn, and one that is called off (k-sync and its kin) never comes there: {done}"
+            f"{name}:{training.flow.script.line(rest.clears)} clears {rest.name} at the end of a "
+            f"turn, and one that is called off (k-sync and its kin) never comes there: {remedy}"
         )
 
 
 def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str) -> Iterator[str]:
-    """Where the loop takes from another loader by ``next``."""
-    flow, own = training.flow, training.loop.loader
-    if own is None:
+    """Yield notes on other loaders from which the loop takes by ``next``."""
+    flow, trained_loader = training.flow, training.loop.loader
+    if trained_loader is None:
         return
     calls = dict.fromkeys(
-        one
+        part
         for node in flow.reached([training.loop.node.body])
-        for one in script.within(node)
-        if isinstance(one, cst.Call) and script.meaning(one.func) == "next"
+        for part in script.within(node)
+        if isinstance(part, cst.Call) and script.meaning(part.func) == "next"
     )
-    found: dict[str, cst.Call] = {}
+    takes: dict[str, cst.Call] = {}
     for call in calls:
-        made = flow.origins(positional(call)[0]) if positional(call) else []
-        for one in made:
-            is_iterator = isinstance(one, cst.Call) and script.meaning(one.func) == "iter"
-            if not isinstance(one, cst.Call) or not is_iterator or not positional(one):
+        origins = flow.origins(positional(call)[0]) if positional(call) else []
+        for origin in origins:
+            is_iterator = isinstance(origin, cst.Call) and script.meaning(origin.func) == "iter"
+            if not isinstance(origin, cst.Call) or not is_iterator or not positional(origin):
                 continue
-            loader = positional(one)[0]
-            if training.is_loader(loader) and script.code(loader) != script.code(own):
-                found.setdefault(script.code(loader), call)
-    for loader_name, call in found.items():
+            loader = positional(origin)[0]
+            if training.is_loader(loader) and script.code(loader) != script.code(trained_loader):
+                takes.setdefault(script.code(loader), call)
+    for loader_name, call in takes.items():
         yield (
             f"{name}:{script.line(call)} takes from {loader_name} by next(), and these lines do "
             "not prepare it, so every worker goes through all of it; for a part each, behind the "
@@ -208,7 +214,7 @@ def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str)
 
 
 def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Iterator[str]:
-    """Where one worker leaves a loop of updates by what it alone sees."""
+    """Yield notes on exits by which one worker may leave the loop alone."""
     loop = training.loop.node
     count = count_of(training.flow, loop, [call for call, _ in training.steps])
     counter = count.counter
@@ -219,22 +225,28 @@ def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Itera
         )
     if count.leaves:
         return
-    for node in (one for one in script.within(loop.body) if isinstance(one, cst.Break)):
-        ups = list(script.up(node))
-        if loop not in ups:
-            continue  # of a function that is made there
-        tests = [one.test for one in ups[: ups.index(loop)] if isinstance(one, cst.If)]
-        is_own = next(one for one in ups if isinstance(one, cst.For | cst.While)) is loop
-        is_alike = any(counter in script.inside(one) or _is_asked(script, one) for one in tests)
-        if is_own and not is_alike:
+    for node in (part for part in script.within(loop.body) if isinstance(part, cst.Break)):
+        ancestors = list(script.up(node))
+        if loop not in ancestors:
+            continue  # it stands in a function defined there
+        tests = [
+            ancestor.test
+            for ancestor in ancestors[: ancestors.index(loop)]
+            if isinstance(ancestor, cst.If)
+        ]
+        innermost_loop = next(up for up in ancestors if isinstance(up, cst.For | cst.While))
+        is_same_everywhere = any(
+            counter in script.inside(test) or _is_option(script, test) for test in tests
+        )
+        if innermost_loop is loop and not is_same_everywhere:
             yield (
                 f"{name}:{script.line(node)} leaves the loop in one worker alone, where the others "
                 "do not see the same; write pace.stop() before it, which ends it in all"
             )
 
 
-def _is_asked(script: SourceTree, test: cst.BaseExpression) -> bool:
-    """Whether a condition is what the command line says: ``args.dry_run``."""
+def _is_option(script: SourceTree, test: cst.BaseExpression) -> bool:
+    """Whether a condition is an option of the command line: ``args.dry_run``."""
     return (
         re.fullmatch(r"(args|opts?|options|config|cfg|flags)\.\w+", script.code(test)) is not None
     )

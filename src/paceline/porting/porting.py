@@ -1,8 +1,8 @@
-"""What ``launch`` tells a script for another library's workers: one sentence, and a diff or lines.
+"""What ``launch`` tells the user of a script for another library's workers: a sentence, and a diff.
 
 Such a script would start, but its workers would train through a process group of their own, which
-no protocol reaches. Its text is read, never run, and nothing is written. This module must not
-know engines or settings.
+no protocol of paceline reaches. If there is no diff, the lines to write by hand are shown. The text
+is read, never run, and nothing is written. This module must not know engines or settings.
 """
 
 import ast
@@ -31,20 +31,20 @@ _FOREIGN = {
     "deepspeed.initialize": "DeepSpeed",
     "horovod.torch.init": "Horovod",
 }
-"""What begins a run of another library, and what people call that library."""
+"""The calls that begin a run of another library, and the library's usual name."""
 STRATEGY = "paceline.lightning.PacelineStrategy"
-_LOOKING = ("accelerate", "transformers")
-"""Make a process group by themselves where RANK and WORLD_SIZE are set."""
+_GROUP_MAKERS = ("accelerate", "transformers")
+"""Packages that make a process group by themselves if RANK and WORLD_SIZE are set."""
 
 
 class Reading(NamedTuple):
-    """What was read in a script that can be launched.
+    """What was found in a script that can be launched.
 
     Attributes:
-        has_group: whether it, or a library of its own, makes a process group of torch's own where
-            RANK and WORLD_SIZE are set: for its other starts.
+        has_group: whether the script, or a library that it uses, makes torch's own process group
+            if RANK and WORLD_SIZE are set, for when other launchers start it.
         notes: sentences that the user should read before the run.
-        writes: the sentence on what several workers would write at the same time; or empty.
+        writes: the sentence on what several workers would write at the same time, if anything.
     """
 
     has_group: bool = False
@@ -53,10 +53,10 @@ class Reading(NamedTuple):
 
 
 def check_script(program: ScriptProgram) -> Reading:
-    """Refuse a script that is not there, is no Python, or is written for another library's workers.
+    """Read a script; refuse it if it is missing, not Python, or for another library's workers.
 
     Raises:
-        ConfigError: what is wrong, with the diff that the script needs where it can be derived.
+        ConfigError: what is wrong, with the diff that the script needs if it can be derived.
     """
     path = find(program)
     if path is None:
@@ -65,11 +65,11 @@ def check_script(program: ScriptProgram) -> Reading:
     try:
         source = Source(path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
-        where = f"{name}:{error.lineno}"
+        location = f"{name}:{error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
-        raise ConfigError(f"{where} is no valid Python ({error.msg}){line}") from None
+        raise ConfigError(f"{location} is no valid Python ({error.msg}){line}") from None
     except (OSError, UnicodeDecodeError, ValueError):
-        return Reading()  # the interpreter says it better
+        return Reading()  # the interpreter explains it better
     hint = advise(source, name)
     if hint is not None:
         raise ConfigError(hint)
@@ -77,10 +77,10 @@ def check_script(program: ScriptProgram) -> Reading:
 
 
 def read(source: Source, name: str) -> Reading:
-    """What is to be known of a script that can be launched."""
+    """Return what is to be known of a script that can be launched."""
     group, writes = next(source.calls(INIT), None), note_of_writes(source, name)
     if group is None:
-        return Reading(has_group=bool(source.imports(*_LOOKING)), writes=writes)
+        return Reading(has_group=bool(source.imports(*_GROUP_MAKERS)), writes=writes)
     note = (
         f"{name}:{group.lineno} makes a process group of torch's own, for other launchers: RANK "
         "and WORLD_SIZE are not set here, so that a branch which looks for them is not taken "
@@ -90,24 +90,24 @@ def read(source: Source, name: str) -> Reading:
 
 
 def advise(source: Source, name: str) -> str | None:
-    """What a script for another library's workers needs; None where nothing can be seen here."""
+    """Return what a script for another library's workers needs; None for any other script."""
     if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         return None
-    who = _whose(source, name)
-    if not who:
+    foreign = _foreign_workers(source, name)
+    if not foreign:
         return None
-    from .check import judge  # here: only who is refused needs libcst
+    from .check import judge  # here: only scripts that are refused need libcst
 
     verdict = judge(source, name)
     if not verdict.diff:
         return verdict.reason
-    notes = "".join(f"\n{one}" for one in verdict.notes)
-    return f"{who}; under paceline it needs this change:\n\n{verdict.diff}{notes}".rstrip("\n")
+    notes = "".join(f"\n{note}" for note in verdict.notes)
+    return f"{foreign}; under paceline it needs this change:\n\n{verdict.diff}{notes}".rstrip("\n")
 
 
-def _whose(source: Source, name: str) -> str:
-    """The half of a sentence that says whose workers a script has; empty: nobody else's."""
-    if (foreign := _foreign(source)) is not None:
+def _foreign_workers(source: Source, name: str) -> str:
+    """Return the half of a sentence that names a script's foreign workers; empty if it has none."""
+    if (foreign := _foreign_run(source)) is not None:
         return (
             f"{name}:{foreign[0].lineno} is written for {foreign[1]}, whose workers no protocol of "
             "paceline could reach"
@@ -120,31 +120,33 @@ def _whose(source: Source, name: str) -> str:
     return ""
 
 
-def _foreign(source: Source) -> tuple[ast.Call, str] | None:
-    """What begins a run of another library, and that library."""
-    for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
+def _foreign_run(source: Source) -> tuple[ast.Call, str] | None:
+    """Return the call that begins a run of another library, and that library, if there is one."""
+    for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
         library = _FOREIGN.get(source.meaning(call.func))
         if library is not None:
             return call, library
     return None
 
 
-def by_hand(source: Source, name: str, why: str) -> str:
-    """Why a script cannot be carried, and the lines to write by hand."""
-    who, because = _whose(source, name), f" ({why})" if why else ""
-    if (foreign := _foreign(source)) is not None:
-        return f"{who}; {_other_library(source, foreign[1])}{because}"
-    if not who:
-        reason = why or "it is written in a way that is not followed"
-        return f"{name}: {reason}" if why else f"{name}: {reason}; {_PLAIN}"
+def by_hand(source: Source, name: str, detail: str) -> str:
+    """Return why a script cannot be ported, and the lines to write by hand."""
+    foreign, explanation = _foreign_workers(source, name), f" ({detail})" if detail else ""
+    if (run := _foreign_run(source)) is not None:
+        return f"{foreign}; {_other_library(source, run[1])}{explanation}"
+    if not foreign:
+        reason = detail or "it is written in a way that is not followed"
+        return f"{name}: {reason}" if detail else f"{name}: {reason}; {_PLAIN}"
     from .parts import names_of
 
-    lines = _own_lines(source, names_of(source.text))
-    return f"{who}{because}; under paceline it needs these lines in place of those:\n\n{lines}"
+    lines = _lines_by_hand(source, names_of(source.text))
+    return (
+        f"{foreign}{explanation}; under paceline it needs these lines in place of those:\n\n{lines}"
+    )
 
 
 def _other_library(source: Source, library: str) -> str:
-    """The lines of a script whose workers are another library's."""
+    """Return the lines to write in a script whose workers are another library's."""
     if library == "Lightning":
         return (
             "under paceline it needs a strategy:\n\n"
@@ -152,9 +154,9 @@ def _other_library(source: Source, library: str) -> str:
             "    trainer = Trainer(strategy=PacelineStrategy(), ...)\n\n"
             "then start it as now, by python, with Trainer(devices=2), or by paceline launch"
         )
-    prepared = next((one for one in source.calls("prepare") if one.args), None)
+    prepared = next((call for call in source.calls("prepare") if call.args), None)
     names = "model, optimizer, loader"
-    if prepared is not None and all(isinstance(one, ast.Name) for one in prepared.args):
+    if prepared is not None and all(isinstance(argument, ast.Name) for argument in prepared.args):
         names = ", ".join(map(source.code, prepared.args))
     line = "" if prepared is None else f"  # line {prepared.lineno}"
     backward = ", pace.backward(loss)" if library == "Accelerate" else ""
@@ -174,15 +176,15 @@ def _other_library(source: Source, library: str) -> str:
     )
 
 
-def _own_lines(source: Source, parts: list[str] | None) -> str:
-    """The lines that a script needs, with the numbers of those that they stand for."""
+def _lines_by_hand(source: Source, parts: list[str] | None) -> str:
+    """Return the lines that a script needs, with the numbers of the lines that they replace."""
     group, wrap = next(source.calls(INIT), None), next(source.calls(WRAP), None)
-    instead = [f"instead of line {one.lineno}" if one else "" for one in (group, wrap)]
+    replaced = [f"instead of line {call.lineno}" if call else "" for call in (group, wrap)]
     names = ", ".join(parts or ("model", "optimizer", "loader"))
     rows = [
         ("import paceline", ""),
-        ("pace = paceline.connect()", instead[0]),
-        (f'{names} = pace.prepare({names}, batch="per-worker")', instead[1]),
+        ("pace = paceline.connect()", replaced[0]),
+        (f'{names} = pace.prepare({names}, batch="per-worker")', replaced[1]),
     ]
     lines = [f"    {text}{f'  # {note}' if note else ''}" for text, note in rows]
     if next(source.calls("DataLoader"), None) is None:
@@ -191,7 +193,11 @@ def _own_lines(source: Source, parts: list[str] | None) -> str:
 
 
 def find(program: ScriptProgram) -> Path | None:
-    """The script's file; None for a module that has none."""
+    """Return the script's file; None for a module that has none.
+
+    Raises:
+        ConfigError: there is no such script or module.
+    """
     if not program.is_module:
         path = Path(program.path)
         if not path.is_file():
@@ -211,15 +217,15 @@ def find(program: ScriptProgram) -> Path | None:
 
 
 def left_over(source: Source) -> str:
-    """A sentence on the lines that still speak to a process group, which is no longer there."""
+    """Return a sentence on lines that still use the process group, which no longer exists."""
     if next(source.calls(INIT), None) is not None:
-        return ""  # they stand in a branch that is not taken
-    rest = [
+        return ""  # those lines stand in a branch that is not taken
+    calls = [
         node
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and source.meaning(node.func).startswith("torch.distributed.")
     ]
-    numbers = sorted({node.lineno for node in rest})
+    numbers = sorted({node.lineno for node in calls})
     if not numbers:
         return ""
     lines = "".join(f"\n    {number}: {source.lines[number - 1].strip()}" for number in numbers)

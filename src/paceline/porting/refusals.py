@@ -1,7 +1,7 @@
-"""What no lines can carry: named with its line, and what to write instead.
+"""Refuses scripts that no added lines can port: names the line, and what to write instead.
 
-It is looked for before anything is rewritten, so that a script is refused before its first step and
-not in it. This module must not know how a script is rewritten.
+A script is checked before anything is rewritten, so that it is refused before its first step and
+not during it. This module must not know how a script is rewritten.
 """
 
 import re
@@ -16,38 +16,40 @@ from .loops import Loop, Stepping
 from .together import carried
 from .tree import CannotDerive, SourceTree, by_name, positional
 
-_OWN_WORKERS = re.compile(
+_SPREADS_MODEL = re.compile(
     r"(^|\.)(FullyShardedDataParallel|fully_shard|parallelize_module|PipelineParallel|Pipe|"
     r"ScheduleGPipe)$"
 )
 _GENERATORS = re.compile(r"(default_rng|RandomState|random\.Random|torch\.Generator)$")
 _CYCLE = "itertools.cycle"
 _MOST_CALLS = 8
-"""From where a script begins to a loop, at most."""
-_PLACE = re.compile(r"""['"](cuda|xpu|mps):?(\d*)['"]""")
+"""The longest chain of calls followed from the beginning of a script to a loop."""
+_NUMBERED_DEVICE = re.compile(r"""['"](cuda|xpu|mps):?(\d*)['"]""")
 
 
 def refuse_anywhere(script: SourceTree) -> None:
-    """What cannot be carried wherever it stands.
+    """Refuse what cannot be ported wherever it stands.
 
     Raises:
-        CannotDerive: there is such a thing.
+        CannotDerive: the script has it.
     """
     for call in script.every_call:
         name, line = script.meaning(call.func), script.line(call)
-        words = {key: script.code(value) for key, value in by_name(call).items()}
-        last = name.rpartition(".")[2]
-        if last == "SparseAdam" or (last.startswith("Embedding") and words.get("sparse") == "True"):
+        keywords = {key: script.code(value) for key, value in by_name(call).items()}
+        short_name = name.rpartition(".")[2]
+        if short_name == "SparseAdam" or (
+            short_name.startswith("Embedding") and keywords.get("sparse") == "True"
+        ):
             raise CannotDerive(
                 f"line {line}: sparse gradients cannot be averaged; write sparse=False and a dense "
                 "optimizer"
             )
-        if _OWN_WORKERS.search(name) and not name.startswith("multiprocessing."):
+        if _SPREADS_MODEL.search(name) and not name.startswith("multiprocessing."):
             raise CannotDerive(
-                f"line {line}: {last} spreads one model over several devices, and here each worker "
-                "has a whole one; leave it out, or start the script by its own launcher"
+                f"line {line}: {short_name} spreads one model over several devices, and here each "
+                "worker has a whole one; leave it out, or start the script by its own launcher"
             )
-        if words.get("device_map", "None") not in ("None", '"cpu"', "'cpu'"):
+        if keywords.get("device_map", "None") not in ("None", '"cpu"', "'cpu'"):
             raise CannotDerive(
                 f"line {line}: device_map spreads one model over several devices, and here each "
                 "worker has a whole one; leave it out"
@@ -57,17 +59,21 @@ def refuse_anywhere(script: SourceTree) -> None:
                 f"line {line} starts workers of its own, which no protocol could reach; call its "
                 "target once, and paceline launch --workers N starts them"
             )
-    _refuse_places(script)
+    _refuse_several_devices(script)
 
 
-def _refuse_places(script: SourceTree) -> None:
-    """Raise CannotDerive where parts of a model lie on devices that are named one by one."""
-    moved = [
+def _refuse_several_devices(script: SourceTree) -> None:
+    """Raise CannotDerive if parts of a model are put on several numbered devices."""
+    moves = [
         (call, script.code(positional(call)[0])) for call in script.calls("to") if positional(call)
     ]
-    found = {text: call for call, text in moved if (one := _PLACE.fullmatch(text)) and one[2]}
-    if len(found) > 1:
-        lines = " and ".join(str(script.line(one)) for one in found.values())
+    places = {
+        text: call
+        for call, text in moves
+        if (match := _NUMBERED_DEVICE.fullmatch(text)) and match[2]
+    }
+    if len(places) > 1:
+        lines = " and ".join(str(script.line(call)) for call in places.values())
         raise CannotDerive(
             f"lines {lines} put parts of a model on several devices, and here each worker has a "
             "whole model on pace.device; put it there as a whole"
@@ -75,14 +81,14 @@ def _refuse_places(script: SourceTree) -> None:
 
 
 def refuse_loop(training: Stepping) -> None:
-    """What cannot be carried inside the loop that trains, or in what it goes over.
+    """Refuse what cannot be ported in the loop that trains, or in what it goes over.
 
     Raises:
-        CannotDerive: there is such a thing.
+        CannotDerive: the loop has it.
     """
     loop, flow = training.loop, training.flow
     if loop.counts_updates:
-        _refuse_again(flow, loop)
+        _refuse_repeated_loop(flow, loop)
     if loop.loader is None:
         _refuse_draws(flow, loop)
     if loop.numbers is not None:
@@ -92,22 +98,22 @@ def refuse_loop(training: Stepping) -> None:
         _refuse_own_order(flow, loop)
 
 
-def _refuse_again(flow: Flow, loop: Loop) -> None:
-    """Raise CannotDerive where a loop that counts its turns is gone through more than once."""
-    script, again = flow.script, list[cst.CSTNode]()
+def _refuse_repeated_loop(flow: Flow, loop: Loop) -> None:
+    """Raise CannotDerive if a loop that counts its turns runs more than once."""
+    script, repeated = flow.script, list[cst.CSTNode]()
     node: cst.CSTNode = loop.node
     for _ in range(_MOST_CALLS):
-        sites = [one.node for one in flow.calls_of(script.scope(node))]
-        if any(isinstance(one, AnyLoop) for one in script.up(node)):
-            again = [node]
-        elif not all(_is_one_or_other(script, *pair) for pair in combinations(sites, 2)):
-            again = list(sites)
-        if again or len(sites) != 1:
+        sites = [call.node for call in flow.calls_of(script.scope(node))]
+        if any(isinstance(ancestor, AnyLoop) for ancestor in script.up(node)):
+            repeated = [node]
+        elif not all(_are_alternatives(script, *pair) for pair in combinations(sites, 2)):
+            repeated = list(sites)
+        if repeated or len(sites) != 1:
             break
         node = sites[0]
-    if not again:
+    if not repeated:
         return
-    lines = ", ".join(dict.fromkeys(str(script.line(one)) for one in again))
+    lines = ", ".join(dict.fromkeys(str(script.line(node)) for node in repeated))
     raise CannotDerive(
         f"the loop of line {script.line(loop.node)} counts its turns, and is gone through more "
         f"than once (line {lines}); pace.updates(n) counts updates from the beginning of the run, "
@@ -116,18 +122,18 @@ def _refuse_again(flow: Flow, loop: Loop) -> None:
     )
 
 
-def _is_one_or_other(script: SourceTree, first: cst.CSTNode, second: cst.CSTNode) -> bool:
-    """Whether an ``if`` takes one of them, and else the other."""
-    above = [*script.up(second)]
-    for one in script.up(first):
-        if isinstance(one, cst.If) and one in above:
-            held = [node in set(script.within(one.body)) for node in (first, second)]
-            return held[0] != held[1]
+def _are_alternatives(script: SourceTree, first: cst.CSTNode, second: cst.CSTNode) -> bool:
+    """Whether two nodes stand in different branches of an ``if``."""
+    ancestors = [*script.up(second)]
+    for ancestor in script.up(first):
+        if isinstance(ancestor, cst.If) and ancestor in ancestors:
+            in_body = [node in set(script.within(ancestor.body)) for node in (first, second)]
+            return in_body[0] != in_body[1]
     return False
 
 
 def _refuse_carried(training: Stepping) -> None:
-    """Raise CannotDerive where a turn needs what the one before has made."""
+    """Raise CannotDerive if a turn needs what the turn before has made."""
     for state in carried(training):
         line = training.flow.script.line
         raise CannotDerive(
@@ -139,14 +145,14 @@ def _refuse_carried(training: Stepping) -> None:
 
 
 def _refuse_own_order(flow: Flow, loop: Loop) -> None:
-    """Raise CannotDerive where an epoch's order is drawn by what differs from worker to worker."""
+    """Raise CannotDerive if an epoch's order is drawn by a generator that differs by worker."""
     script = flow.script
-    inside = {one for each in flow.reached([loop.outer[-1]]) for one in script.within(each)}
+    inside = {part for node in flow.reached([loop.outer[-1]]) for part in script.within(node)}
     for call in script.every_call:
         if not _GENERATORS.search(script.meaning(call.func)) or call.args:
             continue
         names = {name for value, name in script.assigned if value is call}
-        if call in inside or any(one in inside for name in names for one in script.uses(name)):
+        if call in inside or any(use in inside for name in names for use in script.uses(name)):
             raise CannotDerive(
                 f"line {script.line(call)} makes a generator without a seed, so that each worker "
                 f"would go through an order of its own in the loop of line "
@@ -156,33 +162,35 @@ def _refuse_own_order(flow: Flow, loop: Loop) -> None:
 
 
 def _refuse_draws(flow: Flow, loop: Loop) -> None:
-    """Raise CannotDerive where a loop without a loader draws what all workers would draw alike."""
+    """Raise CannotDerive if a loop without a loader draws what all workers would draw alike."""
     script = flow.script
     reached = flow.reached([loop.node.body])
-    for node in (one for inner in reached for one in script.within(inner)):
-        if isinstance(node, cst.Call) and not _is_fresh(flow, node):
+    for node in (part for inner in reached for part in script.within(inner)):
+        if isinstance(node, cst.Call) and not _is_new_generator(flow, node):
             refuse_accumulated(flow, node, loop)
             _refuse_next(script, node, script.line(loop.node))
         if isinstance(node, cst.AugAssign):
-            _refuse_place(script, node, reached)
+            _refuse_counted_place(script, node, reached)
         if isinstance(node, cst.Name):
-            made = flow.origins(node) if flow.bindings(node.value, script.module) else []
-            for one in made:
-                name = script.meaning(one.func) if isinstance(one, cst.Call) else ""
+            origins = flow.origins(node) if flow.bindings(node.value, script.module) else []
+            for origin in origins:
+                name = script.meaning(origin.func) if isinstance(origin, cst.Call) else ""
                 if _GENERATORS.search(name):
                     raise CannotDerive(
-                        f"line {script.line(one)} makes a generator of its own, which nobody seeds "
-                        f"anew for each draw, so that all workers would draw the same (line "
+                        f"line {script.line(origin)} makes a generator of its own, which nobody "
+                        "seeds anew for each draw, so that all workers would draw the same (line "
                         f"{script.line(node)}); draw from torch, random or numpy.random themselves"
                     )
 
 
-def _refuse_place(script: SourceTree, grown: cst.AugAssign, reached: list[cst.CSTNode]) -> None:
-    """Raise CannotDerive where what is counted up says which part of the data comes next."""
+def _refuse_counted_place(
+    script: SourceTree, grown: cst.AugAssign, reached: list[cst.CSTNode]
+) -> None:
+    """Raise CannotDerive if a counter says which part of the data comes next."""
     name = script.code(grown.target)
-    for node in (one for inner in reached for one in script.within(inner)):
+    for node in (part for inner in reached for part in script.within(inner)):
         if isinstance(node, cst.Subscript) and any(
-            name in script.inside(one) for one in node.slice
+            name in script.inside(element) for element in node.slice
         ):
             raise CannotDerive(
                 f"line {script.line(node)} takes its batch by {name}, which each worker would "
@@ -191,28 +199,31 @@ def _refuse_place(script: SourceTree, grown: cst.AugAssign, reached: list[cst.CS
             )
 
 
-def _is_fresh(flow: Flow, call: cst.Call) -> bool:
-    """``next(draws())``: a generator of the script's own that begins anew is a draw like any."""
-    given = positional(call)
-    function = flow.function_of(given[0]) if len(given) == 1 else None
+def _is_new_generator(flow: Flow, call: cst.Call) -> bool:
+    """Whether this is ``next(draws())``: a draw from a new generator of the script's own."""
+    arguments = positional(call)
+    function = flow.function_of(arguments[0]) if len(arguments) == 1 else None
     if function is None or flow.script.meaning(call.func) != "next":
         return False
-    assert isinstance(given[0], cst.Call)
-    handed = [one for arg in given[0].args for one in flow.origins(arg.value)]
-    if any(isinstance(one, cst.Call) and flow.function_of(one) is None for one in handed):
-        return False  # an iterator for one, which would stand elsewhere in each worker
-    held = list(flow.script.within(function))
-    yields = any(isinstance(one, cst.Yield) for one in held)
-    return yields and not any(isinstance(one, cst.Global | cst.Nonlocal) for one in held)
+    assert isinstance(arguments[0], cst.Call)
+    origins = [origin for arg in arguments[0].args for origin in flow.origins(arg.value)]
+    if any(isinstance(origin, cst.Call) and flow.function_of(origin) is None for origin in origins):
+        return False  # such as an iterator, which would be at another place in each worker
+    nodes = list(flow.script.within(function))
+    yields = any(isinstance(node, cst.Yield) for node in nodes)
+    return yields and not any(isinstance(node, cst.Global | cst.Nonlocal) for node in nodes)
 
 
 def _refuse_next(script: SourceTree, call: cst.Call, loop_line: int) -> None:
+    """Raise CannotDerive if a call takes a batch from an iterator of the worker's own."""
     is_method = isinstance(call.func, cst.Attribute) and "next" in call.func.attr.value
     if not is_method and script.meaning(call.func) != "next":
         return
-    given = [script.code(one) for one in positional(call)]
-    made = [value for value, name in script.assigned if name in given]
-    if any(isinstance(one, cst.Call) and script.meaning(one.func) == _CYCLE for one in made):
+    arguments = [script.code(argument) for argument in positional(call)]
+    values = [value for value, name in script.assigned if name in arguments]
+    if any(
+        isinstance(value, cst.Call) and script.meaning(value.func) == _CYCLE for value in values
+    ):
         raise CannotDerive(
             f"line {script.line(call)} takes batches from itertools.cycle, which keeps those of "
             "its first pass and gives the same again, in each worker those that it was given; "

@@ -1,9 +1,9 @@
-"""A script as a tree that can be asked what its names mean, and edited where its nodes stand.
+"""A script's syntax tree, which answers what names mean, and edits of single nodes.
 
-    text -> libcst -> SourceTree -> a pass fills TreeEdits -> the text again, else unchanged
+    text -> libcst -> SourceTree -> a pass fills TreeEdits -> the text, otherwise unchanged
 
-The tree keeps comments and layout, so that a diff shows what was meant. This module must not know
-what is edited or why.
+The tree keeps comments and layout, so that a diff shows only the intended changes. Above 300 lines,
+since the edits need to know the tree's layout. This module must not know what is edited or why.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +17,17 @@ _NAMING = {
     cst.Attribute: "attr", cst.Arg: "keyword", cst.Param: "name", cst.FunctionDef: "name",
     cst.ClassDef: "name",
 }  # fmt: skip
-"""Where a node has a name that is no expression."""
+"""The fields in which nodes have names that are not expressions."""
 Scope: TypeAlias = cst.Module | cst.FunctionDef
 Block: TypeAlias = cst.Module | cst.IndentedBlock
 Statement: TypeAlias = cst.BaseSmallStatement | cst.BaseCompoundStatement
 
 
 class CannotDerive(Exception):
-    """The script is written in a way that is not followed.
+    """The script is written in a way that this package cannot follow.
 
     Args:
-        why: a sentence for its user, with the numbers of lines; empty: nothing can be said.
+        why: a sentence for the user, with line numbers; empty if there is none to say.
     """
 
     def __init__(self, why: str = "") -> None:
@@ -40,8 +40,9 @@ class Binding(NamedTuple):
 
     Attributes:
         name: its text: ``model``, ``self.model``.
-        value: what it gets, or where it is one of several (``a, b = f()``) what all of them get.
-        place: which of several; None: it is the only one.
+        value: what is assigned to it; for ``a, b = f()`` the value of all targets together.
+        place: its index among the targets that share a value; None if it has its own.
+        node: the assignment.
     """
 
     name: str
@@ -51,13 +52,16 @@ class Binding(NamedTuple):
 
 
 class SourceTree:
-    """One text with its tree; nodes in the order of the text.
+    """The syntax tree of a text.
 
     Attributes:
-        parents: of every node but the module.
+        nodes: all nodes in the order of the text.
+        parents: the parent of every node except the module.
+        every_call: all calls.
+        imports: all import statements.
         bindings: every target of every assignment.
-        assigned: the value of every assignment to one target, and the text of that.
-        order: where each node stands in the text, from 0.
+        assigned: the value of every target that has its own, and the target's text.
+        order: the position of each node in the text, from 0.
     """
 
     def __init__(self, text: str) -> None:
@@ -67,19 +71,23 @@ class SourceTree:
             raise CannotDerive from None
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes = list(self._walk(self.module))
-        self.every_call = [one for one in self.nodes if isinstance(one, cst.Call)]
-        self.imports = [one for one in self.nodes if isinstance(one, cst.Import | cst.ImportFrom)]
-        names = [pair for one in self.imports for pair in imported(one)]
+        self.every_call = [node for node in self.nodes if isinstance(node, cst.Call)]
+        self.imports = [
+            node for node in self.nodes if isinstance(node, cst.Import | cst.ImportFrom)
+        ]
+        names = [pair for statement in self.imports for pair in imported(statement)]
         self._names = {name: full for _, name, full in names if not full.startswith(f"{name}.")}
         self.order = {node: number for number, node in enumerate(self.nodes)}
-        self.bindings = [one for node in self.nodes for one in self._bound(node)]
-        self.assigned = [(one.value, one.name) for one in self.bindings if one.place is None]
+        self.bindings = [binding for node in self.nodes for binding in self._bound(node)]
+        self.assigned = [
+            (binding.value, binding.name) for binding in self.bindings if binding.place is None
+        ]
 
     def _bound(self, node: cst.CSTNode) -> Iterator[Binding]:
-        """The targets of one assignment."""
+        """Yield the targets of an assignment."""
         targets: list[cst.BaseExpression] = []
         if isinstance(node, cst.Assign):
-            targets = [one.target for one in node.targets]
+            targets = [target.target for target in node.targets]
         elif isinstance(node, cst.AnnAssign) and node.value is not None:
             targets = [node.target]
         value = getattr(node, "value", None)
@@ -88,29 +96,29 @@ class SourceTree:
             if not isinstance(target, cst.Tuple | cst.List):
                 yield Binding(self.code(target), value, None, node)  # type: ignore[arg-type]  # a statement that binds has a value
                 continue
-            given = value.elements if isinstance(value, cst.Tuple) else ()
-            is_each = len(given) == len(target.elements)
-            for place, one in enumerate(target.elements):
-                part = given[place].value if is_each else value
-                name = self.code(one.value)
-                yield Binding(name, part, None if is_each else place, node)  # type: ignore[arg-type]  # the same
+            values = value.elements if isinstance(value, cst.Tuple) else ()
+            is_each = len(values) == len(target.elements)
+            for place, element in enumerate(target.elements):
+                part = values[place].value if is_each else value
+                name = self.code(element.value)
+                yield Binding(name, part, None if is_each else place, node)  # type: ignore[arg-type]  # a statement that binds has a value
 
     def _walk(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """A node and its parts: none of an import, and no names that are no expressions."""
-        coming = [node]
-        while coming:
-            node = coming.pop()
+        """Yield a node and its parts, except those of imports and names that are no expressions."""
+        pending = [node]
+        while pending:
+            node = pending.pop()
             yield node
             name = getattr(node, _NAMING.get(type(node), ""), None)
             is_import = isinstance(node, cst.Import | cst.ImportFrom)
-            parts = () if is_import else [one for one in node.children if one is not name]
+            parts = () if is_import else [child for child in node.children if child is not name]
             self.parents.update(dict.fromkeys(parts, node))
-            coming += reversed(parts)
+            pending += reversed(parts)
 
     def meaning(self, node: cst.CSTNode) -> str:
-        """The full dotted name that an expression stands for: ``torch.distributed.barrier``.
+        """Return the full dotted name that an expression stands for: ``torch.distributed.barrier``.
 
-        A name that was not imported stands for itself; what is no dotted name, for nothing.
+        A name that was not imported stands for itself; other expressions give an empty text.
         """
         if isinstance(node, cst.Name):
             return self._names.get(node.value, node.value)
@@ -120,15 +128,16 @@ class SourceTree:
         return ""
 
     def calls(self, *endings: str) -> list[cst.Call]:
-        """All calls of what ends with one of these dotted names."""
-        dotted = tuple(f".{one}" for one in endings)
-        return [one for one in self.every_call if f".{self.meaning(one.func)}".endswith(dotted)]
+        """Return all calls whose full dotted names end with one of these."""
+        dotted = tuple(f".{ending}" for ending in endings)
+        return [call for call in self.every_call if f".{self.meaning(call.func)}".endswith(dotted)]
 
     def uses(self, name: str) -> list[cst.Name]:
-        """Where a name stands as an expression."""
-        return [one for one in self.nodes if isinstance(one, cst.Name) and one.value == name]
+        """Return all nodes in which a name is used as an expression."""
+        return [node for node in self.nodes if isinstance(node, cst.Name) and node.value == name]
 
     def code(self, node: cst.CSTNode) -> str:
+        """Return the text of a node."""
         return self.module.code_for_node(node)
 
     @cached_property
@@ -137,25 +146,27 @@ class SourceTree:
         return wrapper.resolve(PositionProvider)
 
     def line(self, node: cst.CSTNode) -> int:
-        """The number of the line that a node begins in, from 1."""
+        """Return the number of the line in which a node begins, from 1."""
         number: int = self._positions[node].start.line
         return number
 
     def place(self, node: cst.CSTNode) -> tuple[int, int]:
-        """The line and the column that a node begins in, from 1."""
+        """Return the line and the column in which a node begins, from 1."""
         start = self._positions[node].start
         return start.line, start.column + 1
 
     def within(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """A node and all that it holds, in the order of the text."""
+        """Yield a node and everything in it, in the order of the text."""
         return self._walk(node)
 
     def inside(self, node: cst.CSTNode) -> set[str]:
-        """The text of every expression in a node, itself included."""
-        return {self.code(one) for one in self._walk(node) if isinstance(one, cst.BaseExpression)}
+        """Return the text of every expression in a node, including itself."""
+        return {
+            self.code(part) for part in self._walk(node) if isinstance(part, cst.BaseExpression)
+        }
 
     def block_line(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The line of a block, or the compound statement, that holds ``node``."""
+        """Return the innermost line or compound statement of a block that holds ``node``."""
         for parent in self.up(node):
             if isinstance(parent, Block):
                 return node
@@ -163,7 +174,7 @@ class SourceTree:
         raise CannotDerive
 
     def up(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """What a node stands in, up to its function or the module, which comes last."""
+        """Yield the ancestors of a node, up to its function or the module, which comes last."""
         while node is not self.module:
             node = self.parents[node]
             yield node
@@ -171,41 +182,43 @@ class SourceTree:
                 return
 
     def scope(self, node: cst.CSTNode) -> Scope:
-        """The function, or the module, that ``node`` stands in."""
-        *_, found = self.up(node)
-        assert isinstance(found, Scope)
-        return found
+        """Return the function or the module in which ``node`` stands."""
+        *_, scope = self.up(node)
+        assert isinstance(scope, Scope)
+        return scope
 
     def statement(self, node: cst.CSTNode) -> Statement:
-        """The smallest statement that holds ``node``."""
-        return next(one for one in (node, *self.up(node)) if isinstance(one, Statement))
+        """Return the smallest statement that holds ``node``."""
+        return next(holder for holder in (node, *self.up(node)) if isinstance(holder, Statement))
 
 
 def imported(node: cst.Import | cst.ImportFrom) -> list[tuple[cst.ImportAlias, str, str]]:
-    """What each name of an import is called here, and the full name that it stands for."""
-    start = ""
+    """Return each alias of an import, its name in the script, and the full name it stands for."""
+    prefix = ""
     if isinstance(node, cst.ImportFrom):
         module = cst.Module([]).code_for_node(node.module) if node.module else ""
-        start = f"{'.' * len(node.relative)}{module}."
-    found = []
-    for one in () if isinstance(node.names, cst.ImportStar) else node.names:
-        name = one.evaluated_alias or one.evaluated_name.partition(".")[0]
-        found.append((one, name, start + one.evaluated_name))
-    return found
+        prefix = f"{'.' * len(node.relative)}{module}."
+    names = []
+    for alias in () if isinstance(node.names, cst.ImportStar) else node.names:
+        name = alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
+        names.append((alias, name, prefix + alias.evaluated_name))
+    return names
 
 
 def positional(call: cst.Call) -> list[cst.BaseExpression]:
-    """What a call is given without a name."""
-    return [one.value for one in call.args if one.keyword is None and not one.star]
+    """Return the positional arguments of a call."""
+    return [
+        argument.value for argument in call.args if argument.keyword is None and not argument.star
+    ]
 
 
 def by_name(call: cst.Call) -> dict[str, cst.BaseExpression]:
-    """What a call is given by name."""
-    return {one.keyword.value: one.value for one in call.args if one.keyword}
+    """Return the keyword arguments of a call."""
+    return {argument.keyword.value: argument.value for argument in call.args if argument.keyword}
 
 
 class TreeEdits(cst.CSTTransformer):
-    """Changes of a tree; everything else stays as it is, comments and layout included."""
+    """Edits of a tree, which leave everything else as it is, comments and layout included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,28 +233,29 @@ class TreeEdits(cst.CSTTransformer):
         return any((self._changes, self._gone, self._before, self._after, self._heads))
 
     def change(self, node: cst.CSTNode, how: Callable[[Any], Any]) -> None:
-        """Make another of a node, whose own parts are changed by then."""
+        """Replace a node by ``how(node)``, called when the node's own parts are changed."""
         self._changes[node] = how
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
+        """Replace a node by the expression of a text."""
         self._changes[node] = lambda _: cst.parse_expression(text)
 
     def remove(self, node: cst.CSTNode) -> None:
-        """Take one of a list away; a block that is left empty gets a ``pass``."""
+        """Remove an element of a list; a block that becomes empty gets a ``pass``."""
         self._gone.add(node)
 
     def wrap(self, lines: Sequence[cst.CSTNode], header: str) -> None:
-        """Put neighbours of a block under one line, as ``if pace.is_main:``."""
+        """Indent neighbouring lines of a block under a header such as ``if pace.is_main:``."""
         self._heads[lines[0]] = header
         self._followers.update(dict.fromkeys(lines[1:], lines[0]))
 
     def remove_calls(self, script: SourceTree, *endings: str) -> None:
-        """Take away what is only a call of one of these."""
-        statements = [script.statement(one) for one in script.calls(*endings)]
-        self._gone.update(one for one in statements if isinstance(one, cst.Expr))
+        """Remove statements that only call one of these."""
+        statements = [script.statement(call) for call in script.calls(*endings)]
+        self._gone.update(statement for statement in statements if isinstance(statement, cst.Expr))
 
     def insert(self, line: cst.CSTNode, text: str, *, is_before: bool = False) -> None:
-        """Put a line beside one of a block; several before it in the order of the calls."""
+        """Insert a line behind a line of a block, or before it, where several keep their order."""
         if is_before:
             self._before.setdefault(line, []).append(text)
         else:
@@ -252,49 +266,49 @@ class TreeEdits(cst.CSTTransformer):
             return cst.RemoveFromParent()
         if isinstance(original_node, Block):
             updated_node = self._rebuilt(updated_node, original_node.body)
-        for field in ("args", "names"):  # the last of a list ends as the last one did
-            listed, left = getattr(original_node, field, ()), getattr(updated_node, field, ())
-            if left and isinstance(listed, Sequence) and self._gone.issuperset(listed[-1:]):
-                last = left[-1].with_changes(comma=listed[-1].comma)
-                updated_node = updated_node.with_changes(**{field: [*left[:-1], last]})
-        how = self._changes.get(original_node)
-        return updated_node if how is None else how(updated_node)
+        for field in ("args", "names"):  # the new last element ends like the old one
+            listed, remaining = getattr(original_node, field, ()), getattr(updated_node, field, ())
+            if remaining and isinstance(listed, Sequence) and self._gone.issuperset(listed[-1:]):
+                last = remaining[-1].with_changes(comma=listed[-1].comma)
+                updated_node = updated_node.with_changes(**{field: [*remaining[:-1], last]})
+        change = self._changes.get(original_node)
+        return updated_node if change is None else change(updated_node)
 
     def _rebuilt(self, block: Any, before: Sequence[Any]) -> Any:
-        """A block with lines put in and taken out; comments above those stay."""
+        """Return a block with its lines inserted and removed; comments above removed lines stay."""
         body: list[Any] = []
-        above: list[cst.EmptyLine] = []
-        lines = iter(block.body)  # libcst has left out those of which nothing is left
+        comments: list[cst.EmptyLine] = []
+        lines = iter(block.body)  # libcst has left out lines that have become empty
         for old in before:
             if old in self._gone:  # a compound statement, with the comments above it
                 continue
-            above += old.leading_lines
+            comments += old.leading_lines
             for text in self._before.get(old, ()):
-                body.append(_line(text, above))
-                above = []
+                body.append(_line(text, comments))
+                comments = []
             if not isinstance(old, cst.SimpleStatementLine) or not self._gone.issuperset(old.body):
-                self._put(body, old, next(lines).with_changes(leading_lines=above))
-                above = []
+                self._put(body, old, next(lines).with_changes(leading_lines=comments))
+                comments = []
             if old in self._after:
-                body.append(_line(self._after[old], above))
-                above = []
-        rest = {"footer": [*above, *block.footer]} if above else {}
+                body.append(_line(self._after[old], comments))
+                comments = []
+        rest = {"footer": [*comments, *block.footer]} if comments else {}
         return block.with_changes(body=body, **rest)
 
     def _put(self, body: list[Any], old: cst.CSTNode, new: Any) -> None:
-        """Add a line, under its head where it has one."""
+        """Append a line, under its header if it has one."""
         if old in self._followers:
-            under = body[-1].body
-            body[-1] = body[-1].with_changes(body=under.with_changes(body=[*under.body, new]))
+            suite = body[-1].body
+            body[-1] = body[-1].with_changes(body=suite.with_changes(body=[*suite.body, new]))
         elif old in self._heads:
             head = cst.parse_statement(f"{self._heads[old]}\n    pass\n")
             assert isinstance(head, cst.With | cst.If)
-            under = head.body.with_changes(body=[new.with_changes(leading_lines=())])
-            body.append(head.with_changes(body=under, leading_lines=new.leading_lines))
+            suite = head.body.with_changes(body=[new.with_changes(leading_lines=())])
+            body.append(head.with_changes(body=suite, leading_lines=new.leading_lines))
         else:
             body.append(new)
 
 
-def _line(text: str, above: Sequence[cst.EmptyLine]) -> Any:
+def _line(text: str, comments: Sequence[cst.EmptyLine]) -> Any:
     line = cst.parse_statement(text)
-    return line.with_changes(leading_lines=[*above, *line.leading_lines])
+    return line.with_changes(leading_lines=[*comments, *line.leading_lines])

@@ -4,8 +4,8 @@
        |                `-------- X -------------^  |              |
        `----------------------------`--------------`--------------`- called off, gone: no arrival
 
-An entry of the heap is ``(at_s, number, what)``. The number counts entries, so events at the same
-moment happen in the order in which they were entered. ``what`` is the ticket whose push arrives, a
+An entry of the heap is ``(at_s, number, event)``. The number counts entries, so events at the same
+moment happen in the order in which they were entered. The event is the ticket whose push arrives, a
 ``Coming`` or ``Turn`` of work that needs a core, a ``WorkDone`` whose bytes still have to move, an
 ``AgendaChange`` when a worker comes or goes, or a ``Strike`` that a driver has entered. Work that
 is called off stays in the heap, and is skipped because its ticket is no longer current.
@@ -50,14 +50,14 @@ class AgendaChange(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """A fault happens, or is noticed; only its driver knows ``what``. ``member`` is `NOBODY`."""
+    """A fault happens, or is noticed, as its driver knows. ``member`` is `NOBODY`."""
 
     member: int
-    what: object
+    event: object
 
 
-What: TypeAlias = Ticket | Coming | Turn | WorkDone | AgendaChange | Strike
-Entry: TypeAlias = tuple[float, int, What]
+Event: TypeAlias = Ticket | Coming | Turn | WorkDone | AgendaChange | Strike
+Entry: TypeAlias = tuple[float, int, Event]
 
 
 class Agenda:
@@ -96,9 +96,7 @@ class Agenda:
         self.finishers: list[Finisher] = []
         self.worker_of: list[int] = []
         self.member_of: dict[int, int] = {}
-        self._done_s: list[
-            float
-        ] = []  # if bytes cost time; otherwise a push arrives when it is done
+        self._done_s: list[float] = []  # if bytes cost time; else pushes arrive when they are done
         self._from_s: dict[int, float] = {}  # when a member's first turn at a shared core began
         self.by_worker = [conditions.finisher(worker) for worker in range(conditions.num_workers)]
         link = conditions.link
@@ -232,15 +230,15 @@ class Agenda:
         heapify(self.heap)
         self._num_dead = 0
 
-    def _is_alive(self, what: What) -> bool:
-        if isinstance(what, AgendaChange | Strike | Turn):
+    def _is_alive(self, event: Event) -> bool:
+        if isinstance(event, AgendaChange | Strike | Turn):
             return True
-        ticket = what.ticket if isinstance(what, Coming | WorkDone) else what
-        return self.current[what.member] is ticket
+        ticket = event.ticket if isinstance(event, Coming | WorkDone) else event
+        return self.current[event.member] is ticket
 
     # -- computing ------------------------------------------------------------------------------
 
-    def _computed_event(self, ticket: Ticket, begun_s: float, done_s: float) -> What:
+    def _computed_event(self, ticket: Ticket, begun_s: float, done_s: float) -> Event:
         """Return the event at the end of a ticket's work, whose begin and end are now known."""
         member = ticket[0]
         self.begun_s[member] = begun_s
@@ -312,25 +310,25 @@ class Agenda:
     def next(self) -> tuple[float, Ticket | AgendaChange | Strike]:
         """Remove and return the next event that a driver handles: a push, a change or a strike."""
         while self.heap:
-            at_s, _, what = heappop(self.heap)
-            if type(what) is AgendaChange or type(what) is Strike:
-                return at_s, what
-            if type(what) is Turn:
-                self._end_turn(what)
-            elif not self._is_alive(what):
+            at_s, _, event = heappop(self.heap)
+            if type(event) is AgendaChange or type(event) is Strike:
+                return at_s, event
+            if type(event) is Turn:
+                self._end_turn(event)
+            elif not self._is_alive(event):
                 self._num_dead -= 1
-            elif type(what) is Coming:
-                self._queue_for_core(what.member, at_s)
-            elif type(what) is WorkDone:
+            elif type(event) is Coming:
+                self._queue_for_core(event.member, at_s)
+            elif type(event) is WorkDone:
                 assert self._lanes is not None
-                self.enter(self._lanes[1].there_s(at_s), what.ticket)
+                self.enter(self._lanes[1].there_s(at_s), event.ticket)
             else:
-                return at_s, what  # type: ignore[return-value]  # a ticket
+                return at_s, event  # type: ignore[return-value]  # a ticket
         raise ConfigError(
             "everybody is gone and nobody returns: the run cannot go on; leave one worker there, "
             "or stop after fewer --updates"
         )
 
-    def enter(self, at_s: float, what: What) -> None:
+    def enter(self, at_s: float, event: Event) -> None:
         """Enter an event at a time."""
-        heappush(self.heap, (at_s, self.next_number(), what))
+        heappush(self.heap, (at_s, self.next_number(), event))

@@ -131,15 +131,15 @@ class SimulatedRun:
             if self.coordinator.version >= last_version:
                 self.ending = f"{num_updates} updates are done"
                 break
-            at_s, what = self._agenda.next()
+            at_s, event = self._agenda.next()
             self._now_s = at_s
-            if type(what) is AgendaChange:
-                self._changed(what, at_s)
-            elif type(what) is Ticket:
-                self._pushed(what, at_s)
+            if type(event) is AgendaChange:
+                self._changed(event, at_s)
+            elif type(event) is Ticket:
+                self._pushed(event, at_s)
             else:
-                assert type(what) is Strike
-                self._struck(what.what, at_s)
+                assert type(event) is Strike
+                self._struck(event.event, at_s)
             on_progress(self.coordinator.version)
         self.counts.there_s = self._agenda.seconds_there(self._now_s)
         return self.counts
@@ -164,9 +164,9 @@ class SimulatedRun:
         ends = self._work.opened(self.coordinator.epoch + 1)
         self._carry_out(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
 
-    def _struck(self, what: object, at_s: float) -> None:
+    def _struck(self, event: object, at_s: float) -> None:
         """Handle a fault; only tests/support/faulty_run.py enters any."""
-        raise AssertionError(what)
+        raise AssertionError(event)
 
     def _changed(self, change: AgendaChange, at_s: float, reason: str = "away") -> None:
         """Handle a worker that comes or goes."""

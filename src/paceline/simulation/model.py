@@ -135,7 +135,7 @@ class LocalSteps:
         self._leased = leased
         self._store = store
         self._make_optimizer = make_optimizer
-        self._own: dict[int, Optimizer] = {}
+        self._optimizers: dict[int, Optimizer] = {}
         self._base = torch.empty_like(home)
 
     def begin(self) -> None:
@@ -175,9 +175,9 @@ class LocalSteps:
                 fragments.
         """
         member, version = ticket.member, ticket.version
-        optimizer = self._own.get(member)
+        optimizer = self._optimizers.get(member)
         if optimizer is None:
-            optimizer = self._own[member] = self._make_optimizer()
+            optimizer = self._optimizers[member] = self._make_optimizer()
         self._base.copy_(self._home)
         late_fragment = self._bring(member, version)
         due = self._fragments.of(version, is_last=is_last)

@@ -118,13 +118,13 @@ class LeanDriver:
     # -- everything else ------------------------------------------------------------------------
 
     def _handle_next(self) -> None:
-        at_s, what = self._agenda.next()
-        if type(what) is AgendaChange:
-            self._changed(what, at_s)
+        at_s, event = self._agenda.next()
+        if type(event) is AgendaChange:
+            self._changed(event, at_s)
         else:
-            assert type(what) is Ticket
-            decisions = self._react(Pushed(what, 1, math.nan, True, at_s))
-            self._count_seconds(self._agenda.end(what.member, at_s), decisions)
+            assert type(event) is Ticket
+            decisions = self._react(Pushed(event, 1, math.nan, True, at_s))
+            self._count_seconds(self._agenda.end(event.member, at_s), decisions)
             self._apply_decisions(decisions, at_s)
 
     def _count_seconds(self, seconds: float, decisions: list[Decision]) -> None:
