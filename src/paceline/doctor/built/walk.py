@@ -8,8 +8,9 @@
 
 Two layers are neighbours where the second, and nothing else, gets the output that the first has
 marked; an output that a residual connection uses, too, has no single successor. The meta device
-computes sizes without numbers; a model that needs numbers is walked on the CPU instead. Above 300
-lines, since the pass and its marks depend on each other. This module must not judge.
+computes sizes without numbers; a model that needs numbers is walked on the CPU instead.
+
+Above 300 lines, since the pass and its marks depend on each other. This module must not judge.
 """
 
 import copy
