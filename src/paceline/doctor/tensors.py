@@ -140,7 +140,7 @@ class Tensors:
         ]  # fmt: skip
         if before:
             return self.is_tensor(before[-1].value, depth)
-        if bindings:  # in a loop, a value of the turn before
+        if bindings:  # assigned later in a loop: the value of the turn before
             return self.is_tensor(bindings[-1].value, depth)
         if code in parameters(home):
             arguments = [call.given.get(code) for call in facts.flow.calls_of(home)]

@@ -47,19 +47,19 @@ class ModelFinding:
         }  # fmt: skip
 
 
-def check(seen: ModelWalk) -> list[ModelFinding]:
+def check(walk: ModelWalk) -> list[ModelFinding]:
     """Return everything that is wrong or wasteful, bugs first."""
     findings = [
-        *_mismatches(seen), *_failed(seen), *_linear_chains(seen), *_untrained(seen),
-        *_biases(seen), *_end(seen), *_sizes(seen),
+        *_mismatches(walk), *_failed(walk), *_linear_chains(walk), *_untrained(walk),
+        *_biases(walk), *_end(walk), *_sizes(walk),
     ]  # fmt: skip
     return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
 
 
-def _mismatches(seen: ModelWalk) -> Iterator[ModelFinding]:
+def _mismatches(walk: ModelWalk) -> Iterator[ModelFinding]:
     names = {"Linear": "in_features", "BatchNorm1d": "num_features", "BatchNorm2d": "num_features",
              "BatchNorm3d": "num_features"}  # fmt: skip
-    for layer in seen.layers:
+    for layer in walk.layers:
         if layer.expected is None:
             continue
         name, shape = names.get(layer.kind, "in_channels"), layer.input_shape
@@ -72,20 +72,20 @@ def _mismatches(seen: ModelWalk) -> Iterator[ModelFinding]:
         )  # fmt: skip
 
 
-def _failed(seen: ModelWalk) -> Iterator[ModelFinding]:
-    if seen.failed:
+def _failed(walk: ModelWalk) -> Iterator[ModelFinding]:
+    if walk.failed:
         yield ModelFinding(
             module="the model", rule="forward-fails", severity=Severity.BUG,
-            what=f"the forward pass ends in {seen.failed}",
+            what=f"the forward pass ends in {walk.failed}",
             fix="what comes behind it was not looked at",
         )  # fmt: skip
 
 
-def _linear_chains(seen: ModelWalk) -> Iterator[ModelFinding]:
+def _linear_chains(walk: ModelWalk) -> Iterator[ModelFinding]:
     """Yield runs of Linear layers, or of convolutions, with no activation between them."""
-    by_name = {layer.name: layer for layer in seen.layers}
+    by_name = {layer.name: layer for layer in walk.layers}
     runs: dict[str, list[LayerSeen]] = {}
-    for layer in seen.layers:
+    for layer in walk.layers:
         before = by_name.get(layer.after)
         kind = "Conv" if layer.kind.startswith("Conv") else layer.kind
         if layer.sizes and before is not None and before.sizes and before.kind.startswith(kind):
@@ -112,27 +112,27 @@ def _is_factored(first: LayerSeen, second: LayerSeen) -> bool:
     return first.sizes[1] < first.sizes[2] and first.sizes[1] < second.sizes[1]
 
 
-def _untrained(seen: ModelWalk) -> Iterator[ModelFinding]:
-    for name in seen.hidden:
+def _untrained(walk: ModelWalk) -> Iterator[ModelFinding]:
+    for name in walk.hidden:
         yield ModelFinding(
             module=name, rule="unregistered-modules", severity=Severity.BUG,
             what="layers stand in a plain list or dict: parameters() does not have them",
             fix="nn.ModuleList(...) or nn.ModuleDict(...)",
         )  # fmt: skip
-    if seen.unused:
-        shown = ", ".join(seen.unused[:4])
-        more = f" and {len(seen.unused) - 4} more" if len(seen.unused) > 4 else ""
+    if walk.unused:
+        shown = ", ".join(walk.unused[:4])
+        more = f" and {len(walk.unused) - 4} more" if len(walk.unused) > 4 else ""
         yield ModelFinding(
-            module=seen.unused[0].rpartition(".")[0] or "the model", rule="unused-parameters",
+            module=walk.unused[0].rpartition(".")[0] or "the model", rule="unused-parameters",
             severity=Severity.COST, what=f"no gradient reaches {shown}{more}",
             fix="use what they belong to in forward(), or leave it out",
         )  # fmt: skip
 
 
-def _biases(seen: ModelWalk) -> Iterator[ModelFinding]:
-    by_name = {layer.name: layer for layer in seen.layers}
+def _biases(walk: ModelWalk) -> Iterator[ModelFinding]:
+    by_name = {layer.name: layer for layer in walk.layers}
     biased = [
-        layer.after for layer in seen.layers
+        layer.after for layer in walk.layers
         if layer.kind.startswith("BatchNorm") and layer.after in by_name
         and by_name[layer.after].sizes is not None and by_name[layer.after].has_bias
     ]  # fmt: skip
@@ -145,8 +145,8 @@ def _biases(seen: ModelWalk) -> Iterator[ModelFinding]:
         )  # fmt: skip
 
 
-def _end(seen: ModelWalk) -> Iterator[ModelFinding]:
-    kind = seen.ends_in.lower().replace("_", "")
+def _end(walk: ModelWalk) -> Iterator[ModelFinding]:
+    kind = walk.ends_in.lower().replace("_", "")
     if kind == "softmax":
         yield ModelFinding(
             module="the output", rule="softmax-into-cross-entropy", severity=Severity.COST,
@@ -162,9 +162,9 @@ def _end(seen: ModelWalk) -> Iterator[ModelFinding]:
         )  # fmt: skip
 
 
-def _sizes(seen: ModelWalk) -> Iterator[ModelFinding]:
-    total = sum(_padded(layer) for layer in seen.layers)
-    for layer in seen.layers:
+def _sizes(walk: ModelWalk) -> Iterator[ModelFinding]:
+    total = sum(_padded(layer) for layer in walk.layers)
+    for layer in walk.layers:
         if layer.sizes is None or not total:
             continue
         wasted = _padded(layer) - layer.flops

@@ -7,17 +7,17 @@ from .checks import ModelFinding
 from .walk import ModelWalk
 
 
-def render_model(name: str, seen: ModelWalk, findings: Sequence[ModelFinding]) -> Iterator[str]:
+def render_model(name: str, walk: ModelWalk, findings: Sequence[ModelFinding]) -> Iterator[str]:
     """Yield the verdict, the findings, and every layer with its sizes and share of the FLOPs."""
-    yield f"{name}: {_verdict(findings)}; {seen.num_parameters:,} parameters"
+    yield f"{name}: {_verdict(findings)}; {walk.num_parameters:,} parameters"
     for finding in findings:
         yield ""
         yield f"{finding.module}  {finding.rule} ({_LABELS[finding.severity]}): {finding.what}"
         yield f"    fix  {finding.fix}"
     yield ""
-    total = sum(layer.flops for layer in seen.layers) or 1
-    width = max((len(layer.name) for layer in seen.layers), default=1)
-    for layer in seen.layers:
+    total = sum(layer.flops for layer in walk.layers) or 1
+    width = max((len(layer.name) for layer in walk.layers), default=1)
+    for layer in walk.layers:
         sizes = f"{_by(layer.input_shape)} -> {_by(layer.output_shape)}"
         share = f"{layer.flops / total:6.1%}" if layer.flops else "      "
         misfit = f"  takes {layer.expected}" if layer.expected is not None else ""

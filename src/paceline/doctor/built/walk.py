@@ -8,8 +8,9 @@
 
 Two layers are neighbours where the second, and nothing else, gets the output that the first has
 marked; an output that a residual connection uses, too, has no single successor. The meta device
-computes sizes without numbers; a model that needs numbers is walked on the CPU instead. Above 300
-lines, since the pass and its marks depend on each other. This module must not judge.
+computes sizes without numbers; a model that needs numbers is walked on the CPU instead.
+
+Above 300 lines, since the pass and its marks depend on each other. This module must not judge.
 """
 
 import copy
@@ -99,12 +100,12 @@ def walk(model: nn.Module, batch: int, shapes: Sequence[InputShape]) -> ModelWal
     """
     try:
         on_meta = copy.deepcopy(model).to("meta")
-        seen = _Walk(on_meta, "meta").run(_inputs(batch, shapes, "meta"))
+        result = _Walk(on_meta, "meta").run(_inputs(batch, shapes, "meta"))
     except NotImplementedError:  # an operation that the meta device does not have
-        seen = None
-    if seen is None or _needs_numbers(seen.failed):
-        seen = _Walk(copy.deepcopy(model), "cpu").run(_inputs(batch, shapes, "cpu"))
-    return seen
+        result = None
+    if result is None or _needs_numbers(result.failed):
+        result = _Walk(copy.deepcopy(model), "cpu").run(_inputs(batch, shapes, "cpu"))
+    return result
 
 
 def _needs_numbers(failed: str) -> bool:

@@ -10,4 +10,4 @@ never_back_to_training       A model is put into evaluation mode each epoch, and
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

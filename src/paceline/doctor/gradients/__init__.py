@@ -19,4 +19,4 @@ threshold_in_loss            A loss is computed of an output that was rounded to
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

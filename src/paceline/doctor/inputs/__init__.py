@@ -23,4 +23,4 @@ unpinned_custom_batch      Batches of a class of your own are not pinned
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

@@ -79,8 +79,8 @@ def _split(facts: Facts, binding: Binding) -> cst.CSTNode | None:
             bounds = re.sub(r"\s", "", facts.code(node)[len(name) :])
             is_slice = re.fullmatch(r"\[(:[\w.]+|[\w.]+:)\]", bounds) is not None
             line = facts.script.statement(node)
-            target = facts.code(line.targets[0].target) if isinstance(line, cst.Assign) else ""
-            if is_slice and re.search(r"train|test|val", target):
+            assigned = facts.code(line.targets[0].target) if isinstance(line, cst.Assign) else ""
+            if is_slice and re.search(r"train|test|val", assigned):
                 slices.add(bounds)
                 if len(slices) == 2:
                     first, second = sorted(slices)

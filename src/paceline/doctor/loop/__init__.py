@@ -28,4 +28,4 @@ zero_grad_missing          Gradients are never set to zero
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

@@ -33,4 +33,4 @@ unregistered_modules         Layers stand in a plain list or dict of a module
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

@@ -87,6 +87,7 @@ class Hooks:
     # -- steps ----------------------------------------------------------------------------------
 
     def _stepped(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Count a step, and count another optimizer once only that one goes on stepping."""
         if threading.get_ident() != self._thread:
             return
         if self.is_observing:

@@ -62,7 +62,7 @@ def observe(run: ScriptRun) -> Observation:
     observation = results.get("observation")
     if observation is None:
         raise ConfigError(why_not)
-    ended = _how(results, is_over) if results.get("how") or is_over else ""
+    ended = _ending(results, is_over) if results.get("how") or is_over else ""
     return replace(Observation.read(observation), ended=ended)
 
 
@@ -139,7 +139,7 @@ def _read(file: Path) -> dict[str, Any]:
     return results
 
 
-def _how(results: dict[str, Any], is_over: bool) -> str:
+def _ending(results: dict[str, Any], is_over: bool) -> str:
     """Return how the script ended before everything was measured."""
     if is_over:
         return "it made no step any more before all was measured"

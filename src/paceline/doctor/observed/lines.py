@@ -26,78 +26,80 @@ _MENTIONED = 0.02
 """Share of a step; smaller waits and savings are not mentioned."""
 
 
-def render_observation(script: str, seen: Observation) -> Iterator[str]:
+def render_observation(script: str, observation: Observation) -> Iterator[str]:
     """Yield the lines of an observation, the verdict first."""
-    yield f"{script}: {verdict(seen)}"
+    yield f"{script}: {verdict(observation)}"
     yield ""
-    yield from _budget(seen)
-    yield from _worth(seen)
-    yield from _mathematics(seen)
-    yield from _rejected(seen)
-    if seen.ended:
+    yield from _budget(observation)
+    yield from _worth(observation)
+    yield from _mathematics(observation)
+    yield from _rejected(observation)
+    if observation.ended:
         yield ""
-        yield f"{seen.ended}; what is above was measured until then"
+        yield f"{observation.ended}; what is above was measured until then"
 
 
-def verdict(seen: Observation) -> str:
+def verdict(observation: Observation) -> str:
     """Return one sentence: what bounds the step, and what can be gained."""
     shares = {
-        Regime.INPUT: f"{seen.share(INPUT):.0%} of a step waits for batches",
-        Regime.COMMUNICATION: f"{seen.share(EXCHANGE):.0%} of a step is spent in collectives",
-        Regime.WAITS: f"{seen.share(WAITS, PRINTS):.0%} of a step waits for numbers or prints",
+        Regime.INPUT: f"{observation.share(INPUT):.0%} of a step waits for batches",
+        Regime.COMMUNICATION: f"{observation.share(EXCHANGE):.0%} of a step is spent in collectives",
+        Regime.WAITS: f"{observation.share(WAITS, PRINTS):.0%} of a step waits for numbers or prints",
         Regime.COMPUTE: "most of a step is spent in matrix products and convolutions",
         Regime.BANDWIDTH: "most of a step is spent in operations that move memory",
         Regime.OVERHEAD: f"most of a step is spent in beginning operations and in Python "
-        f"({seen.num_operations:.0f} operations)",
+        f"({observation.num_operations:.0f} operations)",
     }  # fmt: skip
-    sentence = f"{seen.regime.value} bound: {shares[seen.regime]}"
-    kept = _kept_fixes(seen)
-    if seen.together is not None and seen.together.outcome is PriceOutcome.WORTH:
-        return f"{sentence}; {len(kept)} fixes together save {_percent(seen.together)}"
+    sentence = f"{observation.regime.value} bound: {shares[observation.regime]}"
+    kept = _kept_fixes(observation)
+    if observation.together is not None and observation.together.outcome is PriceOutcome.WORTH:
+        return f"{sentence}; {len(kept)} fixes together save {_percent(observation.together)}"
     if kept:
         return f"{sentence}; {kept[0].name} saves {_percent(kept[0])}"
-    return f"{sentence}; nothing to gain was found" if seen.prices else sentence
+    return f"{sentence}; nothing to gain was found" if observation.prices else sentence
 
 
-def _kept_fixes(seen: Observation) -> list[Price]:
+def _kept_fixes(observation: Observation) -> list[Price]:
     """Return the prices of fixes that are worth it and leave the mathematics as it is."""
     return [
-        price for price in seen.prices if price.outcome is PriceOutcome.WORTH and not price.changes
+        price
+        for price in observation.prices
+        if price.outcome is PriceOutcome.WORTH and not price.changes
     ]
 
 
-def _budget(seen: Observation) -> Iterator[str]:
+def _budget(observation: Observation) -> Iterator[str]:
     yield (
-        f"a step takes {_ms(seen.step_s)}; {seen.num_steps} were observed on {seen.device}, "
-        f"{seen.slow_down:.2f} times as slow for it:"
+        f"a step takes {_ms(observation.step_s)}; {observation.num_steps} were observed on {observation.device}, "
+        f"{observation.slow_down:.2f} times as slow for it:"
     )
     for part in PARTS:
-        seconds = seen.parts.get(part, 0.0)
+        seconds = observation.parts.get(part, 0.0)
         if seconds:
-            yield f"  {part:<22}{_ms(seconds):>12}{seconds / seen.observed_s:>8.1%}"
-    yield f"  {'an observed step':<22}{_ms(seen.observed_s):>12}{1:>8.1%}"
-    computing_s = sum(seen.parts.get(part, 0.0) for part in COMPUTING)
-    if computing_s and BACKWARD in seen.parts and seen.num_operations:
+            yield f"  {part:<22}{_ms(seconds):>12}{seconds / observation.observed_s:>8.1%}"
+    yield f"  {'an observed step':<22}{_ms(observation.observed_s):>12}{1:>8.1%}"
+    computing_s = sum(observation.parts.get(part, 0.0) for part in COMPUTING)
+    if computing_s and BACKWARD in observation.parts and observation.num_operations:
         yield (
             f"{', '.join(COMPUTING[:-1])} and {COMPUTING[-1]}: "
-            f"{seen.arithmetic_s / computing_s:.0%} matrix products and convolutions, "
-            f"{seen.bandwidth_s / computing_s:.0%} moving memory, "
-            f"{seen.overhead_s / computing_s:.0%} beginning operations, and Python"
+            f"{observation.arithmetic_s / computing_s:.0%} matrix products and convolutions, "
+            f"{observation.bandwidth_s / computing_s:.0%} moving memory, "
+            f"{observation.overhead_s / computing_s:.0%} beginning operations, and Python"
         )
-    if seen.op_per_s and seen.most_op_per_s:
+    if observation.op_per_s and observation.most_op_per_s:
         yield (
-            f"matrix products and convolutions reach {seen.op_per_s / 1e9:.3g} GFLOP/s, "
-            f"{seen.op_per_s / seen.most_op_per_s:.0%} of what products of matrices in fp32 reach "
-            f"here ({seen.most_from})"
+            f"matrix products and convolutions reach {observation.op_per_s / 1e9:.3g} GFLOP/s, "
+            f"{observation.op_per_s / observation.most_op_per_s:.0%} of what products of matrices in fp32 reach "
+            f"here ({observation.most_from})"
         )
-    if seen.share(WAITS, PRINTS) > _MENTIONED:
-        yield from waiting_lines(seen)
-    if seen.input_saved is not None and seen.input_saved > _MENTIONED:
-        yield f"with batches that cost nothing it would take {seen.input_saved:.0%} less"
+    if observation.share(WAITS, PRINTS) > _MENTIONED:
+        yield from waiting_lines(observation)
+    if observation.input_saved is not None and observation.input_saved > _MENTIONED:
+        yield f"with batches that cost nothing it would take {observation.input_saved:.0%} less"
 
 
-def _worth(seen: Observation) -> Iterator[str]:
-    kept = _kept_fixes(seen)
+def _worth(observation: Observation) -> Iterator[str]:
+    kept = _kept_fixes(observation)
     if not kept:
         return
     yield ""
@@ -105,13 +107,15 @@ def _worth(seen: Observation) -> Iterator[str]:
     for price in kept:
         yield f"  {_where(price)}{price.fix}"
         yield f"      saves {_interval(price)}"
-    if seen.together is not None:
-        yield f"  all together: {_interval(seen.together)}"
+    if observation.together is not None:
+        yield f"  all together: {_interval(observation.together)}"
 
 
-def _mathematics(seen: Observation) -> Iterator[str]:
+def _mathematics(observation: Observation) -> Iterator[str]:
     prices = [
-        price for price in seen.prices if price.changes and price.outcome is PriceOutcome.WORTH
+        price
+        for price in observation.prices
+        if price.changes and price.outcome is PriceOutcome.WORTH
     ]
     if prices:
         yield ""
@@ -121,11 +125,11 @@ def _mathematics(seen: Observation) -> Iterator[str]:
         yield f"      saves {_interval(price)}"
 
 
-def _rejected(seen: Observation) -> Iterator[str]:
-    others = [price for price in seen.prices if price.outcome is not PriceOutcome.WORTH]
+def _rejected(observation: Observation) -> Iterator[str]:
+    others = [price for price in observation.prices if price.outcome is not PriceOutcome.WORTH]
     if not others:
         return
-    tried = [price for price in seen.prices if price.pairs]
+    tried = [price for price in observation.prices if price.pairs]
     nothing = [price for price in tried if price.outcome is PriceOutcome.NOTHING]
     counts = {
         "inside the noise or under 2 %": sum(price.high >= 0 for price in nothing),
@@ -169,10 +173,10 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms" if seconds < 0.01 else f"{seconds * 1e3:.1f} ms"
 
 
-def waiting_lines(seen: Observation) -> Sequence[str]:
+def waiting_lines(observation: Observation) -> Sequence[str]:
     """Return one line per place that waits for numbers or prints, with what it takes."""
     return [
         f"{short(wait.file)}:{wait.line}  {wait.what}: {wait.per_step:.2g} a step, "
         f"{_ms(wait.seconds)}"
-        for wait in sorted(seen.waits, key=lambda wait: (wait.file, wait.line))
+        for wait in sorted(observation.waits, key=lambda wait: (wait.file, wait.line))
     ]

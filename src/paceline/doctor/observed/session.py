@@ -47,7 +47,7 @@ class Session:
     Args:
         price_s: seconds for pricing fixes; 0: none is tried.
         only: only fixes whose name begins with this are tried; empty: all are.
-        found: called with the results so far after each stage.
+        report: called with the results so far after each stage.
         stepped: called at each step.
 
     Attributes:
@@ -57,14 +57,14 @@ class Session:
     """
 
     def __init__(
-        self, price_s: float, only: str, found: Callable[[Observation], None],
+        self, price_s: float, only: str, report: Callable[[Observation], None],
         stepped: Callable[[], None],
     ) -> None:  # fmt: skip
         self.feed = WatchedFeed()
         self.hooks = Hooks(self._on_step)
         self.feed.waited = self._waited
         self.is_done = False
-        self._price_s, self._only, self._found, self._stepped = price_s, only, found, stepped
+        self._price_s, self._only, self._report, self._stepped = price_s, only, report, stepped
         self._fetch_s = self._fetch_cpu_s = self._since_s = self._since_cpu_s = 0.0
         self._run = self.run()
         self._is_median = False
@@ -93,15 +93,15 @@ class Session:
         before = yield from self._timed(2)
         divisor = 3 if max(before) > _SLOW_S else 1
         plain = yield from self._timed(max(2, _PLAIN // divisor))
-        seen = yield from self._observed(_OBSERVED // divisor, statistics.median(plain))
+        observation = yield from self._observed(_OBSERVED // divisor, statistics.median(plain))
         after = yield from self._timed(max(2, _PLAIN // divisor))
-        seen = replace(seen, step_s=statistics.median([*plain, *after]))
-        self._found(seen)
+        observation = replace(observation, step_s=statistics.median([*plain, *after]))
+        self._report(observation)
         operations = yield from self._profiled()
-        seen = _divided(seen, operations)
-        self._found(seen)
+        observation = _divided(observation, operations)
+        self._report(observation)
         if self._price_s:
-            yield from self._priced(seen)
+            yield from self._priced(observation)
 
     def _timed(self, count: int) -> Steps[list[float]]:
         """Return the seconds of each of ``count`` steps."""
@@ -117,6 +117,7 @@ class Session:
         return seconds
 
     def _observed(self, count: int, step_s: float) -> Steps[Observation]:
+        """Time the parts of ``count`` steps."""
         self.hooks.observe()
         yield  # a step that is not measured: hooks have a first-time cost
         self.hooks.taken()
@@ -142,6 +143,7 @@ class Session:
         )  # fmt: skip
 
     def _profiled(self) -> Steps[Operations | None]:
+        """Profile the operations of a few steps; None if the script's own profiler is running."""
         try:
             profiler: Any = torch.profiler.profile(profile_memory=True, with_flops=True)
             profiler.start()
@@ -155,23 +157,24 @@ class Session:
 
     # -- prices ---------------------------------------------------------------------------------
 
-    def _priced(self, seen: Observation) -> Steps[None]:
+    def _priced(self, observation: Observation) -> Steps[None]:
+        """Price every fix, and keep those that are worth it for the fixes after them."""
         self._end_s = perf_counter() + self._price_s
         # a schedule may end, and the epoch goes on without end from here
-        Patches().wrap(LRScheduler, "step", lambda step: lambda *args, **given: None)
+        Patches().wrap(LRScheduler, "step", lambda step: lambda *args, **kwargs: None)
         self.feed.is_endless, self._is_median = True, self.feed.loader is None
         cpu = self._fetch_cpu_s / self._fetch_s if self._fetch_s > 0 else 1.0
         knobs = knobs_for(
-            self.hooks, self.feed, lambda *parts: self._share(seen, *parts), cpu,
-            on_cpu=seen.device == "cpu",
+            self.hooks, self.feed, lambda *parts: self._share(observation, *parts), cpu,
+            on_cpu=observation.device == "cpu",
         )  # fmt: skip
-        self._step_s = seen.step_s
+        self._step_s = observation.step_s
         prices: list[Price] = []
         kept: list[Knob] = []
         if self.feed.loader is not None:
             cached = Setting("cached", "", self._cache(True), self._cache(False))
             price = yield from self._price(cached, ())
-            seen = replace(seen, input_saved=price.saved if price.pairs else None)
+            observation = replace(observation, input_saved=price.saved if price.pairs else None)
         for knob in knobs:
             if not knob.name.startswith(self._only):
                 continue
@@ -183,17 +186,17 @@ class Session:
                 self._step_s *= 1.0 - price.saved
             else:
                 knob.close()
-            self._found(replace(seen, prices=tuple(prices)))
+            self._report(replace(observation, prices=tuple(prices)))
         if len(kept) > 1:
             together = yield from self._together(kept)
-            self._found(replace(seen, prices=tuple(prices), together=together))
+            self._report(replace(observation, prices=tuple(prices), together=together))
         for knob in kept:
             knob.turn(False)
             knob.close()
 
-    def _share(self, seen: Observation, *parts: str) -> float:
+    def _share(self, observation: Observation, *parts: str) -> float:
         """Return the share of a step that parts take, with the fixes kept so far."""
-        return min(1.0, sum(seen.parts.get(part, 0.0) for part in parts) / self._step_s)
+        return min(1.0, sum(observation.parts.get(part, 0.0) for part in parts) / self._step_s)
 
     def _cache(self, is_on: bool) -> Callable[[], None]:
         def turn() -> None:
@@ -202,6 +205,7 @@ class Session:
         return turn
 
     def _price(self, knob: Knob, kept: Sequence[Knob]) -> Steps[Price]:
+        """Measure one fix beside those that are kept, unless it cannot be worth it."""
         base = Price(
             name=knob.name, fix=knob.fix, outcome=PriceOutcome.NOT_TRIED, changes=knob.changes,
             file=knob.place.file, line=knob.place.line,
@@ -224,15 +228,16 @@ class Session:
             return replace(base, reason=f"it cannot be had here: {_line(error)}")
         if knob.failed:
             return replace(base, reason=f"it cannot be had here: {knob.failed}")
-        return _with(base, pairs)
+        return _with_result(base, pairs)
 
     def _together(self, kept: Sequence[Knob]) -> Steps[Price]:
+        """Measure all kept fixes together, and leave them on."""
         pairs = Pairs()
         yield from self._compare(kept, pairs, max(5.0, self._end_s - perf_counter()))
         for knob in kept:
             knob.turn(True)
         names = " + ".join(knob.name for knob in kept)
-        return _with(Price(name=names, fix="", outcome=PriceOutcome.UNKNOWN), pairs)
+        return _with_result(Price(name=names, fix="", outcome=PriceOutcome.UNKNOWN), pairs)
 
     def _compare(self, knobs: Sequence[Knob], pairs: Pairs, limit_s: float) -> Steps[None]:
         """Add pairs of blocks until the outcome is clear or time is over; leave the fixes off."""
@@ -275,7 +280,8 @@ def is_same_kind(knob: Knob, other: Knob) -> bool:
     )
 
 
-def _with(price: Price, pairs: Pairs) -> Price:
+def _with_result(price: Price, pairs: Pairs) -> Price:
+    """Return a price with what its pairs have measured."""
     saved = pairs.saved()
     return replace(
         price, outcome=pairs.outcome(), saved=saved.middle, low=saved.low, high=saved.high,
@@ -283,17 +289,17 @@ def _with(price: Price, pairs: Pairs) -> Price:
     )  # fmt: skip
 
 
-def _divided(seen: Observation, operations: Operations | None) -> Observation:
+def _divided(observation: Observation, operations: Operations | None) -> Observation:
     """Return an observation with the seconds of its computing parts divided by what bounds them."""
-    computing_s = sum(seen.parts.get(part, 0.0) for part in COMPUTING)
+    computing_s = sum(observation.parts.get(part, 0.0) for part in COMPUTING)
     if operations is None:
-        return replace(seen, overhead_s=computing_s)
+        return replace(observation, overhead_s=computing_s)
     busy_s = operations.arithmetic_s + operations.bandwidth_s
     scale = min(1.0, computing_s / busy_s) if busy_s else 0.0
     arithmetic_s, bandwidth_s = operations.arithmetic_s * scale, operations.bandwidth_s * scale
-    most_op_per_s, source = read_matmul(seen.device, "fp32", torch.get_num_threads())
+    most_op_per_s, source = read_matmul(observation.device, "fp32", torch.get_num_threads())
     return replace(
-        seen, arithmetic_s=arithmetic_s, bandwidth_s=bandwidth_s,
+        observation, arithmetic_s=arithmetic_s, bandwidth_s=bandwidth_s,
         overhead_s=max(0.0, computing_s - arithmetic_s - bandwidth_s),  # a difference may round
         num_operations=operations.number, allocated_bytes=operations.allocated_bytes,
         op_per_s=operations.op_per_s, most_op_per_s=most_op_per_s, most_from=source,

@@ -16,4 +16,4 @@ update_before_step        The scaler is updated before it steps
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

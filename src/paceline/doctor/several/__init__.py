@@ -15,4 +15,4 @@ unused_parameters_sought     DistributedDataParallel looks for unused parameters
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""

@@ -18,4 +18,4 @@ synchronized_each_turn    The host waits for the device in each turn by a call
 from ..rule import rules_in
 
 RULES = rules_in(__name__, __path__)
-"""In the order of their names."""
+"""The rules of this group, in the order of their names."""
