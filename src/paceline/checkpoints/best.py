@@ -111,7 +111,8 @@ class BestModels:
                 said = json.loads(read_text(file, _MOST_BYTES))
             kept = [Kept(count(row["version"]), real(row["worth"])) for row in said["models"]]
             metric = said.get("metric", self.name)
-            if (comes := said.get("comes")) and comes["instead_of"] != _identity_of_best(place):
+            comes = said.get("comes")
+            if comes and comes["instead_of"] != _identity_of_best(place):
                 one = Kept(count(comes["version"]), real(comes["worth"]))
                 kept = [one, *(other for other in kept if other.version != one.version)]
                 kept = kept[: self._most]
@@ -126,6 +127,8 @@ class BestModels:
                 f"them by {_named(self.name)}, which cannot be compared: move it away, or keep by "
                 "the same metric"
             )
+        if comes:  # a worker was killed while it put that in its place
+            self._list(place, kept)
         return kept
 
     def _write(
