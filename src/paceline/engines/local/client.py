@@ -278,6 +278,11 @@ def begun_early() -> Iterator[None]:
             _spare.pop().close()
 
 
+def kept() -> ForkServerClient | None:
+    """The fork server that waits for the next run; for tests, which look what a run has left."""
+    return _spare[0] if _spare else None
+
+
 def take() -> ForkServerClient:
     """The fork server that was kept, or a new one; it says ``ready`` when it is."""
     while _spare:
