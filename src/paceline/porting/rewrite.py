@@ -165,9 +165,9 @@ def _peek(parts: Parts, edits: TreeEdits) -> None:
     assert loop.loader is not None
     names = {script.scope(loop.node): script.code(loop.loader), parts.scope: parts.loader}
     own_iterations = [] if loop.taken is None else loop.taken.iterations
-    for call in (
-        iteration for iteration in script.calls("iter") if iteration not in own_iterations
-    ):
+    for call in script.calls("iter"):
+        if call in own_iterations:
+            continue
         scope = script.scope(call)
         is_prepared = scope is not parts.scope or script.order[call] > script.order[parts.before]
         for iterated in positional(call)[:1]:
@@ -353,9 +353,8 @@ def _draw_first(flow: Flow, loop: AnyLoop, edits: TreeEdits) -> None:
         line = script.block_line(node)
         block = script.parents[line]
         names = [binding.name for binding in bindings if binding.node is node]
-        if not isinstance(line, cst.SimpleStatementLine) or not isinstance(
-            block, cst.IndentedBlock
-        ):
+        is_line = isinstance(line, cst.SimpleStatementLine)
+        if not is_line or not isinstance(block, cst.IndentedBlock):
             continue
         if _is_of_turns(flow, loop, first, block, names):
             edits.remove(node)
