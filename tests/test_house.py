@@ -20,7 +20,6 @@ MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 627, 24, 16
 """Of all files, 166 are the doctor's: one for each of its rules, and one for each group."""
 
 LONG_FUNCTIONS = {
-    "script.prepared.Prepared.__init__": "every part of what a script prepared, made in one place",
     "store.optimizer.Updater.__init__": "the state of every kind of optimizer, laid out",
     "report.summary._summary": "one field a line",
     "run.describe.Description.header": "one field a line",
@@ -62,6 +61,7 @@ ELSEWHERE: dict[str, str] = {
     "porting.endless": "a kind of loop: scripts of tests/porting/plain, through porting.check",
     "porting.indexed": "a kind of loop: scripts of tests/porting/plain, through porting.check",
     "porting.together": "what loops count on: scripts of tests/porting/plain, the same way",
+    "script.source": "what an epoch consists of: tests/script find it out by pace.prepare",
     "trace.reader": "tests/trace read through paceline.trace",
 }
 """Modules that no test of their family imports, and what holds them."""

@@ -60,7 +60,7 @@ class Steps(_AutomaticOptimization):
             closure()
             if not self._batches.has_more():
                 self.is_accumulating = False
-                self._optimizer_step(batch_idx, _nothing)
+                self._optimizer_step(batch_idx, lambda: None)  # all was computed before
         else:
             self._optimizer_step(batch_idx, closure)
         if not self.is_accumulating:
@@ -102,10 +102,6 @@ class Steps(_AutomaticOptimization):
             self._optimizer_zero_grad(batch_idx, optimizer)
 
         return zero_grad
-
-
-def _nothing() -> None:
-    """A closure where all was computed before."""
 
 
 class EpochLoop(_TrainingEpochLoop):

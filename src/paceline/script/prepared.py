@@ -137,7 +137,6 @@ class Prepared:
         whole: what the script holds: ``model``, or all of a model that is split.
         source: where its mini-batches come from.
         spread: how the model is split; None: it is not.
-        steps_apart: whether each step of several optimizers is an update.
     """
 
     def __init__(
@@ -158,9 +157,6 @@ class Prepared:
         self.whole = self.model = self._one_model(loader)
         split = self._split(loader)
         self.optimizer: Optimizer = joined(self.optimizers)
-        self.steps_apart = len(self.optimizers) > 1 and (
-            self._member is None or context.steps_apart
-        )
         self.source = self._find_source(loader)
         mode, forward = self._trial()
         self._replica: Replica | None = None
@@ -169,18 +165,13 @@ class Prepared:
             self.model = self._spread_over(split, forward)
         schedulers = [one for one in objects if isinstance(one, AnyScheduler)]
         self._scaling = self._scale_rates(schedulers)
-        self.warmup = make_warmup(
-            context, self.optimizers, schedulers, self._scaling.factor, self._num_steps_an_epoch
-        )
+        self.warmup = self._make_warmup(schedulers)
         self.settled = self._settle(mode, forward)
         self.gradients = self._make_gradients()
         self.loop = self._make_loop()
         self.schedules = self._find_schedules(schedulers if self.warmup is None else [self.warmup])
         self._steps_on_each: StepsOnEach | None = None
-        if asked.accumulate > 1:
-            self._set_up_accumulation()
-        elif self.warmup is not None and context.warmup and "ep" in context.warmup:
-            self._look_for_steps_on_each(self.warmup, context.warmup)
+        self._set_up_accumulation()
         self.given = GivenStates()
         self._written: WrittenBuffers | None = None
         self.step = OptimizerStep(
@@ -271,6 +262,18 @@ class Prepared:
         self._member.hooks.spread = spread
         return spread.own
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether each step of several optimizers is an update."""
+        is_apart = self._member is None or self._context.steps_apart
+        return len(self.optimizers) > 1 and is_apart
+
+    def _make_warmup(self, schedulers: Sequence[AnyScheduler]) -> Warmup | None:
+        factor = self._scaling.factor
+        return make_warmup(
+            self._context, self.optimizers, schedulers, factor, self._num_steps_an_epoch
+        )
+
     def _make_gradients(self) -> LocalGradients:
         context = self._context
         return LocalGradients(
@@ -297,8 +300,15 @@ class Prepared:
         return loop
 
     def _set_up_accumulation(self) -> None:
-        """Steps of the loop are set aside until an update has all its batches."""
-        parts, source = self._context.parts, self.source
+        """Steps of the loop are set aside until an update has all its batches, where it has several.
+
+        Where it has one, a script may add up batches by itself, which a warm-up has to know.
+        """
+        parts, source, warmup = self._context.parts, self.source, self._context.warmup
+        if self._asked.accumulate == 1:
+            if self.warmup is not None and warmup and "ep" in warmup:
+                self._look_for_steps_on_each(self.warmup, warmup)
+            return
         made = Accumulation(
             self._asked.accumulate,
             self.optimizers,

@@ -111,22 +111,15 @@ def source_of(
     num_samples, num_batches = plain_sizes(loader) if options.is_alone else order.count()
     if stream is not None:
         stream.go_far()
-    if numbers is not None:
-        batch_size = context.parts
-    else:
-        batch_size = loader.batch_size or max(1, -(-num_samples // max(1, num_batches)))
-        batch_size *= context.parts if options.is_per_worker else 1
+    batch_size = loader.batch_size or max(1, -(-num_samples // max(1, num_batches)))
+    batch_size *= context.parts if options.is_per_worker else 1
+    batch_size = context.parts if numbers is not None else batch_size
     return BatchSource(
-        loader=loader,
-        numbers=numbers,
-        is_stream=stream is not None,
-        order=order,
-        num_batches=num_batches,
-        batch_size=batch_size,
+        loader=loader, numbers=numbers, is_stream=stream is not None, order=order,
+        num_batches=num_batches, batch_size=batch_size,
         shape=_shape(loader, order, context, options, num_samples, batch_size),
-        notes=notes,
-        make_leased=make_leased,
-    )
+        notes=notes, make_leased=make_leased,
+    )  # fmt: skip
 
 
 def _shape(

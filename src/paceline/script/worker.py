@@ -283,6 +283,7 @@ class Pace:
             context.run_identity,
             context.first_epoch,
         )
+        self._published_at: list[int] = []
         self._best: BestModels | None = None
         if context.keep_best:
             self._best = self._best_models()
@@ -476,22 +477,14 @@ class Pace:
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._keeper, asked
         )
+        source = prepared.source
         self._loader = loader = PreparedLoader(
-            prepared.loop,
-            prepared.schedules,
-            prepared.source.shape,
-            prepared.source.num_batches,
-            self._passes,
+            prepared.loop, prepared.schedules, source.shape, source.num_batches, self._passes
         )
         self._attach(prepared, loader)
         self._updates = UpdateLoop(
-            loader,
-            prepared.source.numbers,
-            exchange,
-            self._context,
-            counts_blocks=prepared.steps_apart,
+            loader, source.numbers, exchange, self._context, counts_blocks=prepared.steps_apart
         )
-        self._published_at: list[int] = []
         self._keeper.add("published", lambda: self._published_at, self._set_published_at)
         self._keeper.add("updates", self._updates.remember, self._go_on_with_updates)
         return _as_given([loader if isinstance(one, DataLoader) else one for one in objects])

@@ -89,11 +89,7 @@ class TrainingWork:
         self.model = task.model()
         self._learning_rate = lr or task.learning_rate
         optimizer = self._make_optimizer()
-        refuse_what_cannot_be_carried(self.model, [optimizer])
-        refuse_without_size(self.model)
-        refuse_shared_memory(self.model)
-        if protocol.num_workers > 1:
-            refuse_observers(self.model)
+        self._refuse_others(optimizer)
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
         is_difference = protocol.update_rule == "mean"
@@ -114,6 +110,14 @@ class TrainingWork:
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
         """Called with each push that is scaled by its distance, and the scale."""
         self._start_records(protocol, batch_size)
+
+    def _refuse_others(self, optimizer: Optimizer) -> None:
+        """Raise ConfigError for a model that a live run would refuse."""
+        refuse_what_cannot_be_carried(self.model, [optimizer])
+        refuse_without_size(self.model)
+        refuse_shared_memory(self.model)
+        if self._protocol.num_workers > 1:
+            refuse_observers(self.model)
 
     def follow(self, batches: Batches) -> None:
         """Use these batches for epochs in which the user defines none."""

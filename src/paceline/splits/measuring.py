@@ -62,10 +62,11 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
             walk.run(*inputs)
             whole = clock.both(lambda: traced.module(*inputs), traced.module, late)
             rounds.append(_Round.of(whole, [cost.times for cost in walk.costs]))
-    whole = median_times([one.whole for one in rounds])
-    pieces = [median_times(times) for times in zip(*(one.pieces for one in rounds), strict=True)]
+    medians = _Round.median_of(rounds)
+    whole = medians.whole
     return MeasuredModel(
-        graph=_graph(traced, walk, pieces), batch_size=len(inputs[0]), forward_s=whole.forward_s,
+        graph=_graph(traced, walk, medians.pieces), batch_size=len(inputs[0]),
+        forward_s=whole.forward_s,
         backward_s=whole.backward_s + whole.first_s + whole.late_s, is_counted=is_counted,
     )  # fmt: skip
 
@@ -97,6 +98,15 @@ class _Round(NamedTuple):
             for piece in pieces
         ]
         return cls(whole, scaled)
+
+    @classmethod
+    def median_of(cls, rounds: "Sequence[_Round]") -> "_Round":
+        """Return the medians of all times, whose pieces add up to the whole again."""
+        pieces = zip(*(measured.pieces for measured in rounds), strict=True)
+        return cls.of(
+            median_times([measured.whole for measured in rounds]),
+            [median_times(times) for times in pieces],
+        )
 
 
 class _Piece(nn.Module):
