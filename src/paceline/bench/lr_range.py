@@ -209,14 +209,16 @@ def measure_range(wish: LrWish) -> LrRange:
             f"the loss was no number after {len(found)} updates at rates from "
             f"{ramp.lowest:g}: begin lower, --lowest {ramp.lowest / 100:g}"
         )
-    is_cut = isinstance(summary, Summary) and summary.ended == "finished"
+    cut_after = None
+    if isinstance(summary, Summary) and summary.ended == "finished":
+        cut_after = summary.updates if summary.updates < ramp.updates else None
     return LrRange(
         wish=wish,
         samples=header.number("batch_size"),
         source=source,
         rates=tuple(ramp.rate(version) for version, _ in found),
         losses=tuple(loss for _, loss in found),
-        cut_after=summary.updates if is_cut and summary.updates < ramp.updates else None,
+        cut_after=cut_after,
     )
 
 

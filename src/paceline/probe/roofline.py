@@ -59,7 +59,7 @@ _MOST_NAMED = 12
 
 def _attention(query: Any, key: Any, value: Any, *_: object, **__: object) -> int:
     """Operations by the shapes."""
-    return sdpa_flop_count(query, key, value)
+    return int(sdpa_flop_count(query, key, value))
 
 
 _UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}

@@ -300,7 +300,7 @@ class Prepared:
         return loop
 
     def _set_up_accumulation(self) -> None:
-        """Steps of the loop are set aside until an update has all its batches, where it has several.
+        """Steps of the loop are set aside until an update has all of its several batches.
 
         Where it has one, a script may add up batches by itself, which a warm-up has to know.
         """
