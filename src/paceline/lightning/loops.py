@@ -271,10 +271,7 @@ class FitLoop(_FitLoop):
         self.trainer.should_stop = stop
 
     def _have_the_same_values(self) -> bool:
-        """Whether all workers have logged the same: who was called off each time has nothing.
-
-        They take turns at sums, so one that had less to sum would hear others' sums for its own.
-        """
+        """Whether all have logged alike and sum alike; who was called off each time has nothing."""
         if self.trainer.strategy.world_size == 1:
             return True
         results = self.trainer._results  # what was logged in epochs before is in it, too

@@ -3,9 +3,9 @@
     fact -> coordinator.hear -> orders -> trace -> dispatch -> engine
 
 What messages lead to facts is said elsewhere: pushes in ``pushes.py``, epochs in ``epochs.py``,
-rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``.
-Above 300 lines because what follows from an order passes through all of it. This module must not
-know processes or terminals, nor how a message travels.
+rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. Above
+300 lines because what follows from an order passes through all of it. This module must not know
+processes or terminals, nor how a message travels.
 """
 
 import secrets
