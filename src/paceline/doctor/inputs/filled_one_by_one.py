@@ -22,9 +22,9 @@ _FACTORIES = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
 
 def check(facts: Facts) -> Iterator[Found]:
     collating = {
-        facts.code(function)
+        facts.code(collate_fn)
         for loader in facts.loaders
-        if (function := by_name(loader).get("collate_fn")) is not None
+        if (collate_fn := by_name(loader).get("collate_fn")) is not None
     }
     for function in (node for node in facts.script.nodes if isinstance(node, cst.FunctionDef)):
         name = function.name.value
