@@ -31,11 +31,11 @@ def check(facts: Facts) -> Iterator[Found]:
 _BINARY = [*STEP[:2], "loss = F.binary_cross_entropy({}, y)", *STEP[3:]]
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped([one.format("model(x)") for one in _BINARY]),),
+    sick=(looped([line.format("model(x)") for line in _BINARY]),),
     healthy=(
-        looped([one.format("torch.sigmoid(model(x))") for one in _BINARY]),
-        looped([one.format("model(x).sigmoid()") for one in _BINARY]),
-        looped([one.format("model(x)") for one in _BINARY]).replace("nn.Linear(64, 8)\n", "nn.Linear(64, 8), nn.Sigmoid()\n"),
-        looped([one.format("model(x)").replace("cross_entropy", "cross_entropy_with_logits") for one in _BINARY]),
+        looped([line.format("torch.sigmoid(model(x))") for line in _BINARY]),
+        looped([line.format("model(x).sigmoid()") for line in _BINARY]),
+        looped([line.format("model(x)") for line in _BINARY]).replace("nn.Linear(64, 8)\n", "nn.Linear(64, 8), nn.Sigmoid()\n"),
+        looped([line.format("model(x)").replace("cross_entropy", "cross_entropy_with_logits") for line in _BINARY]),
     ),
 )  # fmt: skip

@@ -33,9 +33,9 @@ _KL = [
 ]
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.BUG, check,
-    sick=(looped([one.format("F.softmax") for one in _KL]),),
+    sick=(looped([line.format("F.softmax") for line in _KL]),),
     healthy=(
-        looped([one.format("F.log_softmax") for one in _KL]),
-        looped([one.format("F.softmax").replace("kl_div(", "kl_div(torch.log(").replace("dim=1), F", "dim=1)), F") for one in _KL]),
+        looped([line.format("F.log_softmax") for line in _KL]),
+        looped([line.format("F.softmax").replace("kl_div(", "kl_div(torch.log(").replace("dim=1), F", "dim=1)), F") for line in _KL]),
     ),
 )  # fmt: skip
