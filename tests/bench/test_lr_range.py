@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -82,8 +83,30 @@ def test_a_rate_near_the_least_loss_is_not_advised() -> None:
 def test_a_loss_that_does_not_fall_advises_nothing() -> None:
     found = measured(lambda place: 2.0)
     assert found.advised is None
-    assert "does not fall" in render_range(found)[-1]
+    assert render_range(found)[-1] == (
+        "the loss does not fall between 0.0001 and 10: take a higher --highest, more --updates, or "
+        "another --init"
+    )
     assert range_json(found)["advised"] is None
+
+
+@pytest.mark.parametrize(("made", "fewer"), [(20, ", or --updates 20"), (8, "")])
+def test_a_script_that_was_over_first_is_told_which_rates_were_not_tried(
+    made: int, fewer: str
+) -> None:
+    def cut(loss: Callable[[float], float]) -> LrRange:
+        found = measured(loss)
+        return replace(found, rates=found.rates[:made], losses=found.losses[:made], cut_after=made)
+
+    over = f"the script's loop was over after {made} of 101 updates: give it more epochs"
+    last = f"{RAMP.rate(made - 1):.3g}"
+    flat, falling = cut(lambda place: 2.0), cut(lambda place: -place)
+    assert flat.reason == f"the loss does not fall between 0.0001 and {last}, and {over}{fewer}"
+    words = f"; higher rates than {last} were not tried, since {over}{fewer}"
+    assert falling.reason.endswith(words)
+    assert range_json(falling)["cut_after"] == made
+    risen = replace(measured(cliff), cut_after=90)
+    assert "not tried" not in risen.reason  # it has risen again, so all is known
 
 
 def test_the_picture_has_powers_of_ten_below_it() -> None:
@@ -168,6 +191,7 @@ def test_a_script_ends_where_its_updates_are_made(say: Say, tmp_path: Path) -> N
     assert 0.003 < found["advised"] < 1.0
     assert found["losses"][-1] > 2 * min(found["losses"])
     assert len(found["losses"]) < 60  # it was ended, though its epochs were not over
+    assert found["cut_after"] is None
     assert not (tmp_path / "evaluated").exists()
 
 
@@ -178,7 +202,9 @@ def test_a_script_whose_epochs_are_over_first_is_measured_until_then(
     line = "tune lr train.py --lowest 1e-3 --highest 0.1 --updates 60 --device cpu --json -- 2"
     code, out, err = say(line)
     assert code == 0, err
-    assert len(json.loads(out)["losses"]) == 2 * 256 // 32
+    found = json.loads(out)
+    assert len(found["losses"]) == found["cut_after"] == 2 * 256 // 32
+    assert "over after 16 of 60 updates: give it more epochs, or --updates 16" in found["reason"]
     assert not (tmp_path / "evaluated").exists()
 
 

@@ -4,8 +4,9 @@
     loss of each update at its rate -> smoothed -> where it falls fastest, is least, rises again
 
 The run is a real one, under any protocol, so the loss of an update is that of the samples that it
-averages, and a rate that is too high with so many workers shows. This module must not know how a
-run is carried out.
+averages, and a rate that is too high with so many workers shows. Above 300 lines, since what is
+measured, its table and its picture are one file. This module must not know how a run is carried
+out.
 
 Source: L. N. Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017, section 3.3.
 Changed: the rate grows geometrically, so that it may span orders of magnitude, and loss is looked
@@ -26,6 +27,7 @@ from ..launch.launcher import launch_run
 from ..program import ScriptProgram
 from ..report.chart import Curve, Diagram, draw_chart
 from ..report.live import QuietObserver
+from ..report.summary import Summary
 from ..report.text import Point, table
 from ..trace import FILE_NAME, read_header, read_trace
 from ..trace.records import Handed, Ordered
@@ -36,6 +38,7 @@ from .lr_worker import LrRamp
 _IN_WORKER = f"{__package__}.lr_worker"
 _HALF = 2
 """Updates on each side of one, whose mean its smoothed loss is."""
+_FEWEST_UPDATES = 4 * _HALF + 2
 _LEAST_FALL = 0.03
 """Of the first loss: a curve that falls by less tells nothing."""
 _SAFE = 3.0
@@ -73,8 +76,8 @@ class LrWish:
                 f"--lowest and --highest must be rates with 0 < lowest < highest, got "
                 f"{ramp.lowest:g} and {ramp.highest:g}"
             )
-        if ramp.updates < 4 * _HALF + 2:
-            raise ConfigError(f"--updates must be >= {4 * _HALF + 2}, got {ramp.updates}")
+        if ramp.updates < _FEWEST_UPDATES:
+            raise ConfigError(f"--updates must be >= {_FEWEST_UPDATES}, got {ramp.updates}")
         if self.args and not ramp.is_script:
             raise ConfigError(f"{ramp.spec} is a task, and {' '.join(self.args)} is for a script")
         if ramp.is_script and (ramp.batch_size is not None or ramp.init is not None):
@@ -91,6 +94,8 @@ class LrRange:
         samples: that an update averages.
         source: the data.
         rates, losses: of each update, in order; the loss before it was made.
+        cut_after: updates after which the script's loop was over, before the highest rate; else
+            None.
     """
 
     wish: LrWish
@@ -98,6 +103,7 @@ class LrRange:
     source: str
     rates: tuple[float, ...]
     losses: tuple[float, ...]
+    cut_after: int | None = None
 
     @property
     def smooth(self) -> tuple[float, ...]:
@@ -151,19 +157,28 @@ class LrRange:
     @property
     def reason(self) -> str:
         """Why that rate, in words."""
-        ramp = self.wish.ramp
         if self.advised is None:
-            return (
-                f"the loss does not fall between {ramp.lowest:g} and {ramp.highest:g}: take a "
-                "higher --highest, more --updates, or another --init"
-            )
+            words = f"the loss does not fall between {self.rates[0]:.3g} and {self.rates[-1]:.3g}"
+            if self.cut_after is not None:
+                return f"{words}, and {self._cut()}"
+            more = "" if self.wish.ramp.is_script else ", or another --init"
+            return f"{words}: take a higher --highest, more --updates{more}"
         steepest, lowest = self.rates[self.steepest], self.rates[self.lowest]
         words = f"the loss falls fastest at {steepest:.2g} and is least at {lowest:.2g}"
         if steepest > lowest / _SAFE:
             words += "; taken is a third of that, for a whole training and not a short one"
         if self.rises is not None:
             words += f"; from {self.rates[self.rises]:.2g} on it rises"
+        elif self.cut_after is not None:
+            words += f"; higher rates than {self.rates[-1]:.3g} were not tried, since {self._cut()}"
         return words
+
+    def _cut(self) -> str:
+        """That the script's loop was over too early, and the way out."""
+        made, asked = self.cut_after or 0, self.wish.ramp.updates
+        fewer = f", or --updates {made}" if made >= _FEWEST_UPDATES else ""
+        words = f"the script's loop was over after {made} of {asked} updates"
+        return f"{words}: give it more epochs{fewer}"
 
 
 def measure_range(wish: LrWish) -> LrRange:
@@ -186,7 +201,7 @@ def measure_range(wish: LrWish) -> LrRange:
             run_dir=str(run), checkpoint_every="never", nonfinite="skip",
             updates=ramp.updates if ramp.is_script else None,
         )  # fmt: skip
-        launch_run(program, settings, QuietObserver(io.StringIO()))
+        summary = launch_run(program, settings, QuietObserver(io.StringIO()))
         header = read_header(run / FILE_NAME)
         found = [(i, loss) for i, loss in enumerate(_losses(run)) if math.isfinite(loss)]
     if len(found) <= 2 * _HALF:
@@ -194,12 +209,16 @@ def measure_range(wish: LrWish) -> LrRange:
             f"the loss was no number after {len(found)} updates at rates from "
             f"{ramp.lowest:g}: begin lower, --lowest {ramp.lowest / 100:g}"
         )
+    cut_after = None
+    if isinstance(summary, Summary) and summary.ended == "finished":
+        cut_after = summary.updates if summary.updates < ramp.updates else None
     return LrRange(
         wish=wish,
         samples=header.number("batch_size"),
         source=source,
         rates=tuple(ramp.rate(version) for version, _ in found),
         losses=tuple(loss for _, loss in found),
+        cut_after=cut_after,
     )
 
 
@@ -254,6 +273,7 @@ def range_json(one: LrRange) -> dict[str, object]:
         "steepest": one.rates[one.steepest],
         "lowest": one.rates[one.lowest],
         "rises": None if rises is None else one.rates[rises],
+        "cut_after": one.cut_after,
         "advised": one.advised,
         "reason": one.reason,
     }
