@@ -9,17 +9,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tiny
 from paceline.cli import app as command
 from paceline.errors import ConfigError
 from paceline.plan import Plan
 from paceline.report.live import Progress, QuietObserver
 from paceline.report.watch import WatchedRun, watch
 from paceline.run_dir import is_at_work
-from paceline.trace import Trace, read_trace
-from paceline.trace.records import Evaluated
+from paceline.trace import Trace, read_header, read_trace
+from paceline.trace.records import Evaluated, Header, Resumed
+from runs import train
 
 
 class Seen(QuietObserver):
@@ -73,6 +76,48 @@ def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) ->
     assert [one.pushes for one in last.workers] == [3, 2]
     assert last.workers[1].mean_staleness == 0.5  # one of its two pushes came a version late
     assert seen.tests == [0.6, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("fields", "updates_total", "left_s"),
+    [
+        ({"epochs": 3}, None, 4.5),  # 60 of 120 samples
+        ({"epochs": 3, "updates_total": 4}, 4, 1.5),
+        ({"epochs": 3, "updates_total": 4, "seconds": 8.0}, 4, 1.0),
+        ({"epochs": 3, "updates_total": 4, "seconds": 60.0}, 4, 1.5),
+        ({"order": "numbers", "num_samples": 0, "updates_total": 6}, 6, 4.5),
+        ({"order": "numbers", "num_samples": 0}, None, None),
+    ],
+    ids=["samples", "updates", "seconds", "updates before seconds", "numbers", "nobody knows"],
+)
+def test_what_is_left_is_told_by_the_end_that_comes_first(
+    run_dir: Path, fields: dict[str, Any], updates_total: int | None, left_s: float | None
+) -> None:
+    """Three updates took 4.5 seconds of training, of the 7 since the first grant."""
+    run = WatchedRun()
+    for record in read_trace(run_dir / "trace.jsonl"):
+        if isinstance(record, Header):
+            run.add(Header(fields={**record.fields, **fields}))
+        else:
+            run.add(record)
+    found = run.progress()
+    assert found.updates_total == updates_total
+    assert found.eta_s == (None if left_s is None else pytest.approx(left_s))
+
+
+def test_a_run_that_goes_on_to_another_end_is_told_by_that(run_dir: Path) -> None:
+    run = WatchedRun()
+    for record in read_trace(run_dir / "trace.jsonl"):
+        run.add(record)
+    changes = {"updates_total": 9}
+    run.add(Resumed(t_s=8.0, version=3, workers=2, lost=0, changes=changes))
+    assert run.progress().updates_total == 9
+
+
+def test_a_live_run_writes_down_where_it_ends(tmp_path: Path) -> None:
+    live = train(tiny.TASK, tmp_path, workers=2, updates=3, seconds=600.0, engine="inline")
+    fields = read_header(live.folder / "trace.jsonl").fields
+    assert (fields["updates_total"], fields["seconds"]) == (3, 600.0)
 
 
 def test_an_evaluation_inside_an_epoch_is_told_with_its_update(run_dir: Path) -> None:

@@ -75,7 +75,7 @@ class WatchedRun:
 
     def progress(self) -> Progress:
         """As the run itself would show it."""
-        tally, header = self.tally, self.tally.header or Header(fields={})
+        tally, header = self.tally, self._header()
         trained_s, epochs = tally.trained_s, header.number("epochs")
         losses = [one.loss for one in tally.updates[-_LAST:]]
         return Progress(
@@ -83,13 +83,21 @@ class WatchedRun:
             epoch=tally.epochs[-1].epoch if tally.epochs else 0,
             epochs=epochs or None,
             version=tally.version,
-            updates_total=None,
+            updates_total=header.number("updates_total") or None,
             samples=tally.samples,
             samples_per_s=tally.samples / trained_s if trained_s else 0.0,
             loss=sum(losses) / len(losses) if losses else math.nan,
-            eta_s=_left_s(tally, header, trained_s, epochs),
+            eta_s=_left_s(tally, header, trained_s),
             workers=tuple(self._one(worker, trained_s) for worker in sorted(tally.workers)),
         )
+
+    def _header(self) -> Header:
+        """The first line, with what was changed where the run went on."""
+        first = self.tally.header
+        fields = {} if first is None else dict(first.fields)
+        for one in self.tally.resumes:
+            fields |= one.changes
+        return Header(fields=fields)
 
     def _one(self, worker: int, trained_s: float) -> WorkerProgress:
         one = self.tally.workers[worker]
@@ -110,14 +118,28 @@ class WatchedRun:
         )
 
 
-def _left_s(tally: Tally, header: Header, trained_s: float, epochs: int) -> float | None:
-    """Seconds that are left, by the samples of all epochs; None: nobody can say."""
-    if header.text("order") in ("numbers", "stream"):
+def _left_s(tally: Tally, header: Header, trained_s: float) -> float | None:
+    """Seconds to whichever end comes first; None: nobody can say."""
+    ends_s = (_work_left_s(tally, header, trained_s), _time_left_s(tally, header))
+    return min((one for one in ends_s if one is not None), default=None)
+
+
+def _work_left_s(tally: Tally, header: Header, trained_s: float) -> float | None:
+    """By the updates of the whole run; of a trace without their number by its samples."""
+    done, total = tally.version, header.number("updates_total")
+    if not total and header.text("order") not in ("numbers", "stream"):
+        done, total = tally.samples, header.number("num_samples") * header.number("epochs")
+    if not total or not done or not trained_s:
         return None
-    total = header.number("num_samples") * epochs
-    if not total or not tally.samples or not trained_s:
+    return max(0.0, trained_s * (total - done) / done)
+
+
+def _time_left_s(tally: Tally, header: Header) -> float | None:
+    """Of ``--seconds``, which count from the first epoch's begin."""
+    seconds = header.fields.get("seconds")
+    if not isinstance(seconds, int | float) or not tally.epochs:
         return None
-    return max(0.0, trained_s * (total - tally.samples) / tally.samples)
+    return max(0.0, seconds - (tally.last_s - tally.first_s))
 
 
 def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:

@@ -188,6 +188,8 @@ class Description:
             "num_parameters": self.num_parameters,
             "update_bytes": self.update_bytes,
             "epochs": plan.epochs,
+            "updates_total": plan.updates_total,
+            "seconds": settings.seconds,
             "could_try": list(self.could_try),
             "delay": list(settings.delay),
             "slow": list(settings.slow),
