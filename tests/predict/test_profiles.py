@@ -23,19 +23,22 @@ WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0
 
 
 def written(
-    folder: Path, missed: int = 0, engine: str = "local", *, pause_s: float = 0.0, more: bool = True
-) -> Profile:
+    folder: Path, missed: int = 0, engine: str = "local", *, pause_s: float = 0.0,
+    more: bool = True, batch_size: int = 0,
+) -> Profile:  # fmt: skip
     """The profile of a made-up run of two workers, the second twice as slow, both with a delay.
 
     Args:
         missed: tickets of each worker that were called off between two pushes.
         pause_s: the run evaluates for so long after its last push.
         more: it begins another epoch then.
+        batch_size: samples that an update averages; 0: not recorded.
     """
     trace = Trace(folder / FILE_NAME)
     trace.header(
         task="made up", protocol="k-batch-async:2", workers=2, engine=engine, path="store", seed=7,
         mini_batch_size=4, num_parameters=5, delay=["exp:10ms"], slow=["1=2x"], cores=2,
+        batch_size=batch_size,
     )  # fmt: skip
     delay, t_s = parse_delay("exp:10ms"), 1.0
     draws = [random.Random(f"7/{worker}") for worker in range(2)]
@@ -177,6 +180,22 @@ def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path:
     assert other.machine is not None
     assert other.machine.cores == 4
     assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)
+
+
+def test_an_update_of_another_batch_than_the_run_had_is_named(tmp_path: Path) -> None:
+    """Two workers shared a batch of 8: four of them would have 2 each, and not 4."""
+    written(tmp_path, batch_size=8)
+    like = World(like=tmp_path)
+    same, more = forecast("full-sync", 2, like, 40), forecast("full-sync", 4, like, 40)
+    assert (same.mini_batch_size, same.samples_per_update, same.note) == (4, 8, "")
+    assert (more.mini_batch_size, more.samples_per_update) == (4, 16)
+    assert more.note == (
+        f"steps are of 4 samples, as in {tmp_path}, so an update is of 16, and was of 8 there; for "
+        "8 give --like a run whose mini-batches are of 2"
+    )
+    assert "mini-batch      4 samples, 16 an update" in render_forecast(more)
+    timed = forecast("full-sync", 4, World(delay=("1s",)), 40)
+    assert (timed.mini_batch_size, timed.samples_per_update, timed.note) == (None, None, "")
 
 
 def test_fewer_workers_than_a_run_had_are_put_through_what_it_ordered_for_them(

@@ -79,6 +79,8 @@ class Machine:
         cores: that the workers share; None: each has its own.
         threads: of each worker: while it computes it holds so many of the cores.
         drift: how much its speed changed while it was measured.
+        mini_batch_size: samples that each was measured with; 0: nobody knows.
+        batch_size: samples that an update averaged then (per local step); 0: nobody knows.
     """
 
     text: str
@@ -90,6 +92,8 @@ class Machine:
     cores: int | None = None
     threads: int = 1
     drift: Drift = STEADY
+    mini_batch_size: int = 0
+    batch_size: int = 0
 
     def stretched(self, factor: float) -> "Machine":
         """The same, where everything takes so many times as long."""

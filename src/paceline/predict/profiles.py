@@ -40,6 +40,7 @@ class Profile:
     """The timing of one recorded run: of one task, one model and one mini-batch size.
 
     Attributes:
+        batch_size: samples that its updates averaged (per local step); 0: it was not recorded.
         work_s: by worker, the seconds of computing each mini-batch on cores of its own, without
             warm-up and what ``delay`` and ``slow`` ordered.
         exchange_s: by worker, the seconds of each exchange beside them.
@@ -56,6 +57,7 @@ class Profile:
     run_dir: Path
     task: str
     mini_batch_size: int
+    batch_size: int
     num_parameters: int
     work_s: Mapping[int, tuple[float, ...]]
     exchange_s: Mapping[int, tuple[float, ...]]
@@ -99,7 +101,8 @@ class Profile:
             text=f"as in {self.run_dir}", work=_delays(self.work_s, num_workers),
             exchange=_delays(self.exchange_s, num_workers),
             add_s=self.add_s, apply_s=self.apply_s, pause_s=self.pause_s, cores=cores,
-            threads=self.threads, drift=self.drift,
+            threads=self.threads, drift=self.drift, mini_batch_size=self.mini_batch_size,
+            batch_size=self.batch_size,
         )  # fmt: skip
 
     def check(
@@ -171,6 +174,7 @@ def read_profile(run_dir: Path) -> Profile:
         run_dir=run_dir,
         task=header.text("task"),
         mini_batch_size=header.number("mini_batch_size"),
+        batch_size=header.number("batch_size"),
         num_parameters=header.number("num_parameters"),
         work_s={one: tuple(alone * work_s for work_s in found.work_s[one]) for one in workers},
         exchange_s={one: found.exchange_s(one, apply_s, alone) for one in workers},

@@ -3,6 +3,7 @@
     settings -> conditions, protocol -> simulation/timing.py -> counts -> forecast, beside theory
                                      `-> simulation/engine.py, where a trace is wanted
 
+A bit above 300 lines, since what a run is put through and what is said of it are read together.
 This module must not know terminals, nor how time is made to pass.
 """
 
@@ -143,10 +144,24 @@ def forecast(
         counts = TimingRun(protocol, conditions).run(num_updates, on_progress)
     else:
         counts = _traced(protocol, conditions, num_updates, run_dir, on_progress)
-    note = ""
+    note = _batch_note(protocol, conditions.machine)
     if protocol.watches_loss:
         note = f"{protocol} stays as it begins: no loss falls where nothing is trained; name a task"
     return describe(protocol, conditions, counts, time.perf_counter() - start_s, note)
+
+
+def _batch_note(protocol: SyncProtocol, machine: Machine | None) -> str:
+    """Where an update is of another batch than in the run that was measured; else empty."""
+    if machine is None or not machine.mini_batch_size or not machine.batch_size:
+        return ""
+    num_pushes, size, was = protocol.num_pushes, machine.mini_batch_size, machine.batch_size
+    if -(-was // num_pushes) == size:
+        return ""
+    return (
+        f"steps are of {size:,} samples, {machine.text}, so an update is of {num_pushes * size:,}, "
+        f"and was of {was:,} there; for {was:,} give --like a run whose mini-batches are of "
+        f"{-(-was // num_pushes):,}"
+    )
 
 
 def _traced(
@@ -192,7 +207,8 @@ def describe(
     """The forecast that counts add up to, beside theory."""
     theory_s, source = expected_update_s(protocol, conditions)
     num_pushes, rule = protocol.num_pushes, protocol.staleness
-    staleness = None
+    machine, staleness = conditions.machine, None
+    size = (machine.mini_batch_size if machine else 0) or None
     if not conditions.absences and not rule.drops:
         staleness = theory.staleness_versions(protocol.name, conditions.num_workers, num_pushes)
     return forecast_of(
@@ -206,7 +222,9 @@ def describe(
         updates=counts.updates,
         pushes=counts.pushes,
         time_likely_s=likely_update_s(protocol, conditions, counts),
-        machine_drift=None if conditions.machine is None else conditions.machine.drift.relative,
+        machine_drift=None if machine is None else machine.drift.relative,
+        mini_batch_size=size,
+        samples_per_update=size and num_pushes * size,
         theory_time_s=theory_s,
         theory_time_source=source,
         theory_staleness_versions=staleness,

@@ -37,6 +37,10 @@ class Forecast:
     """Where 9 of 10 live runs lie; null where no machine was measured."""
     machine_drift: float | None = None
     """Relative standard deviation of the machine's speed while it was measured; else null."""
+    mini_batch_size: int | None = None
+    """Samples of a step that was measured; null where no machine was."""
+    samples_per_update: int | None = None
+    """Those that an update of such steps averages (per local step)."""
     theory_time_s: float | None
     theory_time_source: str
     """What theory's value is, or why there is none."""
@@ -119,6 +123,7 @@ def render_forecast(one: Forecast) -> list[str]:
     error = "" if one.time_error_s is None else f" +- {four_figures(one.time_error_s)}"
     rows = [
         ("simulated", f"{one.protocol}, {one.workers:,} workers, each step {one.delay}"),
+        ("mini-batch", _batch(one)),
         ("updates", f"{one.updates:,} of {one.pushes:,} pushes in "
                     f"{format_duration(one.virtual_s)} of virtual time"),
         ("time an update", f"{four_figures(one.time_per_update_s)}{error}"),
@@ -137,6 +142,13 @@ def render_forecast(one: Forecast) -> list[str]:
     ]  # fmt: skip
     lines = [f"{label:<16}{text}" for label, text in rows if text]
     return [*lines, *_histogram(one.staleness_histogram)]
+
+
+def _batch(one: Forecast) -> str:
+    """Of what steps the times are; empty where none was measured."""
+    if one.mini_batch_size is None:
+        return ""
+    return f"{one.mini_batch_size:,} samples, {one.samples_per_update:,} an update"
 
 
 def _likely(one: Forecast) -> str:
