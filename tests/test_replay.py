@@ -72,6 +72,14 @@ def test_whatever_way_the_bytes_went(tmp_path: Path, task: str, settings: dict[s
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
+def test_a_task_that_compiles_its_model_comes_out_equal(tmp_path: Path) -> None:
+    """Its file has the names of the module in it, and no state that is no tensor."""
+    live = run(tmp_path, "tiny:COMPILED", engine="inline", updates=4)
+    assert set(live.state) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+
+
 @pytest.mark.parametrize(
     ("protocol", "rule"),
     [

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .checkpoints.state import load_tensors, save_model
+from .checkpoints.state import load_tensors, save_model, tensors_of
 from .core.coordinator import Coordinator
 from .core.ledger import Ledger
 from .errors import ConfigError
@@ -193,7 +193,7 @@ def _is_equal(work: PeersWork, path: Path) -> bool | None:
     """Whether the model is the saved one in every bit; None where none was saved."""
     if not path.exists():
         return None
-    saved, now = load_tensors(path), work.model.state_dict()
+    saved, now = load_tensors(path), tensors_of(work.model)
     return saved.keys() == now.keys() and all(
         _are_same_bits(saved[name], value) for name, value in now.items()
     )

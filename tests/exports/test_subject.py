@@ -1,15 +1,19 @@
 """What goes into a model that is exported: the first samples of its task's data."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from paceline.checkpoints.state import load_tensors, save_model, tensors_of
 from paceline.errors import ConfigError
-from paceline.exports.subject import _inputs_of
+from paceline.exports.subject import _inputs_of, _loaded
+from tiny import COMPILED
 
 
 @dataclass
@@ -33,3 +37,14 @@ def test_samples_are_put_together_as_a_loader_does(rows: Any) -> None:
 def test_what_is_no_tensor_is_refused_by_its_type(row: Any) -> None:
     with pytest.raises(ConfigError, match=f"inputs of the task's data are {type(row).__name__}"):
         _inputs_of(Samples([row]))(1)  # type: ignore[arg-type]  # all that is asked of a task
+
+
+def test_weights_of_a_compiled_model_are_put_into_the_module_in_it(tmp_path: Path) -> None:
+    trained, path = COMPILED.module(), tmp_path / "model.safetensors"
+    save_model(trained, path)
+    made = _loaded("tiny", COMPILED.module(), lambda batch: (), path, COMPILED).model
+    assert tensors_of(made).keys() == load_tensors(path).keys()
+    assert all(one.equal(tensors_of(trained)[name]) for name, one in tensors_of(made).items())
+    assert type(made) is nn.Sequential  # of its layers, not of what a compiler makes of them
+    with pytest.raises(ConfigError, match=r"another model than other: 4\.weight is missing there"):
+        _loaded("other", nn.Sequential(*made, nn.ReLU(), nn.Linear(1, 1)), lambda batch: (), path)

@@ -139,6 +139,26 @@ LAYERS = replace(TASK, model=layers, data=in_float32, optimizer=plain_sgd, batch
 UNKNOWN = replace(LAYERS, model=unknown)
 
 
+class Remembering(nn.Linear):
+    """A layer whose extra state is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"kept": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"kept": 1}
+
+
+def compiled() -> nn.Module:
+    """What ``torch.compile`` returns, with layers that are computed as they are."""
+    model = nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), Remembering(33, CLASSES))
+    made: nn.Module = torch.compile(model, backend="eager")
+    return made
+
+
+COMPILED = replace(LAYERS, model=compiled)
+
+
 def with_optimizer(make: Make, learning_rate: float) -> Task:
     """The task with another optimizer, in the same two groups."""
     return replace(

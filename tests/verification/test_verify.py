@@ -22,7 +22,7 @@ from paceline.verification.verdict import ALLOWED, VerifyRow, render_verified
 from paceline.verification.verify import verify
 from paceline.workloads import load_task
 from paceline.workloads.base import Task
-from tiny import CLASSES, PLAIN_SGD, TASK, WIDTH, WITH_BATCH_NORM, samples
+from tiny import CLASSES, COMPILED, PLAIN_SGD, TASK, WIDTH, WITH_BATCH_NORM, samples
 
 Say = Callable[[str], tuple[int, str, str]]
 
@@ -70,6 +70,11 @@ def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
     ]  # fmt: skip
     for row in rows[1:]:
         assert (row.found.sizes[0] % row.case.workers == 0) == row.case.is_even
+
+
+def test_a_task_that_compiles_its_model_is_held_against_what_it_saved() -> None:
+    found = verify(COMPILED, (2,))
+    assert found.is_equal, "\n".join(render_verified(found))
 
 
 def test_samples_that_are_no_pairs_are_refused_as_training_refuses_them() -> None:

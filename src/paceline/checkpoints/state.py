@@ -32,13 +32,13 @@ _ALIGN_BYTES = 8
 
 def model_file(model: nn.Module) -> bytes:
     """All parameters and buffers as a safetensors file."""
-    state = _state_of(model)
+    state = tensors_of(model)
     return b"".join(tensor_chunks(state, state.__getitem__))
 
 
 def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
     """Write ``model_file`` to ``path``; ``identity``: of the folder that it has to be in."""
-    state = _state_of(model)
+    state = tensors_of(model)
     save_tensors(state, state.__getitem__, path, identity)
 
 
@@ -67,10 +67,18 @@ def save_tensors(
         place.replace(path.name, chunks, is_synced=True)
 
 
-def _state_of(model: nn.Module) -> dict[str, Tensor]:
-    """``state_dict()``, names without a compiler's prefix; of extra state only what is a tensor."""
-    inner = getattr(model, "_orig_mod", model)
-    found: dict[str, Any] = inner.state_dict()
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What ``torch.compile`` was given, where the model is what it has returned."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """``state_dict()``, names without a compiler's prefix; of extra state only what is a tensor.
+
+    What is read from a file of ``save_model`` is held against this.
+    """
+    found: dict[str, Any] = uncompiled(model).state_dict()
     return {name: one for name, one in found.items() if isinstance(one, Tensor)}
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from ..checkpoints.state import load_tensors
+from ..checkpoints.state import load_tensors, tensors_of, uncompiled
 from ..errors import ConfigError, PacelineError, unknown
 from ..system.reasons import reason
 from ..trace import FILE_NAME, read_header
@@ -241,6 +241,8 @@ def _loaded(
     checkpoint: Path | None,
     task: Task | None = None,
 ) -> Subject:
+    """The subject; of a compiled model the module in it: formats and figures are of its layers."""
+    model = uncompiled(model)
     if checkpoint is not None:
         _load(model, name, checkpoint)
     return Subject(name=name, model=model.eval(), inputs=inputs, task=task, checkpoint=checkpoint)
@@ -254,7 +256,7 @@ def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
             f"no checkpoint at {path}: give a run's folder (runs/NAME) or a .safetensors file"
         )
     state = load_tensors(path)
-    wanted = model.state_dict()
+    wanted = tensors_of(model)
     differing = [
         f"{key} is {_kind(state[key])} there, {_kind(wanted[key])} here"
         for key in wanted
@@ -267,7 +269,7 @@ def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
         raise ConfigError(
             f"{path} is a checkpoint of another model than {name}: {'; '.join(differing[:3])}{more}"
         )
-    model.load_state_dict(state)
+    model.load_state_dict(state, strict=False)  # extra state that is no tensor is in no file
 
 
 def _kind(tensor: Tensor) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checkpoints.state import tensors_of
 from ..data.feed import fetch
 from ..data.loader import LeasedLoader
 from ..events import Lease
@@ -81,11 +82,7 @@ def _batches(num_samples: int, batch_size: int, epoch: int) -> Iterator[Lease]:
 
 def state_of(model: nn.Module) -> State:
     """Clones of all parameters and buffers."""
-    return {
-        name: value.detach().clone()
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)  # else it is what get_extra_state() gives
-    }
+    return {name: value.detach().clone() for name, value in tensors_of(model).items()}
 
 
 def differ(one: State, other: State) -> float:
