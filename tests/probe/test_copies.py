@@ -57,12 +57,25 @@ def test_without_a_device_its_side_is_counted_and_said_to_be(
     assert "pinned memory and non_blocking are worth nothing" in found.notes[0]
 
 
+def test_a_model_that_cannot_train_on_one_sample_begins_with_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "BATCHES", (1, 2))
+    normed = Subject(name="net", model=nn.BatchNorm1d(6), inputs=lambda n: (torch.ones(n, 6),))
+    found = measure_copies(normed, 2, CPU, lambda line: None)
+    assert [one.batch_size for one in found.batches] == [2]
+    assert "no batch of one sample" in found.notes[-1]
+    assert "more than 1 value per channel" in found.notes[-1]
+    with pytest.raises(ConfigError, match=r"the model does not run: .*more than 1 value per"):
+        copies._Step(normed, 1, CPU).run((torch.ones(1, 6),))
+
+
 def test_a_view_is_no_operation_of_a_device() -> None:
     one = torch.ones(4, 8)
-    with copies._Launches() as seen:
+    with copies.Launches() as seen:
         one.t().detach().t().view(4, 8).unsqueeze(0).expand(2, 4, 8)
     assert (seen.count, seen.num_bytes) == (0, 0)
-    with copies._Launches() as seen:
+    with copies.Launches() as seen:
         one.add_(1)
         one.t().relu()
     assert (seen.count, seen.num_bytes) == (2, 2 * 2 * 4 * 8 * 4)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.exports.subject import Subject
 from paceline.machine.ceilings import write_machine
-from paceline.probe.roofline import draw_roofline, measure_roofline, render_roofline
+from paceline.probe.roofline import BETWEEN, draw_roofline, measure_roofline, render_roofline
 
 CPU = torch.device("cpu")
 
@@ -41,6 +41,50 @@ def test_operations_and_bytes_are_those_of_the_layers() -> None:
     assert "100 Gop/s, 10 GB/s, which meet at 10 operations a byte (paceline probe, 2" in text
     root = ElementTree.fromstring(draw_roofline(found))
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 1
+
+
+class Attending(nn.Module):
+    """Attention in a module that uses another's weights, in a function, and a shared weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.out = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unsqueeze(0)
+        (seen,) = self.attention(rows, rows, rows)[0]
+        heads = self.out(seen).view(1, 1, *x.shape)
+        again = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return nn.functional.linear(again[0, 0], self.out.weight)
+
+
+def test_what_is_computed_in_no_layer_is_a_row_of_its_own() -> None:
+    """With four rows of six: a projection is 2 * 4 * 6 * 6 operations, an attention 2 * 2 * 96."""
+    write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
+    net = Subject(name="net", model=Attending(), inputs=lambda n: (torch.ones(n, 6),))
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    found = measure_roofline(net, 4, CPU)
+    assert torch.backends.mha.get_fastpath_enabled() == was_enabled
+    layers = {one.name: one for one in found.layers}
+    assert list(layers) == ["attention", "out", BETWEEN]
+    project, attend = 2 * 4 * 6 * 6, 2 * (2 * 4 * 4 * 6)
+    assert layers["attention"].kind == "MultiheadAttention"
+    assert layers["attention"].operations == 4 * project + attend
+    assert layers["out"].operations == project
+    assert layers[BETWEEN].operations == attend + project
+    assert layers[BETWEEN].num_bytes >= 4 * (4 * 6 + 6 * 6 + 4 * 6)  # of the last product alone
+    assert 0 < layers[BETWEEN].took_s < found.took_s
+    assert found.took_s == pytest.approx(sum(one.took_s for one in found.layers))
+    assert BETWEEN in "\n".join(render_roofline(found))
+    root = ElementTree.fromstring(draw_roofline(found))
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 3
+
+
+def test_a_model_that_calls_no_module_is_one_layer() -> None:
+    write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
+    net = Subject(name="net", model=nn.Linear(6, 6), inputs=lambda n: (torch.ones(n, 6),))
+    assert [one.name for one in measure_roofline(net, 4, CPU).layers] == ["(model)"]
 
 
 def test_a_machine_that_was_not_probed_is_sent_to_the_probe() -> None:

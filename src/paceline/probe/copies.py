@@ -123,7 +123,7 @@ class _Step:
             loss = sum(one.float().sum() for one in outputs if isinstance(one, Tensor))
             if isinstance(loss, Tensor) and loss.requires_grad:
                 torch.autograd.backward(loss)
-        except RuntimeError as error:
+        except Exception as error:  # the user's model may raise anything
             raise ConfigError(f"the model does not run: {reason(error)}") from error
         self.model.zero_grad(set_to_none=True)
 
@@ -155,7 +155,7 @@ def measure_copies(
     else:
         notes.append("channels last: this model takes no images (N, C, H, W)")
     say("batches")
-    batches = _batches(subject, device)
+    batches = _batches(subject, device, notes)
     return Copies(
         name=subject.name, device=str(device), batch_size=batch_size, ways=tuple(ways),
         batches=tuple(batches), is_counted=device.type == "cpu", notes=tuple(notes),
@@ -197,7 +197,7 @@ def _compared(contenders: dict[str, Callable[[], float]]) -> list[CopyWay]:
 # -- by batch --------------------------------------------------------------------------------------
 
 
-class _Launches(TorchDispatchMode):
+class Launches(TorchDispatchMode):
     """Counts operations, and the bytes that go in and out of them; a view is none."""
 
     def __init__(self) -> None:
@@ -217,11 +217,18 @@ class _Launches(TorchDispatchMode):
         return made
 
 
-def _batches(subject: Subject, device: torch.device) -> list[BatchRow]:
+def _batches(subject: Subject, device: torch.device, notes: list[str]) -> list[BatchRow]:
+    """One row a size; a size of one that the model cannot train on is a note instead."""
     rows = list[BatchRow]()
     for size in BATCHES:
         step = _Step(subject, size, torch.device("cpu"))
-        cpu_s = _least_s(step.timed(step.batch))
+        try:
+            cpu_s = _least_s(step.timed(step.batch))
+        except ConfigError as error:
+            if size > 1:
+                raise
+            notes.append(f"no batch of one sample, as with batch norm: {error}")
+            continue
         if device.type == "cpu":
             device_s = _counted(step)
         else:
@@ -240,7 +247,7 @@ def _least_s(work: Callable[[], float]) -> float:
 
 def _counted(step: _Step) -> dict[str, float]:
     """Seconds of this step on each device of `SHEETS`, from its operations and bytes."""
-    with FlopCounterMode(display=False) as counted, _Launches() as launches:
+    with FlopCounterMode(display=False) as counted, Launches() as launches:
         step.run(step.batch)
     operations, input_bytes = counted.get_total_flops(), sum(one.nbytes for one in step.batch)
     return {

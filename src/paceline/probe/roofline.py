@@ -7,26 +7,35 @@
         |    /  x                    as many operations a second as it reached
         +--------------------------- operations a byte
 
-A layer runs alone, forward, on what the model gives it. Its operations are those of its products
-and convolutions; its bytes are its inputs, outputs and parameters, each once. It can take no less
-than the longer of both: operations / ceiling of arithmetic, bytes / ceiling of memory; its share is
-that over what it took. More than all of it: what it needs lay in a cache, which is faster. Above
-300 lines, since measurement, table and picture are one file.
+A layer is a module that calls no other. It runs alone, forward, on what the model gives it. Its
+operations are those of its products and convolutions; its bytes are its inputs, outputs and
+parameters, each once. It can take no less than the longer of both: operations / ceiling of
+arithmetic, bytes / ceiling of memory; its share is that over what it took. More than all of it:
+what it needs lay in a cache, which is faster.
+
+    model   |--|layer|----|layer|layer|-|     what lies between the layers, as an attention that is
+                                              called as a function, is one row more: here the bytes
+                                              are those that go in and out of each operation
+
+Torch's own way of attention for inference alone is not taken: its operations are not counted, and
+training does not take it. Above 300 lines, since measurement, table and picture are one file.
 
 Source: S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performance Model
 for Multicore Architectures", Communications of the ACM 52(4), 2009.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ..bench.clock import elapsed_s
+from ..bench.clock import elapsed_s, synchronize
 from ..bench.samples import Measured
 from ..errors import ConfigError
 from ..exports.subject import Subject
@@ -35,8 +44,10 @@ from ..plan import format_bytes
 from ..report import chart
 from ..report.text import table, three_figures
 from ..system.reasons import reason
+from .copies import Launches
 from .figures import Unit
 
+BETWEEN = "(between layers)"
 _ENOUGH_S, _MOST_RUNS = 0.05, 9
 _NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
@@ -46,9 +57,19 @@ _MOST_NAMED = 12
 """Layers that a picture names: those that take longest."""
 
 
+def _attention(query: Any, key: Any, value: Any, *_: object, **__: object) -> int:
+    """Operations by the shapes."""
+    count: int = sdpa_flop_count(query, key, value)
+    return count
+
+
+_UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+"""What torch counts on devices, and not on a CPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRoof(Measured):
-    """One layer, forward, all of its calls together.
+    """One layer, forward, all of its calls together; or what lies between them.
 
     Args:
         operations: of products of matrices and convolutions; 0: it has none.
@@ -98,12 +119,12 @@ class Roofline(Measured):
 
     @property
     def took_s(self) -> float:
-        """Of all layers."""
+        """Of all rows."""
         return sum(one.took_s for one in self.layers)
 
     @property
     def share(self) -> float:
-        """Of all layers together."""
+        """Of all rows together."""
         least_s = sum(one.share * one.took_s for one in self.layers)
         return least_s / self.took_s if self.took_s else 0.0
 
@@ -118,10 +139,15 @@ class _Call:
     name: str
     inputs: tuple[Any, ...]
     named: dict[str, Any]
+    is_layer: bool = True
+
+
+_Ceilings = tuple[float, float]
+"""Operations a second, bytes a second."""
 
 
 def measure_roofline(subject: Subject, batch_size: int, device: torch.device) -> Roofline:
-    """Every layer forward, alone.
+    """Every layer forward, alone, and what the model computes between them.
 
     Raises:
         ConfigError: the machine was not probed, or the model does not run.
@@ -132,12 +158,14 @@ def measure_roofline(subject: Subject, batch_size: int, device: torch.device) ->
     inputs = tuple(one.to(device) for one in subject.inputs(batch_size))
     number_format = _format(model, inputs)
     op_per_s, bytes_per_s, source = _ceilings(device, number_format)
-    with torch.no_grad():
+    ceilings = op_per_s, bytes_per_s
+    with torch.no_grad(), _as_in_training():
         calls = _calls(model, inputs)
-        rows = [_row(one, op_per_s, bytes_per_s) for one in calls]
+        rows = _joined([_row(one, ceilings) for one in calls])
+        rows += _rest(model, inputs, calls, ceilings)
     return Roofline(
         name=subject.name, batch_size=batch_size, device=str(device), number_format=number_format,
-        op_per_s=op_per_s, bytes_per_s=bytes_per_s, source=source, layers=tuple(_joined(rows)),
+        op_per_s=op_per_s, bytes_per_s=bytes_per_s, source=source, layers=tuple(rows),
     )  # fmt: skip
 
 
@@ -162,29 +190,47 @@ def _ceilings(device: torch.device, number_format: str) -> tuple[float, float, s
     return rate, width, known.source
 
 
-def _calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[_Call]:
-    """Each call of a layer that has no others in it, with what the model gave it."""
-    calls: list[_Call] = []
-    handles = [
-        module.register_forward_pre_hook(_note(calls, name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if not any(True for _ in module.children())
-    ]
+@contextmanager
+def _as_in_training() -> Iterator[None]:
+    """Without what torch computes attention by in inference alone."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        model(*inputs)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[_Call]:
+    """Each call of a module that calls no other, with what the model gave it."""
+    calls, under_way = list[_Call](), list[_Call]()
+    handles = list[Any]()
+    for name, module in model.named_modules():
+        note = _note(calls, under_way, name)
+        handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
+        handles.append(module.register_forward_hook(lambda *_: _leave(under_way)))
+    try:
+        model(*_copied(inputs))
     except Exception as error:  # the user's model may raise anything
         raise ConfigError(f"the model does not run: {reason(error)}") from error
     finally:
         for handle in handles:
             handle.remove()
-    return calls
+    return [one for one in calls if one.is_layer]
 
 
-def _note(calls: list[_Call], name: str) -> Callable[..., None]:
+def _note(calls: list[_Call], under_way: list[_Call], name: str) -> Callable[..., None]:
     def _called(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, object]) -> None:
+        for one in under_way[-1:]:  # it calls another, so it is none, and its inputs may go
+            one.is_layer, one.inputs, one.named = False, (), {}
         calls.append(_Call(module, name, _copied(inputs), _copied(named)))
+        under_way.append(calls[-1])
 
     return _called
+
+
+def _leave(under_way: list[_Call]) -> None:
+    under_way.pop()
 
 
 def _copied(values: Any) -> Any:
@@ -194,26 +240,92 @@ def _copied(values: Any) -> Any:
     )
 
 
-def _row(call: _Call, op_per_s: float, bytes_per_s: float) -> LayerRoof:
+def _row(call: _Call, ceilings: _Ceilings) -> LayerRoof:
     given = _tensors((call.inputs, call.named))
     versions = [one._version for one in given]
-    with FlopCounterMode(display=False) as counted:
+    with FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counted:
         outputs = _tensors(call.module(*call.inputs, **call.named))
     is_changed = versions != [one._version for one in given]
     memory = {one.untyped_storage()._cdata for one in given}
     is_view = not is_changed and all(one.untyped_storage()._cdata in memory for one in outputs)
     moved = [] if is_view else [*given, *outputs]  # who only looks at it otherwise moves nothing
     num_bytes = sum(one.nbytes for one in (*moved, *call.module.parameters()))
-    operations = float(counted.get_total_flops())
-    taken = [elapsed_s(lambda: call.module(*call.inputs, **call.named))]
+    took_s = _least_s(lambda: elapsed_s(lambda: call.module(*call.inputs, **call.named)))
+    need = float(counted.get_total_flops()), num_bytes
+    return _roof(call.name or "(model)", type(call.module).__name__, need, took_s, ceilings)
+
+
+def _least_s(measure: Callable[[], float]) -> float:
+    """Of a few."""
+    taken = [measure()]
     while len(taken) < 3 or (len(taken) < _MOST_RUNS and sum(taken) < _ENOUGH_S):
-        taken.append(elapsed_s(lambda: call.module(*call.inputs, **call.named)))
-    arithmetic_s, memory_s = operations / op_per_s, num_bytes / bytes_per_s
+        taken.append(measure())
+    return min(taken)
+
+
+def _roof(
+    name: str, kind: str, need: tuple[float, int], took_s: float, ceilings: _Ceilings
+) -> LayerRoof:
+    """A row; ``need``: operations and bytes."""
+    arithmetic_s, memory_s = (one / most for one, most in zip(need, ceilings, strict=True))
     return LayerRoof(
-        name=call.name, kind=type(call.module).__name__, operations=operations,
-        num_bytes=num_bytes, took_s=min(taken), share=max(arithmetic_s, memory_s) / min(taken),
-        bound="arithmetic" if arithmetic_s > memory_s else "memory" if num_bytes else "nothing",
+        name=name, kind=kind, operations=need[0], num_bytes=need[1], took_s=took_s,
+        share=max(arithmetic_s, memory_s) / took_s,
+        bound="arithmetic" if arithmetic_s > memory_s else "memory" if need[1] else "nothing",
     )  # fmt: skip
+
+
+def _rest(
+    model: nn.Module, inputs: tuple[Tensor, ...], calls: Sequence[_Call], ceilings: _Ceilings
+) -> list[LayerRoof]:
+    """The row of what the model computes between its layers; none where that is nothing."""
+    layers = list({id(one.module): one.module for one in calls}.values())
+    with FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counted:
+        operations = _between(model, inputs, layers, counted.get_total_flops)
+    with Launches() as launches:
+        num_bytes = int(_between(model, inputs, layers, lambda: launches.num_bytes))
+    if not num_bytes:
+        return []
+    is_cpu = all(one.device.type == "cpu" for one in inputs)
+    clock = time.perf_counter if is_cpu else _now_s  # there nothing is queued
+    took_s = _least_s(lambda: _between(model, inputs, layers, clock))
+    kind = type(model).__name__
+    return [_roof(BETWEEN, kind, (operations, num_bytes), took_s, ceilings)]
+
+
+def _between(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    layers: Sequence[nn.Module],
+    read: Callable[[], float],
+) -> float:
+    """By how much ``read`` grows outside of the layers while the model is called."""
+    inside = begun = 0.0
+
+    def enters(*_: object) -> None:
+        nonlocal begun
+        begun = read()
+
+    def leaves(*_: object) -> None:
+        nonlocal inside
+        inside += read() - begun
+
+    handles = [one.register_forward_pre_hook(enters) for one in layers]
+    handles += [one.register_forward_hook(leaves) for one in layers]
+    given = _copied(inputs)
+    try:
+        start = read()
+        model(*given)
+        return read() - start - inside
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _now_s() -> float:
+    """With nothing queued any more."""
+    synchronize()
+    return time.perf_counter()
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -227,7 +339,7 @@ def _joined(rows: Sequence[LayerRoof]) -> list[LayerRoof]:
         by_name.setdefault(row.name, []).append(row)
     return [
         LayerRoof(
-            name=name or "(model)", kind=own[0].kind, bound=own[0].bound,
+            name=name, kind=own[0].kind, bound=own[0].bound,
             operations=sum(one.operations for one in own),
             num_bytes=sum(one.num_bytes for one in own), took_s=sum(one.took_s for one in own),
             share=sum(one.share * one.took_s for one in own) / sum(one.took_s for one in own),
@@ -258,7 +370,7 @@ def render_roofline(found: Roofline) -> list[str]:
         f"ceilings: {Unit.OPERATIONS.render(found.op_per_s)}, "
         f"{Unit.BYTES.render(found.bytes_per_s)}, which meet at {ridge:.3g} operations a byte "
         f"({found.source})", "", *table(header, rows), "",
-        f"all layers: {three_figures(found.took_s)}, {found.share:.0%} of the ceiling",
+        f"all together: {three_figures(found.took_s)}, {found.share:.0%} of the ceiling",
     ]  # fmt: skip
     if any(one.share > 1 for one in found.layers):
         lines.append("more than 100 %: what the layer needs lay in a cache, which is faster")
