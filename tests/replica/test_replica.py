@@ -128,6 +128,20 @@ def test_values_of_a_buffer_made_anew_go_where_the_old_one_lies() -> None:
     assert norm.running_mean.tolist() == [5.0, 5.0]
 
 
+def test_a_buffer_that_has_its_size_only_since_prepare_is_named() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("seen", torch.empty(0))
+    one = replica(norm)
+    one.live_alone()
+    one.held.take_buffers()
+    norm.seen.resize_(3)
+    words = (
+        r"buffer 'seen' was of shape \(0,\) in prepare\(\) and is of shape \(3,\) now: .*before "
+    )
+    with pytest.raises(ConfigError, match=words):
+        one.held.take_buffers()
+
+
 def test_what_no_exchange_carries_is_named() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import one_script
-from paceline.errors import WorkerError
+from paceline.errors import PacelineError, WorkerError
 from runs import Run, run_script
 
 
@@ -58,6 +58,41 @@ def test_a_script_that_counts_on_the_whole_batch_is_told_of_the_mini_batch(tmp_p
     again = tmp_path / "again"
     again.mkdir()
     assert run_script(script, again, workers=2, protocol="full-sync").summary.updates == 1
+
+
+RESIZING = """
+import torch, paceline
+from torch.utils.data import DataLoader
+
+class Scaled(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(1, 1)
+        self.register_buffer("seen", torch.zeros({size}))
+
+    def forward(self, x):
+        self.seen.resize_(4)
+        return super().forward(x)
+
+pace = paceline.connect()
+model = Scaled()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(24, 1), batch_size=12)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for x in loader:
+    with pace.step():
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_buffer_that_forward_resizes_is_not_taken_for_a_batch(tmp_path: Path, size: int) -> None:
+    script = tmp_path / "resizing.py"
+    script.write_text(RESIZING.format(size=size))
+    with pytest.raises(PacelineError, match="call the model once with a batch before") as caught:
+        run_script(script, tmp_path, workers=2, protocol="full-sync")
+    assert "is shared by" not in str(caught.value)
 
 
 OWN_COUNT = """

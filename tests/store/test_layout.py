@@ -67,6 +67,19 @@ def test_a_tensor_that_is_bound_keeps_its_values_only_in_the_block() -> None:
     assert not weight.any()
 
 
+def test_who_resizes_a_tensor_without_elements_does_not_write_over_its_neighbour() -> None:
+    one = nn.Module()
+    one.register_buffer("seen", torch.empty(0, 3))
+    one.register_buffer("beside", torch.ones(3))
+    layout = lay_out([], named_buffers(one), [])
+    block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
+    layout.buffers.places[1].view(block).fill_(1.0)
+    bind(one.buffers(), layout.buffers, block)
+    assert one.seen.shape == (0, 3)
+    one.seen.resize_(5, 3).fill_(7.0)
+    assert one.beside.tolist() == [1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_state_lies_in_the_order_of_its_parameter(is_loaded: bool) -> None:
     """Whatever order the state has that was loaded: pieces of both are taken by memory order."""

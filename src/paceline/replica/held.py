@@ -148,6 +148,7 @@ class HeldMemory:
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is mine:
+                refuse_resized(self._layout.buffers.places[number], mine)
                 continue
             if found is not None and _are_of_one_kind(mine, found):
                 mine.copy_(found.detach())
@@ -191,6 +192,21 @@ def replaced(kind: str, place: TensorPlace, found: Tensor | None) -> ConfigError
         f"prepare() it was made {now}: convert, move and resize a model before, "
         "model = model.to(...); model, optimizer, loader = pace.prepare(model, optimizer, loader)"
     )
+
+
+RESIZE_BEFORE = (
+    "a buffer that forward() resizes, or sizes only then, cannot lie in the memory of a run: call "
+    "the model once with a batch before prepare(), so that its buffers have their sizes"
+)
+
+
+def refuse_resized(place: TensorPlace, buffer: Tensor) -> None:
+    """Raise ConfigError where a buffer has another shape since ``prepare``."""
+    if buffer.shape != place.shape:
+        raise ConfigError(
+            f"buffer {place.name!r} was of shape {place.shape} in prepare() and is of shape "
+            f"{tuple(buffer.shape)} now: {RESIZE_BEFORE}"
+        )
 
 
 def _are_of_one_kind(one: Tensor, other: Tensor) -> bool:

@@ -39,6 +39,7 @@ from ..exchange.through_store import StoreExchange
 from ..partition.names import SplitName
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
+from ..replica.held import RESIZE_BEFORE
 from ..replica.held_state import SharedStates
 from ..replica.layers import (
     Modes,
@@ -746,11 +747,17 @@ class Prepared:
         note_batches(lambda _: None)
 
     def explain(self, error: Exception) -> None:
-        """The first step failed, and speaks of sizes: that a batch is shared may be why."""
+        """A step failed where several workers share what it speaks of: that may be why.
+
+        Of sizes it is the batch, in the first step; of a storage that is resized a buffer.
+        """
+        text = str(error)
+        if self._replica is not None and "resize storage" in text:
+            error.add_note(RESIZE_BEFORE)
         size, parts = self.loop.leased.loader.batch_size, self._context.parts
         is_shared = size == self._batch_size and parts > 1
         is_first = self.schedules.place.num_run_steps == 0
-        if is_shared and is_first and re.search("size|shape|dimension|length", str(error)):
+        if is_shared and is_first and re.search("(?<!re)size|shape|dimension|length", text):
             error.add_note(
                 f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
                 f"{size} samples in each: pace.prepare(..., batch='per-worker')"

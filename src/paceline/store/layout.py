@@ -56,10 +56,12 @@ class TensorPlace:
     def alone(self, block: Tensor) -> Tensor:
         """As ``view``, with a storage of its own over the same bytes.
 
-        Who saves or copies a tensor takes its storage along: of a view that is the whole block.
+        Who saves or copies a tensor takes its storage along: of a view that is the whole block. One
+        of no elements lies elsewhere: who resizes it must not write over its neighbours.
         """
-        view = self.view(block)
-        return from_dlpack(view) if self.numel else view
+        if self.numel:
+            return from_dlpack(self.view(block))
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=block.device)
 
 
 @dataclass(frozen=True, slots=True)
