@@ -33,7 +33,7 @@ def copy_bytes(parameter_bytes: int, state_copies: int, num_workers: int, larges
 
     Example:
         >>> copy_bytes(100, 1, 1, 10), copy_bytes(100, 1, 2, 10)
-        (410.0, 560.0)
+        (410, 560.0)
     """
     full, share = parameter_bytes, parameter_bytes / num_workers
     if num_workers == 1:
