@@ -14,7 +14,7 @@ import pytest
 
 from paceline.engines.local import client
 from paceline.engines.local.client import warm
-from paceline.engines.local.forkserver import Config
+from paceline.engines.local.forkserver import ProcessConfig
 from paceline.engines.local.process import _but_for_receivers_gone
 from paceline.errors import AllGone, ConfigError
 from paceline.launch import launcher
@@ -72,7 +72,7 @@ for epoch in pace.epochs(1):
 OUTLIVES = """
 import multiprocessing, subprocess, sys
 from multiprocessing.connection import Listener
-from paceline.engines.local.forkserver import Config
+from paceline.engines.local.forkserver import ProcessConfig
 
 def end():
     kept = Listener(family="AF_UNIX")
@@ -80,8 +80,8 @@ def end():
 
 ended = subprocess.Popen(["true"])
 ended.wait()
-Config.server = ended.pid
-multiprocessing.process.current_process()._config = Config({{}}, tempdir={folder!r})
+ProcessConfig.server = ended.pid
+multiprocessing.process.current_process()._config = ProcessConfig({{}}, tempdir={folder!r})
 one = multiprocessing.get_context("fork").Process(target=end)
 one.start()
 one.join()
@@ -90,7 +90,7 @@ one.join()
 ENDS_LATE = """
 import multiprocessing, os, shutil
 from multiprocessing.connection import Listener
-from paceline.engines.local.forkserver import Config
+from paceline.engines.local.forkserver import ProcessConfig
 
 def end():
     global kept
@@ -98,8 +98,8 @@ def end():
     if not {is_there}:
         shutil.rmtree({folder!r})
 
-Config.server = os.getpid()
-multiprocessing.process.current_process()._config = Config({{}}, tempdir={folder!r})
+ProcessConfig.server = os.getpid()
+multiprocessing.process.current_process()._config = ProcessConfig({{}}, tempdir={folder!r})
 one = multiprocessing.get_context("fork").Process(target=end)
 one.start()
 one.join()
@@ -287,13 +287,13 @@ def test_what_a_killed_fork_server_has_left_is_taken_away_at_once(
 
 def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    config = Config({"authkey": b""}, tempdir=str(folder)).copy()
+    config = ProcessConfig({"authkey": b""}, tempdir=str(folder)).copy()
     assert not folder.exists()
     assert config.get("tempdir") == str(folder) == config.get("tempdir")
     assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "link").symlink_to(folder)
-    assert Config(tempdir=str(tmp_path / "link")).get("tempdir") is None
-    assert Config().get("tempdir") is None
+    assert ProcessConfig(tempdir=str(tmp_path / "link")).get("tempdir") is None
+    assert ProcessConfig().get("tempdir") is None
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -332,8 +332,8 @@ def test_none_is_made_where_nobody_is_left_to_take_it_away(
 ) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    monkeypatch.setattr(Config, "server", ended.pid)
-    assert Config(tempdir=str(tmp_path / "mine")).get("tempdir") is None
+    monkeypatch.setattr(ProcessConfig, "server", ended.pid)
+    assert ProcessConfig(tempdir=str(tmp_path / "mine")).get("tempdir") is None
     assert not (tmp_path / "mine").exists()
 
 

@@ -52,7 +52,7 @@ _IN_EVERY_MEMBER = ("torch", "torch._dynamo", "numpy.ctypeslib", "cloudpickle", 
 """Each would import them: the first optimizer, the first array that is shared, the model's end."""
 
 
-class _ProcessConfig(dict[str, Any]):
+class ProcessConfig(dict[str, Any]):
     """What multiprocessing keeps for a process, where its folder is made when it is first used.
 
     Nobody is left to take it away where launcher and fork server are both killed in one moment, and
@@ -87,9 +87,9 @@ class _ProcessConfig(dict[str, Any]):
         """For one that is begun anew, which may not know this class: the folder is there then."""
         return dict, ({**self, "tempdir": self.get("tempdir")},)
 
-    def copy(self) -> "_ProcessConfig":
+    def copy(self) -> "ProcessConfig":
         """For a process that is begun by this one."""
-        return _ProcessConfig(self)
+        return ProcessConfig(self)
 
 
 _user = 0
@@ -138,8 +138,8 @@ def _is_there(folder: str) -> bool:
 def use_temp_dir(folder: str) -> None:
     """Let multiprocessing use this folder, here and in all that is forked from here."""
     this: Any = multiprocessing.process.current_process()
-    _ProcessConfig.server = os.getpid()
-    this._config = _ProcessConfig(this._config, tempdir=folder)
+    ProcessConfig.server = os.getpid()
+    this._config = ProcessConfig(this._config, tempdir=folder)
     queue: Any = multiprocessing.queues.Queue
     queue._on_queue_feeder_error = _but_for_folder_gone(queue._on_queue_feeder_error, folder)
 
