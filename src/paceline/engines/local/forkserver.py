@@ -234,7 +234,7 @@ class ForkServer:
     def _become(self, spec: MemberSpec, descriptors: list[int]) -> None:
         """In the child: never returns. It ends with its parent, which may be gone already."""
         die_with_parent()
-        if os.getppid() != _ProcessConfig.server:
+        if os.getppid() != ProcessConfig.server:
             os._exit(1)
         code = 70
         try:
