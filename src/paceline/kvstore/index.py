@@ -9,7 +9,8 @@ A line is written first and counted in afterwards, so a process that dies while 
 leaves the list as it was. On Linux the locks are robust mutexes of the C library: a futex that
 holds its owner's thread, which the kernel opens when that thread ends in any way. Elsewhere a
 record lock of the file, which the kernel opens too, stands beside a lock of this process. Neither
-says whether what it guards is whole. This module must not know how a key's value is changed.
+says whether what it guards is whole. A bit above 300 lines, since each kind of lock stands beside
+the other. This module must not know how a key's value is changed.
 """
 
 import abc
