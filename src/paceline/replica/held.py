@@ -148,8 +148,8 @@ class HeldMemory:
         Raises:
             ConfigError: one has another type, shape or place since.
         """
-        for ours, found in self._put_buffers_back():
-            ours.copy_(found)
+        for buffer, value in self._put_buffers_back():
+            buffer.copy_(value)  # as torch counts changes, too
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is mine:
@@ -169,7 +169,7 @@ class HeldMemory:
                 module._buffers[key] = mine
 
     def _put_buffers_back(self) -> list[tuple[Tensor, Tensor]]:
-        """Let buffers lie in the block again; of each what is there, and what the script had put.
+        """Let buffers lie in the block again; those that did not, and what the script had put.
 
         Raises:
             ConfigError: that has another type, shape or device.
@@ -183,7 +183,7 @@ class HeldMemory:
             if not _are_of_one_kind(ours, found):
                 raise replaced("buffer", place, found)
             mine.data = ours
-            pairs.append((ours, found))
+            pairs.append((mine, found))
         return pairs
 
 

@@ -73,6 +73,7 @@ class SplitAveraging(DistributedAveraging):
         """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
         if not work.num_samples:
             self._replica.drop_gradients()
+        self._replica.held.take_buffers()
         self._spread.come_to_end(End.PUSH, work.num_samples)
         super().fill(work)
         if not work.num_samples:

@@ -339,8 +339,12 @@ class PipelinedModel(SpreadModel):
         self._marks = self._buffer_marks()
 
     def _buffer_marks(self) -> list[tuple[int, int]]:
-        """Another one of a buffer that was written, or whose memory was replaced."""
-        return [(one._version, one.data_ptr()) for one in self.buffers]
+        """Another one of a buffer that was written, or whose memory was replaced.
+
+        Those of this part the run itself moves; ``HeldMemory`` writes into them what replaced it.
+        """
+        placed = {id(one) for one in self.own.buffers()}
+        return [(one._version, one.data_ptr() * (id(one) not in placed)) for one in self.buffers]
 
     def _take_buffers(self) -> None:
         """Values of buffers that the script has made anew go where the old ones lie.
