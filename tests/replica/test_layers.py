@@ -72,14 +72,14 @@ class Merging(nn.Linear):
 
 
 def test_modes_are_put_back_by_each_layers_own_train() -> None:
-    model = nn.Sequential(Merging(2, 2), nn.Sequential(Merging(2, 2), nn.BatchNorm1d(2)))
-    model[1].eval()
+    inner = nn.Sequential(Merging(2, 2), nn.BatchNorm1d(2)).eval()
+    model = nn.Sequential(Merging(2, 2), inner)
     modes = Modes(model)
     model.eval()
     assert model[0].merged
     modes.put_back()
     assert not model[0].merged
-    assert model[1][0].merged
+    assert inner[0].merged
     assert [one.training for one in model.modules()] == [True, True, False, False, False]
 
 

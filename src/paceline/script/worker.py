@@ -933,7 +933,8 @@ class Pace:
 
         Args:
             fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and
-                with the model in evaluation mode. Afterwards each module is in its own mode again.
+                with the model in evaluation mode. Afterwards each module is in its own mode again,
+                by its own ``train()``.
             loader: a DataLoader; a prepared one counts as the plain one that it was. Over an
                 iterable data set with one worker only.
 
