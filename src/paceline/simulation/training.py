@@ -85,11 +85,7 @@ class TrainingWork:
         self.model = task.model()
         self._learning_rate = lr or task.learning_rate
         optimizer = self._make_optimizer()
-        refuse_what_cannot_be_carried(self.model, [optimizer])
-        refuse_without_size(self.model)
-        refuse_shared_memory(self.model)
-        if protocol.num_workers > 1:
-            refuse_observers(self.model)
+        self._refuse(optimizer)
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
         is_difference = protocol.update_rule == "mean"
@@ -170,6 +166,14 @@ class TrainingWork:
         self.replica.write_to(self.store.blocks[self.store.current])
         self._updaters[self.store.current].write_state(self._rule.state)
         self._home = self.replica.live_alone()
+
+    def _refuse(self, optimizer: Optimizer) -> None:
+        """Raise ConfigError where a live run would."""
+        refuse_what_cannot_be_carried(self.model, [optimizer])
+        refuse_without_size(self.model)
+        refuse_shared_memory(self.model)
+        if self._protocol.num_workers > 1:
+            refuse_observers(self.model)
 
     @property
     def most_versions_kept(self) -> int:
