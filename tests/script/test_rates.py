@@ -304,11 +304,16 @@ def test_what_cannot_be_is_refused_by_name(
 def test_a_warm_up_of_epochs_is_refused_where_a_batch_has_no_step(
     rates_of: Callable[..., list[list[float]]], workers: int, protocol: str
 ) -> None:
-    """Nobody knows how many updates an epoch has then; those of updates are as they are."""
-    settings: dict[str, Any] = {"workers": workers, "protocol": protocol, "accumulates": True}
+    """Nobody knows how many updates an epoch has then."""
     with pytest.raises((ConfigError, WorkerError), match="1ep: this script does not step its opt"):
-        rates_of(warmup="1ep", **settings)
-    assert rates_of(warmup="2", **settings)[-1] == pytest.approx([0.1, 0.05])
+        rates_of(warmup="1ep", workers=workers, protocol=protocol, accumulates=True)
+
+
+def test_a_warm_up_of_updates_is_for_a_script_that_accumulates_by_hand(
+    rates_of: Callable[..., list[list[float]]],
+) -> None:
+    found = rates_of(warmup="1", workers=1, accumulates=True)
+    assert found[-1] == pytest.approx([0.1, 0.05])
 
 
 @pytest.mark.parametrize("every", [1, 2])

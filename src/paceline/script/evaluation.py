@@ -189,7 +189,7 @@ class Evaluation:
         Taken out again they differ in their last digits, which no update has made. Inside an epoch
         others may read them meanwhile, so there they are looked at as anywhere.
         """
-        if self._exchange.num_workers == 1 or prepared.loop.is_iterating:
+        if self._exchange.shared is None or prepared.loop.is_iterating:
             return []
         own = [one for one in prepared.whole.modules() if has_own_modes(one)]
         held = {id(weight): weight for one in own for weight in one.parameters()}
