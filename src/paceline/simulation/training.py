@@ -179,6 +179,7 @@ class TrainingWork:
         self._updaters[self.store.current].write_state(self._rule.state)
         self._home = self.replica.live_alone()
 
+    @property
     def most_versions_kept(self) -> int:
         """The most old versions kept at a time, because members still had to compute at them."""
         return self._versions.most_kept
