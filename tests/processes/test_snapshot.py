@@ -18,7 +18,10 @@ from paceline.processes.snapshot import ProcessSnapshot
 from paceline.processes.table import Listing, render_listed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
-STAT = "{pid} ({name}) {state} {parent} 70 50 0 -1 {flags} 0 0 0 0 150 50 0 0 20 0 1 0 {start} 0 0"
+STAT = (
+    "{pid} ({name}) {state} {parent} 70 {session} 0 -1 {flags} 0 0 0 0 150 50 0 0 20 0 1 0 "
+    "{start} 0 0"
+)
 
 
 def put(
@@ -34,6 +37,7 @@ def put(
     links: dict[str, str] | None = None,
     command: str = "python\0train.py",
     environ: str = "",
+    session: int = 50,
 ) -> None:
     """One process as the kernel shows it."""
     folder = root / "proc" / str(pid)
@@ -41,7 +45,13 @@ def put(
         (folder / below).mkdir(parents=True)
     texts = {
         "stat": STAT.format(
-            pid=pid, name=name, state=state, parent=parent, flags=flags, start=pid * 10
+            pid=pid,
+            name=name,
+            state=state,
+            parent=parent,
+            session=session,
+            flags=flags,
+            start=pid * 10,
         ),
         "status": f"Name:\t{name}\nUid:\t{owner}\t{owner}\nVmRSS:\t2048 kB\nRssShmem:\t1024 kB\n",
         "cmdline": f"{command}\0",
@@ -95,6 +105,17 @@ def test_what_a_process_is_and_holds(root: Path) -> None:
     assert one.command == ("python", "train.py")
     assert read_start(20, root) == 200
     assert read_start(21, root) is None
+
+
+@linux
+def test_what_a_rank_has_started_in_a_session_of_its_own_is_no_rank(root: Path) -> None:
+    environ = "TORCHELASTIC_ERROR_FILE=/tmp/elastic/attempt_0/1/error.json"
+    (root / "tmp" / "elastic" / "attempt_0").mkdir(parents=True)
+    for pid in (30, 20):
+        put(root, pid, maps=TORCH, environ=environ, session=pid)
+    by_pid = look(root).by_pid
+    assert by_pid[20].rank_s is not None
+    assert by_pid[30].rank_s is None
 
 
 @linux

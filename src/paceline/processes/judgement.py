@@ -27,8 +27,8 @@ _SPAWNED = "multiprocessing.spawn"
 _COMPILER = "torch/_inductor/compile_worker"
 _FORKED_FROM = "multiprocessing.forkserver"
 _SERVER = "paceline.engines.local.forkserver"
-_RANK_S = 1.0
-"""Within this time torchrun starts its ranks; a rank has hardly imported torch by then."""
+_RANK_S = 5.0
+"""Within this time torchrun starts its ranks, also on a machine that is busy."""
 _LOADER = "pt_data_worker"
 _COMMANDS = ("train", "launch", "compare", "bench", "tune", "plan", "partition", "verify")
 

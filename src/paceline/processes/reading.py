@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -77,6 +77,8 @@ class _Files:
     shared: set[str] = field(default_factory=set)
     pipes: dict[str, set[int]] = field(default_factory=dict)
     sockets: set[str] = field(default_factory=set)
+    error_file: str = ""
+    """That torchrun has given it, or the rank that started it."""
 
 
 def _look(root: Path) -> ProcessSnapshot:
@@ -106,9 +108,11 @@ def _look(root: Path) -> ProcessSnapshot:
         for process, files in entries
         if files.sockets
     }
+    begun_by_ranks = _begun_by_ranks(entries)
     processes = tuple(
         replace(
             process,
+            rank_s=None if process.pid in begun_by_ranks else process.rank_s,
             dead_pipes=0 if closed else sum(_is_dead(ends[pipe]) for pipe in files.pipes),
             ports=_numbers(files.sockets, ports.get(process.pid, {})),
         )
@@ -118,6 +122,22 @@ def _look(root: Path) -> ProcessSnapshot:
         processes=tuple(sorted(processes, key=lambda process: process.pid)),
         own=own, owner=owner, namespace=namespace, unread=len(closed - {_INIT}),
     )  # fmt: skip
+
+
+def _begun_by_ranks(entries: Sequence[tuple[Process, _Files]]) -> set[int]:
+    """Return the processes that a rank has started in a session of their own.
+
+    They have the rank's environment, and with it the file for its error, but are younger.
+    """
+    leaders = sorted(
+        (process.start_ticks, process.pid, files.error_file)
+        for process, files in entries
+        if files.error_file and process.session == process.pid
+    )
+    ranks: dict[str, int] = {}
+    for _, pid, error_file in leaders:
+        ranks.setdefault(error_file, pid)
+    return {pid for _, pid, _ in leaders} - set(ranks.values())
 
 
 def _is_closed(folder: Path) -> bool:
@@ -155,23 +175,29 @@ def _read(
     files = _files(folder)
     files.shared.update(_shared(line.partition("/")[2]) for line in maps.splitlines())
     files.shared.discard("")
+    files.error_file = _error_file(folder)
     return replace(
         process,
         namespace=_link(folder / "ns" / "pid"),
         command=tuple(_text(folder / "cmdline").rstrip("\0").split("\0")),
-        exe=_link(folder / "exe"), rank_s=_rank_s(folder, booted_s + began_s),
+        exe=_link(folder / "exe"),
+        rank_s=_rank_s(folder, files.error_file, booted_s + began_s),
         has_torch=_TORCH.search(maps) is not None,
         devices=tuple(sorted(files.devices)), shared=tuple(sorted(files.shared)),
     ), files  # fmt: skip
 
 
-def _rank_s(folder: Path, began_s: float) -> float | None:
-    """Seconds from when torchrun made the folder for its ranks to ``began_s``; None without one."""
+def _error_file(folder: Path) -> str:
+    """Return the path of the file that torchrun gives a rank for its error; "" for others."""
     variables = _text(folder / "environ").split("\0")
-    error_file = next(
-        (word.removeprefix(_RANKS_FILE) for word in variables if word.startswith(_RANKS_FILE)), ""
-    )
-    if not error_file.startswith("/"):
+    found = (word.removeprefix(_RANKS_FILE) for word in variables if word.startswith(_RANKS_FILE))
+    error_file = next(found, "")
+    return error_file if error_file.startswith("/") else ""
+
+
+def _rank_s(folder: Path, error_file: str, began_s: float) -> float | None:
+    """Seconds from when torchrun made the folder for its ranks to ``began_s``; None without one."""
+    if not error_file:
         return None
     root = folder.parent.parent
     try:

@@ -28,7 +28,8 @@ class Process:
         is_forked: whether it still runs its parent's program, and has not started its own.
         rank_s: for ranks of torchrun and their descendants: seconds from the moment at which
             torchrun made the folder for its ranks to the start of this process; None for other
-            processes, or if the folder is gone.
+            processes, for those that a rank has started in a session of their own while it lives,
+            or if the folder is gone.
         has_torch: whether it has loaded torch's libraries.
         devices: the files of accelerators that it has open.
         shared: the shared memory that it maps or has open: paths under /dev/shm, and memfds.
