@@ -3,7 +3,8 @@
      0 s   asked: stop at the next step border, with a checkpoint
      1 s   peers that are busy with the script's own code leave the others in the midst of it
      2 s   what still computes a step is called off
-     3 s   who holds the others up is ended: they mend what it had begun, and keep the last version
+     3 s   who holds the others up is ended: they mend what it had begun, and keep the last version;
+           those who waited for it have a second before they are looked at again
      7 s   who is still there is named, and the run is over; the rest is the engine's to end
 
 Who saves or evaluates by itself after the stop has until then: a batch system kills everybody a
@@ -25,6 +26,8 @@ from .state import RunState
 
 _HURRY_S, _CALL_OFF_S, _WAY_S, _END_S = 1.0, 2.0, 3.0, 7.0
 _RANKS_END_S = 20.0
+_MEND_S = 1.0
+"""For who waited for a worker that was ended: to mend what that had begun, and go on."""
 _MOST_NAMED = 3
 """To ask somebody where it is takes a moment."""
 
@@ -45,6 +48,7 @@ class Shutdown:
         self._holds_up = holds_up
         self._stopped_s = self._asked_s = math.inf
         self._ended: set[int] = set()
+        self._last_ended_s = -math.inf
         self.is_over = False
 
     def stopped(self, now_s: float) -> None:
@@ -81,9 +85,12 @@ class Shutdown:
 
     def _clear_the_way(self, now_s: float) -> None:
         run = self._run
+        if now_s - self._last_ended_s < _MEND_S:
+            return
         for one in run.roster.live:
             if not one.is_done and one.number not in self._ended and self._holds_up(one.number):
                 self._ended.add(one.number)
+                self._last_ended_s = now_s
                 late_s = now_s - self._asked_s
                 where = run.processes.whereabouts(one.number)
                 run.notes.say(
