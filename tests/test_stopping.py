@@ -108,7 +108,7 @@ def test_of_losses_and_errors_less_is_better(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["acc", "f1", "val/f1_score", "bleu", "mAP50", "rouge1", "top5", "R2", "ValAccuracy",
-     "episode_reward", "success_rate", "quiz_score"],
+     "episode_reward", "success_rate", "quiz_score", "1-shot_acc", "accuracy_gain"],
 )  # fmt: skip
 def test_of_accuracies_and_scores_more_is_better(name: str) -> None:
     assert sign_of(name) == 1
@@ -119,7 +119,7 @@ def test_of_accuracies_and_scores_more_is_better(name: str) -> None:
     "name",
     ["lossless", "sum", "", "loss_dice", "log_likelihood", "42", "neg_mean_squared_error",
      "neg_log_loss", "negLoss", "-loss", "1 - acc", "1.0-acc", "minus_nll", "error_reduction",
-     "acc_drop"],
+     "acc_drop", "loss_improvement"],
 )  # fmt: skip
 def test_a_name_that_does_not_tell_needs_a_mode_where_it_counts(name: str) -> None:
     with pytest.raises(ConfigError, match=r"does not tell whether more of it .*mode='max', or mo"):

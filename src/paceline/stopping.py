@@ -31,10 +31,12 @@ _MORE = frozenset((
 _MORE_BY_ITSELF = frozenset(("score", "scores", "top"))
 """Of these more is better where no other word tells: not of a Brier score, of a top-1 error."""
 _TURNS = frozenset((
-    "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "reduction", "improvement",
-    "drop", "decrease", "increase", "gain",
+    "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "reduction", "drop",
+    "decrease",
 ))  # fmt: skip
-"""Of what is negated, or a change, other words tell nothing: more of neg_log_loss is better."""
+"""Of what is negated, or becomes less, other words tell nothing: more of neg_log_loss is better."""
+_GROWS = frozenset(("improvement", "increase", "gain"))
+"""So it is with these, where less of something is better."""
 MODES = ("min", "max")
 
 
@@ -83,7 +85,8 @@ def _sign_by(name: str) -> int:
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower()
     words = re.findall(r"[a-z]+", re.sub(r"cross[^a-z]entropy", "crossentropy", spaced))
     is_less, is_more = not _LESS.isdisjoint(words), not _MORE.isdisjoint(words)
-    is_turned = not _TURNS.isdisjoint(words) or re.match(r"\s*(1(\.0*)?\s*)?-", name) is not None
+    is_turned = not _TURNS.isdisjoint(words) or _is_subtracted(spaced)
+    is_turned |= is_less and not _GROWS.isdisjoint(words)
     if is_less and not is_turned and (not is_more or words[-1] in _LESS):
         return -1
     if is_turned or is_less or not (is_more or not _MORE_BY_ITSELF.isdisjoint(words)):
@@ -92,6 +95,12 @@ def _sign_by(name: str) -> int:
             "or mode='min' where less is"
         )
     return 1
+
+
+def _is_subtracted(name: str) -> bool:
+    """Whether a metric is taken from 0 or 1: -loss, 1 - acc; but not 1-shot_acc."""
+    found = re.match(r"\s*(1(?:\.0*)?\s*)?-\s*([a-z]*)", name)
+    return found is not None and (not found[1] or found[2] in _LESS | _MORE | _MORE_BY_ITSELF)
 
 
 def rule_of(

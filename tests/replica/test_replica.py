@@ -166,6 +166,19 @@ def test_a_buffer_that_has_its_size_only_since_prepare_is_named() -> None:
         one.held.take_buffers()
 
 
+def test_a_buffer_that_no_state_dict_has_may_be_of_any_size() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("mask", torch.empty(0), persistent=False)
+    one = replica(norm)
+    one.live_alone()
+    norm.mask.resize_(3)
+    one.held.take_buffers()
+    norm.mask.data = torch.ones(4)
+    one.held.take_buffers()
+    one.held.drop_buffers()
+    assert norm.mask.tolist() == [1.0] * 4
+
+
 def test_what_no_exchange_carries_is_named() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
@@ -225,7 +238,7 @@ def test_ranges_that_nobody_observes_any_more_are_carried() -> None:
     model.apply(disable_observer)
     refuse_observers(model)
     refuse_observers(nn.Sequential(nn.BatchNorm1d(2), PlaceholderObserver()))
-    with pytest.raises(ConfigError, match=r"module '0' \(MinMaxObserver\)"):
+    with pytest.raises(ConfigError, match=r"module '0' \(MinMaxObserver\).*then convert the"):
         refuse_observers(nn.Sequential(MinMaxObserver()))
 
 

@@ -363,7 +363,7 @@ torch.save(found, f"{sys.argv[1]}/found-{pace.worker}.pt")
     for worker in range(2):
         found = torch.load(tmp_path / f"found-{worker}.pt")
         assert [one.dtype for one in found] == [
-            torch.float32, torch.int64, torch.float16, torch.float32
+            torch.float32, torch.int64, torch.float32, torch.float32
         ]  # fmt: skip
         assert torch.equal(found[0], whole)
         assert found[1].tolist() == [[0, 0, 1], [2, 2, 2]]

@@ -246,6 +246,13 @@ def test_what_a_stream_cannot_have_is_one_sentence(settings: Any, words: str) ->
         alone(**settings).prepare(*streamed.make(), loader)
 
 
+def test_a_stream_of_several_optimizers_reads_with_its_own_loaders_workers() -> None:
+    loader = DataLoader(streamed.Stream(8), batch_size=4)
+    objects = [*streamed.make(), *streamed.make()]
+    with pytest.raises(ConfigError, match="--loader-workers 2: how many read a stream"):
+        alone(loader_workers=2).prepare(*objects, loader)
+
+
 def test_its_length_is_the_loaders_own() -> None:
     loader = DataLoader(streamed.Stream(8), batch_size=4)
     _, _, prepared = alone().prepare(*streamed.make(), loader)

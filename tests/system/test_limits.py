@@ -135,7 +135,7 @@ def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), True),
         (RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"), True),
-        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive"), False),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (ImportError("libtorch.so: failed to map segment from shared object"), True),
         (ImportError("libgomp.so.1: cannot allocate memory in static TLS block"), False),

@@ -12,6 +12,7 @@ memory ends, then halves in between: every batch that is said to fit has been tr
 one above it was tried and did not. This module must not know which memory is left to whom.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -28,6 +29,8 @@ from .apart import Answer, Apart
 from .clock import elapsed_s
 from .device import limit_memory, peak_bytes, reset_peak
 
+_NO_KERNEL = re.compile("could not create a (primitive|memory)")
+"""What torch's kernels say of a batch that is too large for them, too."""
 _SAMPLES = 64
 """Different samples; a larger batch repeats them."""
 _LEAST = 2
@@ -96,7 +99,7 @@ class Stepper:
             found = {"per_s": per_s, "peak_bytes": peak_bytes(self._device)}
             return {**found, "op_per_sample": self._operations(batch) / batch_size}
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) and not _NO_KERNEL.search(str(error)):
                 raise
             said = str(error).splitlines()[0][:160]
         # Outside the handler: the traceback holds the tensors that are to go.

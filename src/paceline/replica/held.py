@@ -57,6 +57,13 @@ class HeldMemory:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+        named = {
+            number
+            for module, key, number in self._owners
+            if key not in module._non_persistent_buffers_set
+        }
+        self._of_any_size = frozenset(range(len(self._buffers))) - named
+        """Buffers that are caches: no state dict has them."""
         self._block: Tensor | None = None
         self._buffer_block: Tensor | None = None
 
@@ -153,12 +160,13 @@ class HeldMemory:
         for module, key, number in self._owners:
             mine, found = self._buffers[number], module._buffers.get(key)
             if found is mine:
-                refuse_resized(self._layout.buffers.places[number], mine)
+                if number not in self._of_any_size:
+                    refuse_resized(self._layout.buffers.places[number], mine)
                 continue
             if found is not None and _are_of_one_kind(mine, found):
                 mine.copy_(found.detach())
                 module._buffers[key] = mine
-            elif key not in module._non_persistent_buffers_set:  # those are caches of any size
+            elif number not in self._of_any_size:
                 raise replaced("buffer", self._layout.buffers.places[number], found)
 
     def drop_buffers(self) -> None:
@@ -181,6 +189,8 @@ class HeldMemory:
         for number in _elsewhere(self._buffers, self._buffer_places):
             mine, place = self._buffers[number], self._layout.buffers.places[number]
             ours, found = place.alone(self._buffer_block), mine.detach()
+            if number in self._of_any_size and found.shape != place.shape:
+                continue
             refuse_resized(place, found)
             if not _are_of_one_kind(ours, found):
                 raise replaced("buffer", place, found)

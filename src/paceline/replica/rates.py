@@ -194,9 +194,12 @@ class StepsOnEach:
         Raises:
             ConfigError: it adds to a gradient of another batch, which had no step.
         """
+        if self._warmup.is_over:
+            self._last = None
+            return
         batch, num_steps = self._batch(), self._warmup.last_epoch
         is_another = self._last is not None and self._last is not batch
-        if is_another and num_steps == self._num_steps and not self._warmup.is_over:
+        if is_another and num_steps == self._num_steps:
             self._refuse_gradients()
         self._last, self._num_steps = batch, num_steps
 

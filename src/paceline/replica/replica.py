@@ -452,6 +452,9 @@ def refuse_without_size(model: nn.Module) -> None:
             )
 
 
+_DISABLE_OBSERVERS = "model.apply(torch.ao.quantization.disable_observer)"
+
+
 def refuse_observers(model: nn.Module) -> None:
     """ConfigError where a layer of torch's quantization observes a range of numbers.
 
@@ -464,11 +467,11 @@ def refuse_observers(model: nn.Module) -> None:
             continue
         is_enabled: Any = getattr(modules[name.rpartition(".")[0]], "observer_enabled", None)
         if is_enabled is None or bool(is_enabled[0]):
+            way_out = "convert the model" if is_enabled is None else _DISABLE_OBSERVERS
             raise ConfigError(
                 f"module {name!r} ({type(module).__name__}) observes the range of its numbers, "
                 "which each worker would do of its part, and a mean of ranges is too narrow: "
-                "observe in one process, then model.apply(torch.ao.quantization.disable_observer) "
-                "before prepare(), or train with one worker"
+                f"observe in one process, then {way_out} before prepare(), or train with one worker"
             )
 
 

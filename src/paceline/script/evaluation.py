@@ -187,9 +187,11 @@ class Evaluation:
         """Weights that a layer may merge for evaluation, and their values.
 
         Taken out again they differ in their last digits, which no update has made. Inside an epoch
-        others may read them meanwhile, so there they are looked at as anywhere.
+        others may read them meanwhile, and of a split model not all are here: there they are looked
+        at as anywhere.
         """
-        if self._exchange.shared is None or prepared.loop.is_iterating:
+        is_split = prepared.spread is not None
+        if self._exchange.shared is None or is_split or prepared.loop.is_iterating:
             return []
         own = [one for one in prepared.whole.modules() if has_own_modes(one)]
         held = {id(weight): weight for one in own for weight in one.parameters()}

@@ -245,11 +245,11 @@ class Prepared:
                 "--compile and --fused-optimizer are of one model and one optimizer; of several "
                 "say it in the script: model.compile(), torch.optim.Adam(..., fused=True)"
             )
-        if not is_one or self.source.numbers is not None:
-            return "none", None
+        can_be_tried = is_one and self.source.numbers is None
+        mode, forward = (asked.fast, asked.forward) if can_be_tried else ("none", None)
         if self.source.is_stream:
-            _refuse_speed(context, asked.fast)
-        return asked.fast, asked.forward
+            _refuse_speed(context, mode)
+        return mode, forward
 
     def _spread_over(self, name: SplitName, forward: Forward | None) -> nn.Module:
         """The part of the model that is stepped here; ``whole`` stays what the script holds."""

@@ -116,7 +116,11 @@ def _numbers_of(value: Tensor) -> list[float]:
 
 
 def _as_tensor_like(value: Tensor, sums: Sequence[float]) -> Tensor:
-    kind = value.dtype if value.is_floating_point() else torch.int64
+    kind = (
+        torch.promote_types(value.dtype, torch.float32)
+        if value.is_floating_point()
+        else torch.int64
+    )
     total = torch.tensor(sums, dtype=torch.float64).reshape(value.shape)
     return total.to(kind).to(value.device)  # in this order: not all devices have float64
 
@@ -1116,8 +1120,8 @@ class Pace:
 
         Returns:
             a number for a number; for a tensor one of its shape and on its device. Numbers with a
-            point keep their type, whole ones and truths come as ``int64``, as ``torch.sum`` gives
-            them.
+            point keep their type, those of 16 bits come as ``float32``, whole ones and truths as
+            ``int64``, as ``torch.sum`` gives them.
 
         Raises:
             ConfigError: a tensor is complex, or of another shape in another worker; it stands

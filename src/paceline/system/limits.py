@@ -38,10 +38,8 @@ _OUT_OF_MEMORY = (
     "cannot allocate memory",
     "can't allocate memory",
     "out of memory",
-    "could not create a primitive",
-    "could not create a memory",
 )
-"""What the system, the allocators of torch and its kernels say where they find no more."""
+"""What the system and the allocators of torch say where they find no more."""
 _NOT_MAPPED = "failed to map segment"
 """What the system says where a library finds no room; that there is none "in static TLS block" is
 another matter."""
