@@ -377,15 +377,15 @@ ORPHAN = """
 import os, time
 from types import SimpleNamespace
 from paceline.engines.local import process
-from paceline.engines.local.forkserver import Config, ForkServer
+from paceline.engines.local.forkserver import ForkServer, ProcessConfig
 
 process.run_member = lambda spec, descriptors: print("it ran", flush=True)
-Config.server = os.getpid()
+ProcessConfig.server = os.getpid()
 server = object.__new__(ForkServer)
 server._launcher = SimpleNamespace(close=int)
 server._wake_in = os.open(os.devnull, os.O_RDONLY)
 if not os.fork():
-    while os.getppid() == Config.server:
+    while os.getppid() == ProcessConfig.server:
         time.sleep(0.001)
     server._become(None, [])
 """

@@ -52,6 +52,7 @@ def calls_of(*members: int) -> tuple[Calls, list[tuple[int, Any]]]:
     told: list[tuple[int, Any]] = []
     run: Any = SimpleNamespace(
         crew=members,
+        is_open=False,
         roster={one: SimpleNamespace(seat=one, has_arrived=True) for one in members},
         dispatch=SimpleNamespace(tell=lambda *what: told.append(what)),
     )

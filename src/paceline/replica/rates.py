@@ -171,7 +171,7 @@ class StepsOnEach:
     Args:
         asked: the length, as it was given.
         parameters: whose gradients are looked at.
-        batch: what is in the loop's hands now, another object for each batch.
+        batch: what is in the loop's hands now, another object for each batch; None outside of it.
     """
 
     def __init__(
@@ -194,10 +194,10 @@ class StepsOnEach:
         Raises:
             ConfigError: it adds to a gradient of another batch, which had no step.
         """
-        if self._warmup.is_over:
+        batch, num_steps = self._batch(), self._warmup.last_epoch
+        if batch is None or self._warmup.is_over:
             self._last = None
             return
-        batch, num_steps = self._batch(), self._warmup.last_epoch
         is_another = self._last is not None and self._last is not batch
         if is_another and num_steps == self._num_steps:
             self._refuse_gradients()

@@ -323,10 +323,13 @@ class Prepared:
     def _look_for_steps_on_each(self, warmup: Warmup, asked: str) -> None:
         """Its length was counted by batches."""
         loop, is_alone = self.loop, self._member is None
-        steps = StepsOnEach(
-            warmup, asked, parameters_of(self.optimizers[0]),
-            lambda: loop.batch if is_alone else loop.holding.current,
-        )  # fmt: skip
+
+        def batch() -> object:
+            if not loop.is_iterating:
+                return None
+            return loop.batch if is_alone else loop.holding.current
+
+        steps = StepsOnEach(warmup, asked, parameters_of(self.optimizers[0]), batch)
         self._steps_on_each = steps
         if is_alone:
             note_losses(lambda _: steps.differentiated())
