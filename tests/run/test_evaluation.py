@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.run.calls import Calls, EvaluationBook
-from paceline.wire.messages import Summed, SumValues
+from paceline.wire.messages import Count, Summed, SumValues
 
 
 def test_what_a_dead_member_held_is_counted_by_another() -> None:
@@ -57,6 +57,15 @@ def calls_of(*members: int) -> tuple[Calls, list[tuple[int, Any]]]:
         dispatch=SimpleNamespace(tell=lambda *what: told.append(what)),
     )
     return Calls(run, lambda totals: None), told
+
+
+def test_how_far_each_loader_fetches_ahead_is_its_own_affair() -> None:
+    calls, told = calls_of(0, 1)
+    calls.count(0, Count(64, 16, None, "alike", 0, ahead=0))
+    calls.count(1, Count(64, 16, None, "alike", 0, ahead=4))
+    assert [member for member, _ in told] == [0, 1]
+    with pytest.raises(ConfigError, match="different samples or batches"):
+        calls.count(1, Count(64, 16, None, "unlike", 0, ahead=0))
 
 
 def test_several_numbers_are_summed_in_one_round() -> None:

@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections import deque
 
 import pytest
 
@@ -101,27 +101,34 @@ def test_threads_of_a_script_may_send_at_once() -> None:
         assert part == sorted(part)
 
 
-def test_what_a_thread_holds_while_another_sends_goes_with_the_next() -> None:
+@pytest.mark.parametrize("meanwhile", ["a thread holds", "a signal's handler sends"])
+def test_what_happens_while_held_messages_are_sent_loses_none_and_sends_none_twice(
+    meanwhile: str,
+) -> None:
     """A gradient's scale is held by the loop while a thread of the script logs."""
     ours, theirs = socket_pair()
     member, coordinator = member_channel(ours), coordinator_channel(theirs)
+    is_thread = meanwhile == "a thread holds"
 
-    class HeldMeanwhile(list[FromMember]):
-        """As it is read, a thread holds one more."""
+    class HeldMeanwhile(deque[FromMember]):
+        """As the first is taken, something else comes."""
 
-        def __iter__(self) -> Iterator[FromMember]:
-            found = list(self[:])
-            late = threading.Thread(target=member.hold, args=(Note("late"),))
-            late.start()
-            late.join(5.0)
-            return iter(found)
+        def popleft(self) -> FromMember:
+            first = super().popleft()
+            if first == Note("early") and is_thread:
+                late = threading.Thread(target=member.hold, args=(Note("late"),))
+                late.start()
+                late.join(5.0)
+            elif first == Note("early"):
+                member.send(Note("alarmed"))
+            return first
 
-    member._held = HeldMeanwhile([Note("early")])
+    member._held = HeldMeanwhile([Note("early"), Note("then")])
     member.send(Note("sent"))
-    assert coordinator.receive() == [Note("early"), Note("sent")]
-    member._held = list(member._held[:])
     member.send(Note("next"))
-    assert coordinator.receive() == [Note("late"), Note("next")]
+    received = [note.text for _ in range(2 + (not is_thread)) for note in coordinator.receive()]
+    other = "late" if is_thread else "alarmed"
+    assert sorted(received) == sorted(["early", "then", "sent", "next", other])
 
 
 def test_a_piece_that_no_socket_takes_is_said() -> None:

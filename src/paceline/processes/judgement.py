@@ -27,8 +27,9 @@ _SPAWNED = "multiprocessing.spawn"
 _COMPILER = "torch/_inductor/compile_worker"
 _FORKED_FROM = "multiprocessing.forkserver"
 _SERVER = "paceline.engines.local.forkserver"
-_RANK_S = 5.0
-"""Within this time torchrun starts its ranks, also on a machine that is busy."""
+_RANK_S, _LOST_RANK_S = 5.0, 1.0
+"""Within this time torchrun starts its ranks, also on a machine that is busy. Where torchrun has
+gone less is allowed, since what a rank has started may be all that is left, and is not a ghost."""
 _LOADER = "pt_data_worker"
 _COMMANDS = ("train", "launch", "compare", "bench", "tune", "plan", "partition", "verify")
 
@@ -129,7 +130,8 @@ def _is_rank(process: Process) -> bool:
     rank's command is whatever the user chose (``-m``, ``--no-python``), so it proves nothing.
     """
     began_s = process.rank_s
-    return process.pid == process.session and began_s is not None and abs(began_s) < _RANK_S
+    most_s = _RANK_S if process.is_hosted else _LOST_RANK_S
+    return process.pid == process.session and began_s is not None and abs(began_s) < most_s
 
 
 def _is_paceline(command: tuple[str, ...]) -> bool:

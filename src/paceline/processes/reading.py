@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,10 +109,12 @@ def _look(root: Path) -> ProcessSnapshot:
         if files.sockets
     }
     begun_by_ranks = _begun_by_ranks(entries)
+    by_pid = {process.pid: (process, files) for process, files in entries}
     processes = tuple(
         replace(
             process,
             rank_s=None if process.pid in begun_by_ranks else process.rank_s,
+            is_hosted=bool(files.error_file) and _is_hosted(process, files, by_pid),
             dead_pipes=0 if closed else sum(_is_dead(ends[pipe]) for pipe in files.pipes),
             ports=_numbers(files.sockets, ports.get(process.pid, {})),
         )
@@ -138,6 +140,19 @@ def _begun_by_ranks(entries: Sequence[tuple[Process, _Files]]) -> set[int]:
     for _, pid, error_file in leaders:
         ranks.setdefault(error_file, pid)
     return {pid for _, pid, _ in leaders} - set(ranks.values())
+
+
+def _is_hosted(
+    process: Process, files: _Files, by_pid: Mapping[int, tuple[Process, _Files]]
+) -> bool:
+    """Whether torchrun is its parent, and not a program that adopts what others leave."""
+    parent, parent_files = by_pid.get(process.parent, (None, None))
+    return (
+        parent is not None
+        and parent_files is not None
+        and "python" in parent.exe.rpartition("/")[2]
+        and parent_files.error_file != files.error_file
+    )
 
 
 def _is_closed(folder: Path) -> bool:

@@ -30,6 +30,8 @@ class Process:
             torchrun made the folder for its ranks to the start of this process; None for other
             processes, for those that a rank has started in a session of their own while it lives,
             or if the folder is gone.
+        is_hosted: whether its parent is a living Python that has not its error file: torchrun, of a
+            rank.
         has_torch: whether it has loaded torch's libraries.
         devices: the files of accelerators that it has open.
         shared: the shared memory that it maps or has open: paths under /dev/shm, and memfds.
@@ -55,6 +57,7 @@ class Process:
     state: str = "S"
     is_forked: bool = False
     rank_s: float | None = None
+    is_hosted: bool = False
     has_torch: bool = False
     devices: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()

@@ -137,7 +137,7 @@ class Calls:
             return
         if self._census is None:
             roster = self._run.roster
-            self._asked = message
+            self._asked = message._replace(ahead=0)
             self._census = EvaluationBook(
                 *shape, num_ahead=message.ahead, seat_of=lambda one: roster[one].seat
             )
@@ -153,7 +153,7 @@ class Calls:
                 "pace.publish(model), all get the main worker's when the next epoch begins: make "
                 "the same change in every worker, or evaluate before it or after that epoch"
             )
-        if self._asked != message:
+        if self._asked != message._replace(ahead=0):  # how far ahead is each worker's own affair
             raise ConfigError(
                 "workers evaluate different samples or batches: the loader's sampler has random "
                 "numbers of its own, or lists what has no order; let it draw from torch, random or "

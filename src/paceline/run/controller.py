@@ -10,6 +10,7 @@ refusals need the same parts. This module must not know processes, sockets, tens
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ..checkpoints.resumption import Origin
@@ -500,8 +501,10 @@ class Controller:
         before, heard = self._run.resumption, list[Evaluated]()
         if before is not None and message.rule.patience:
             records = read_trace(before.folder / FILE_NAME)
-            heard = [one for one in records if isinstance(one, Evaluated)]
-            heard = [one for one in heard if one.version <= before.version]
+            with suppress(ConfigError):  # damaged: what stands before that counts
+                for record in records:
+                    if isinstance(record, Evaluated) and record.version <= before.version:
+                        heard.append(record)
         self._early_stop.add(message.rule, heard)
 
     def _note(self, member: int, message: Note) -> None:

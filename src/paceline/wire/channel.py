@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from ..store.memory import spin
@@ -63,16 +64,18 @@ class SocketChannel(Generic[Sent, Heard]):
     ) -> None:
         self.end, self._sent, self._heard = end, sent, heard
         self._flags = 0 if waits else socket.MSG_DONTWAIT
-        self._held: list[Sent] = []
+        self._held: deque[Sent] = deque()
         self._unsent: deque[bytes] = deque()
         self._lock, self._is_sending = threading.RLock(), False
         self._pieces: list[bytes] = []
 
     def send(self, message: Sent) -> None:
         with self._lock:
-            messages = [*self._held, message]
-            del self._held[: len(messages) - 1]  # not what another thread has held since
-            self.send_all(messages)
+            messages: list[Sent] = []
+            with suppress(IndexError):  # one by one: a signal's handler may send in between
+                while True:
+                    messages.append(self._held.popleft())
+            self.send_all([*messages, message])
 
     def hold(self, message: Sent) -> None:
         self._held.append(message)

@@ -228,13 +228,13 @@ class RankLife:
     def _unreachable(self, why: str = "") -> None:
         """Nothing more is heard from where all met.
 
-        Said once on each machine: that of the first ranks may be gone with it.
-
         Args:
-            why: "": it is gone, and rank 0, torchrun itself or its machine, without a word.
+            why: this rank alone cannot hear; "": the place is gone, and rank 0, torchrun itself or
+                its machine, without a word: said once on each machine, that of the first ranks may
+                be gone with it.
         """
         is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
-        if is_first_here and not self._over.is_set():
+        if (why or is_first_here) and not self._over.is_set():
             who = "torchrun" if self.rank.is_hosted else "worker 0"
             gone = (
                 f"{who} ended, and {self.rank.place}, where all workers met, with it; begun again "
