@@ -120,7 +120,7 @@ def test_a_death_among_sums_in_the_loop_ends_the_run_or_begins_it_again(
     settings |= {"respawn": True, "checkpoint_every": "3 updates"}
     run = run_script(script, tmp_path, workers=3, **settings)
     assert_each_sample_once(run, 96, 3)
-    assert "begins again from update" in capsys.readouterr().err
+    assert "the run begins again from" in capsys.readouterr().err
 
 
 def test_who_is_asked_to_end_while_a_life_is_closed_begins_no_other(

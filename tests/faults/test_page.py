@@ -26,6 +26,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "test_a_new_run_writes_through_nothing_that_is_planted",
     ),
     "a worker is killed": ("faults/test_live_faults.py", "test_a_killed_worker_changes_nothing"),
+    "a worker is killed while it saves a model": (
+        "faults/test_folders.py",
+        "test_what_was_half_written_goes_and_what_is_being_written_stays",
+    ),
     "it is killed inside an all-reduce": (
         "faults/test_collective.py",
         "test_inside_an_all_reduce_a_run_with_respawn_begins_again",
