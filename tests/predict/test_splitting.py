@@ -57,6 +57,8 @@ def question(name: str, num_workers: int, **changes: object) -> SplitQuestion:
 def test_a_small_model_is_cut_best_and_answered_do_not_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # a busy machine's layers do not reach that
+    monkeypatch.setattr(split_costs, "measure_loopback", lambda: far)
     report = partition(question("chain", 3))
     placement = report.found.placement
     assert sum(len(one.nodes) for one in placement.parts) == 6
@@ -67,8 +69,6 @@ def test_a_small_model_is_cut_best_and_answered_do_not_split(
     assert steps["best"] <= steps["even"] * (1 + 1e-9)
     assert report.is_exact
     assert report.verdict.startswith("do not split for speed")
-    far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # a busy machine's layers do not reach that
-    monkeypatch.setattr(split_costs, "measure_loopback", lambda: far)
     # Which of the two with whole copies hangs on layers timed here; by given costs: test_prices.py.
     assert plan_splits(question("chain", 3)).table.advised.name in ("none", "data")
     json.dumps(report.to_json())
