@@ -104,7 +104,7 @@ def judge(snapshot: ProcessSnapshot, for_s: float = 0.0) -> list[Judged]:
 def role_of(process: Process) -> Role:
     """Return a process's role, by its program, its name and what it has loaded."""
     command = " ".join(process.command)
-    if not process.is_forked and _is_python(process) and _is_paceline(process.command):
+    if not process.is_forked and process.is_python and _is_paceline(process.command):
         return Role.LAUNCHER
     if not (process.has_torch or _holds_as_python(process)):
         return Role.OTHER
@@ -141,11 +141,7 @@ def _is_paceline(command: tuple[str, ...]) -> bool:
 
 def _holds_as_python(process: Process) -> bool:
     """Whether a Python has an accelerator open; display servers and browsers have one, too."""
-    return bool(process.devices) and _is_python(process)
-
-
-def _is_python(process: Process) -> bool:
-    return "python" in process.exe.rpartition("/")[2]
+    return bool(process.devices) and process.is_python
 
 
 _BELOW = (Role.WORKER, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
@@ -172,7 +168,7 @@ def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
         return not (parent.has_torch or _FORKED_FROM in " ".join(parent.command))
     if process.is_forked:  # so its real parent runs the same program
         return parent.exe != process.exe
-    return not (_is_python(parent) or parent.has_torch)
+    return not (parent.is_python or parent.has_torch)
 
 
 def ghosts(snapshot: ProcessSnapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:

@@ -7,7 +7,8 @@
 
 Reading disturbs no process. What may not be read is empty, and a process that ends meanwhile is
 left out. ``root`` is where the file system begins, so a recorded machine is read like a live one.
-This module must not know what trains, nor what a ghost is.
+A bit above 300 lines, since the kernel's texts are read in one place. This module must not know
+what trains, nor what a ghost is.
 """
 
 import contextlib
@@ -98,32 +99,37 @@ def _look(root: Path) -> ProcessSnapshot:
             entries.append(entry)
             if entry[0].owner == owner and _is_closed(folder):
                 closed.add(entry[0].pid)
+    processes = _completed(entries, proc, knows_all=not closed)
+    return ProcessSnapshot(
+        processes=tuple(sorted(processes, key=lambda process: process.pid)),
+        own=own, owner=owner, namespace=namespace, unread=len(closed - {_INIT}),
+    )  # fmt: skip
+
+
+def _completed(
+    entries: Sequence[tuple[Process, _Files]], proc: Path, *, knows_all: bool
+) -> Iterator[Process]:
+    """Yield the processes with what follows only from all of them together.
+
+    Args:
+        knows_all: whether each process may be read that may hold another's pipe.
+    """
     ends: dict[str, list[tuple[int, set[int]]]] = {}
     for process, files in entries:
         for pipe, modes in files.pipes.items():
             ends.setdefault(pipe, []).append((process.pid, modes))
     networks: dict[str, dict[str, int]] = {}
-    ports = {
-        process.pid: _ports(proc / str(process.pid), networks)
-        for process, files in entries
-        if files.sockets
-    }
     begun_by_ranks = _begun_by_ranks(entries)
     by_pid = {process.pid: (process, files) for process, files in entries}
-    processes = tuple(
-        replace(
+    for process, files in entries:
+        ports = _ports(proc / str(process.pid), networks) if files.sockets else {}
+        yield replace(
             process,
             rank_s=None if process.pid in begun_by_ranks else process.rank_s,
             is_hosted=bool(files.error_file) and _is_hosted(process, files, by_pid),
-            dead_pipes=0 if closed else sum(_is_dead(ends[pipe]) for pipe in files.pipes),
-            ports=_numbers(files.sockets, ports.get(process.pid, {})),
+            dead_pipes=sum(_is_dead(ends[pipe]) for pipe in files.pipes) if knows_all else 0,
+            ports=_numbers(files.sockets, ports),
         )
-        for process, files in entries
-    )
-    return ProcessSnapshot(
-        processes=tuple(sorted(processes, key=lambda process: process.pid)),
-        own=own, owner=owner, namespace=namespace, unread=len(closed - {_INIT}),
-    )  # fmt: skip
 
 
 def _begun_by_ranks(entries: Sequence[tuple[Process, _Files]]) -> set[int]:
@@ -146,13 +152,10 @@ def _is_hosted(
     process: Process, files: _Files, by_pid: Mapping[int, tuple[Process, _Files]]
 ) -> bool:
     """Whether torchrun is its parent, and not a program that adopts what others leave."""
-    parent, parent_files = by_pid.get(process.parent, (None, None))
-    return (
-        parent is not None
-        and parent_files is not None
-        and "python" in parent.exe.rpartition("/")[2]
-        and parent_files.error_file != files.error_file
-    )
+    if process.parent not in by_pid:
+        return False
+    parent, parent_files = by_pid[process.parent]
+    return parent.is_python and parent_files.error_file != files.error_file
 
 
 def _is_closed(folder: Path) -> bool:

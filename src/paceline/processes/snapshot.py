@@ -74,6 +74,11 @@ class Process:
         """Its identity, which holds even if its number is given to another process."""
         return ProcessKey((self.pid, self.start_ticks))
 
+    @property
+    def is_python(self) -> bool:
+        """Whether its program is a Python."""
+        return "python" in self.exe.rpartition("/")[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSnapshot:
