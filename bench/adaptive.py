@@ -32,7 +32,7 @@ from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.model import first_samples
 from paceline.simulation.training import TrainingWork
 from paceline.workloads import load_task
-from runs import run_in
+from quiet_runs import run_in
 from table import machine, write_table
 
 Row = list[str]

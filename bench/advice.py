@@ -20,7 +20,7 @@ from paceline.predict.advice import Question, advise
 from paceline.report.ranking import Advice
 from paceline.system.processors import num_cores
 from prediction import mean_and_error_s
-from runs import records_of, run_alone, update_gaps_s
+from quiet_runs import records_of, run_alone, update_gaps_s
 from table import machine, write_table
 
 Row = list[str]

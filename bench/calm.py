@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.events import Apply
 from paceline.trace.records import Ordered
-from runs import first_grant_s, records_of, run_in
+from quiet_runs import first_grant_s, records_of, run_in
 from table import interval, machine, spread, write_table
 
 READY: dict[str, Any] = {"respawn": True, "checkpoint_every": "10s"}

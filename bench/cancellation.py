@@ -34,7 +34,7 @@ from paceline.events import Cancel, Grant
 from paceline.program import ScriptProgram
 from paceline.trace.records import Ordered, Record, SupersededRecord
 from paceline.workloads.resnets import build_resnet18
-from runs import run
+from quiet_runs import run
 from table import machine, write_table
 
 BATCH, NUM_SAMPLES = 16, 100_000

@@ -74,7 +74,7 @@ def draw_plan(seconds: float, num_faults: int, seed: int) -> list[str]:
     rng.shuffle(kinds)
     impaired: list[tuple[float, float, int]] = []
     lines = []
-    for kind in sorted(kinds, key=lambda one: -lasts_s[one]):  # the longest find room first
+    for kind in sorted(kinds, key=lambda kind: -lasts_s[kind]):  # the longest are placed first
         while True:
             start_s = rng.uniform(2.0, seconds - lasts_s[kind] - 2.0)
             stop_s = start_s + lasts_s[kind]
@@ -205,7 +205,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds, where = 60.0 * arguments.minutes, machine()
     num_faults = round(FAULTS_PER_MINUTE * arguments.minutes)
-    plan = draw_plan(seconds, num_faults, arguments.seed, kills=KILLS, stops=1.0 - KILLS)
+    plan = draw_plan(seconds, num_faults, arguments.seed)
     rows, is_well = [], True
     for protocol in arguments.only:
         calm, struck, found = measure(protocol, seconds, plan)

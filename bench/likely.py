@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.predict.simulation import World, forecast
-from runs import first_grant_s, records_of, run_in, update_times_s
+from quiet_runs import first_grant_s, records_of, run_in, update_times_s
 from table import machine, write_table
 
 COMPUTING = {"full-sync": 450, "k-sync:1": 600, "k-batch-sync:2": 450, "k-batch-async:2": 450,

@@ -32,7 +32,7 @@ import torch
 
 from paceline.conditions.delays import Delay, parse_delay
 from paceline.theory import staleness_versions, update_s
-from runs import point_task, run, staleness, update_times_s
+from quiet_runs import point_task, run, staleness, update_times_s
 from table import machine, write_table
 
 WORKERS = 8

@@ -22,7 +22,7 @@ from paceline.store.layout import lay_out
 from paceline.store.memory import SharedMemory
 from paceline.store.parameter_store import arena_bytes
 from paceline.workloads.base import Splits, Task, classification_metrics
-from runs import num_pushes, run
+from quiet_runs import num_pushes, run
 from table import machine, write_table
 
 WORKERS, WANTED = 100, 3.0

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.config import resolve
 from paceline.protocols import parse
 from paceline.run.collective import path_of
-from runs import first_grant_s, point_task, run, update_times_s
+from quiet_runs import first_grant_s, point_task, run, update_times_s
 from table import machine, spread, write_table
 
 PATHS = ("peers", "store")

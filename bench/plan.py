@@ -31,7 +31,7 @@ from paceline.predict.advice import Question, advise, family
 from paceline.predict.pursuit import Goal
 from paceline.predict.race import LAST_SHARE
 from paceline.trace.records import Handed, Record
-from runs import first_grant_s, records_of, run_in
+from quiet_runs import first_grant_s, records_of, run_in
 from table import machine, write_table
 
 Row = list[str]

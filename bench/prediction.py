@@ -31,7 +31,7 @@ from paceline.predict.simulation import World
 from paceline.protocols import parse
 from paceline.simulation.timing import TimingRun
 from paceline.trace.records import Handed, Record
-from runs import first_grant_s, point_task, records_of, run_alone, update_times_s
+from quiet_runs import first_grant_s, point_task, records_of, run_alone, update_times_s
 from table import machine, write_table
 
 Row = list[str]

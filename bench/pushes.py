@@ -31,7 +31,7 @@ import paceline
 from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.program import ScriptProgram
 from paceline.workloads.images import build_lenet
-from runs import num_pushes, run, update_times_s
+from quiet_runs import num_pushes, run, update_times_s
 from table import machine, spread, write_table
 
 NUM_SAMPLES = 100_000

@@ -27,7 +27,7 @@ from paceline.report.live import QuietObserver
 from paceline.trace.records import Handed
 from paceline.workloads import load_task
 from paceline.workloads.base import Task
-from runs import records_of
+from quiet_runs import records_of
 from table import machine, write_table
 
 NUM_IMAGES, BATCH, EPOCHS = 1_280, 64, 2

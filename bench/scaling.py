@@ -43,7 +43,7 @@ from paceline.report.text import Point
 from paceline.store.layout import lay_out
 from paceline.store.parameter_store import arena_bytes
 from paceline.workloads.images import build_lenet
-from runs import records_of, update_times_s
+from quiet_runs import records_of, update_times_s
 from table import RESULTS, interval, machine, spread, write_table
 from worlds import World
 

@@ -12,7 +12,7 @@ Writes results/stragglers.md.
 import argparse
 import statistics
 
-from runs import first_grant_s, point_task, run, update_times_s
+from quiet_runs import first_grant_s, point_task, run, update_times_s
 from table import machine, spread, write_table
 
 WORKERS, STEP_S, FACTOR = 4, 0.040, 5

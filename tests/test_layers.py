@@ -5,6 +5,7 @@ above it in the table or beside it in its own group, and nothing that stands bel
 """
 
 import ast
+import functools
 import importlib
 import itertools
 import re
@@ -85,9 +86,16 @@ def layer_of(part: str) -> int:
     raise AssertionError(f"paceline.{part} stands in no layer: add it to the table of this file")
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax of a file, parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path) -> list[tuple[str, int]]:
     """Every paceline module that a file imports when it runs, with the line."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     only_types = {
         node
         for block in ast.walk(tree)
@@ -110,44 +118,51 @@ def imports_of(path: Path) -> list[tuple[str, int]]:
     return [(name, line) for name, line in found if name.startswith("paceline.")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_point_down(path: Path) -> None:
-    here = module_of(path).split(".")[0]
-    for name, line in imports_of(path):
-        there = name.split(".")[1]
-        if not (ROOT / there).is_dir() and not (ROOT / f"{there}.py").is_file():
-            continue  # a name of the door itself: __version__
-        assert layer_of(there) <= layer_of(here), f"{path}:{line} imports upwards: {name}"
+def test_imports_point_down() -> None:
+    upwards = []
+    for path in FILES:
+        here = module_of(path).split(".")[0]
+        for name, line in imports_of(path):
+            there = name.split(".")[1]
+            if not (ROOT / there).is_dir() and not (ROOT / f"{there}.py").is_file():
+                continue  # a name of the door itself: __version__
+            if layer_of(there) > layer_of(here):
+                upwards.append(f"{path}:{line} imports upwards: {name}")
+    assert upwards == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [one for one in FILES if {module_of(one), module_of(one).split(".")[0]} & {*PURE}],
-    ids=module_of,
-)
-def test_the_pure_core_knows_no_tensors_processes_or_clocks(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in names:
-            assert name.split(".")[0] not in IMPURE, f"{path}:{node.lineno} imports {name}"
+def test_the_pure_core_knows_no_tensors_processes_or_clocks() -> None:
+    pure = [path for path in FILES if {module_of(path), module_of(path).split(".")[0]} & {*PURE}]
+    assert pure
+    impure = []
+    for path in pure:
+        for node in ast.walk(tree_of(path)):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            impure += [
+                f"{path}:{node.lineno} imports {name}"
+                for name in names
+                if name.split(".")[0] in IMPURE
+            ]
+    assert impure == []
 
 
 def unknown_to(path: Path) -> list[str]:
     """The words of the sentence in a module's docstring that says what it must not know."""
-    doc = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+    doc = " ".join((ast.get_docstring(tree_of(path)) or "").split())
     found = re.search(r"must not know ([^.;:]*)", doc)
     return re.split(r",? (?:or|nor) |, ", found[1]) if found else []
 
 
+@functools.cache
 def all_imports_of(path: Path) -> list[str]:
     """Ours and others', by their whole names."""
     others = [
         name
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
@@ -159,18 +174,20 @@ def all_imports_of(path: Path) -> list[str]:
     return [*others, *(name for name, _ in imports_of(path))]
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_module_imports_nothing_that_it_says_it_must_not_know(path: Path) -> None:
+def test_a_module_imports_nothing_that_it_says_it_must_not_know() -> None:
     """What a folder's ``__init__`` says holds for all of its files."""
-    words = [one for one in unknown_to(path) if one in WORDS]
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" and words else [path]
-    for word, file in itertools.product(words, files):
-        for name in all_imports_of(file):
-            is_contract = f"{name}.".startswith(tuple(f"{one}.base." for one in WORDS[word]))
-            is_known = f"{name}.".startswith(tuple(f"{one}." for one in WORDS[word]))
-            assert is_contract or not is_known, (
-                f"{path} must not know {word}; {file} imports {name}"
-            )
+    known = []
+    for path in FILES:
+        words = [word for word in unknown_to(path) if word in WORDS]
+        is_folder = path.name == "__init__.py" and words
+        files = sorted(path.parent.rglob("*.py")) if is_folder else [path]
+        for word, file in itertools.product(words, files):
+            for name in all_imports_of(file):
+                is_contract = f"{name}.".startswith(tuple(f"{part}.base." for part in WORDS[word]))
+                is_known = f"{name}.".startswith(tuple(f"{part}." for part in WORDS[word]))
+                if is_known and not is_contract:
+                    known.append(f"{path} must not know {word}; {file} imports {name}")
+    assert known == []
 
 
 def test_the_sentences_of_what_a_module_must_not_know_are_read() -> None:
@@ -193,7 +210,7 @@ def test_no_folder_imports_one_that_imports_it() -> None:
 def test_one_class_name_is_one_class() -> None:
     homes: dict[str, set[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(module_of(path))
     twice = {name: sorted(found) for name, found in homes.items() if len(found) > 1}
@@ -219,7 +236,7 @@ def test_the_table_names_only_what_exists() -> None:
 def test_what_is_taken_from_the_package_is_there(folder: str) -> None:
     """No other test runs all of these files."""
     for path in (ROOT.parent.parent / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
                 module = importlib.import_module(str(node.module))
                 for one in node.names:
