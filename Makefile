@@ -47,6 +47,7 @@ check: $(DEV)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@MYPYPATH=bench:tests/support $(BIN)/mypy --config-file bench/mypy.ini bench
 
 venv: $(CORE)
 

@@ -19,6 +19,7 @@ from paceline.config import resolve
 from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
+from paceline.report.summary import Summary
 from table import machine, write_table
 
 SEEDS = (0, 1, 2)
@@ -32,7 +33,7 @@ def accuracy(init: str, workers: int, seed: int, epochs: int) -> float:
             "run_dir": f"{folder}/run",
         }  # fmt: skip
         summary = launch_run(TaskProgram(task="lenet"), resolve(flags).settings, QuietObserver())
-    assert summary is not None
+    assert isinstance(summary, Summary)
     assert summary.test_accuracy is not None
     return summary.test_accuracy
 

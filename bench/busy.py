@@ -200,7 +200,8 @@ def main() -> None:
     arguments = parser.parse_args()
     where = machine()
     with tempfile.TemporaryDirectory() as scratch:
-        cases, threads = [], []
+        cases: list[Case] = []
+        threads: list[threading.Thread] = []
         for place, what in itertools.product(arguments.only, WHATS):
             folder = Path(scratch) / f"{len(cases)}"
             folder.mkdir()

@@ -53,7 +53,7 @@ def train(device: str, **settings: Any) -> tuple[Summary, dict[str, torch.Tensor
         ).settings
         task = settings.pop("task", "softmax")
         summary = launch_run(TaskProgram(task=task), chosen, QuietObserver())
-        assert summary is not None
+        assert isinstance(summary, Summary)
         records = list(read_trace(run_dir / FILE_NAME))
         return summary, load_file(run_dir / "model.safetensors"), records
 
@@ -193,7 +193,7 @@ def main() -> None:
             traceback.print_exc()
             found = [check.__name__, f"{type(error).__name__}: {error}"[:120], "", "no"]
         more = [found] if isinstance(found[0], str) else found
-        rows += more  # type: ignore[arg-type]  # a check gives rows, or one
+        rows += more
         for row in more:
             print(" | ".join(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"

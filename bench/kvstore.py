@@ -72,7 +72,7 @@ def block(channels: list[Connection], variant: str, num_bytes: int) -> float:
     count = SIZES[num_bytes]
     for channel in channels:
         channel.send((variant, num_bytes, count))
-    seconds = max([channel.recv() for channel in channels])
+    seconds: float = max([channel.recv() for channel in channels])
     return count * (1 if variant == "gloo" else len(channels)) / seconds
 
 

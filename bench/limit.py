@@ -47,6 +47,7 @@ def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
             if number:  # the first block warms up
                 times[name].append(1000 * seconds / steps)
     best = worlds["ddp"].best
+    assert best is not None
     for world in worlds.values():
         world.end()
     words = f"{best[0]} MB, view {best[1]}, static {best[2]}"

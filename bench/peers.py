@@ -71,7 +71,7 @@ class Tuning:
             return inputs.to(memory_format=torch.channels_last)
         return inputs
 
-    def ddp(self) -> dict[str, bool]:
+    def ddp(self) -> dict[str, Any]:
         return {"gradient_as_bucket_view": self.view, "static_graph": self.static}
 
     def environment(self) -> dict[str, str]:

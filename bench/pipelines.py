@@ -92,7 +92,8 @@ def theirs_s(name: str) -> float:
                  "--nproc-per-node", "2", __file__, name, str(num), str(out)],
                 check=True, stdout=subprocess.DEVNULL,
             )  # fmt: skip
-            found.append(statistics.median(json.loads(out.read_text())))
+            steps_ms: list[float] = json.loads(out.read_text())
+            found.append(statistics.median(steps_ms))
     return min(found)
 
 

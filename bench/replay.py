@@ -17,6 +17,7 @@ from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
 from paceline.replay import replay
 from paceline.report.live import QuietObserver
+from paceline.report.summary import Summary
 from table import machine, write_table
 
 RUNS = (
@@ -37,7 +38,7 @@ def measure(task: str, protocol: str, workers: int, batch_size: int, updates: in
         }  # fmt: skip
         settings = resolve(flags, env={}, is_call=True).settings
         summary = launch_run(TaskProgram(task=task), settings, QuietObserver())
-        assert summary is not None
+        assert isinstance(summary, Summary)
         start_s = time.perf_counter()
         found = replay(Path(folder))
         replay_s = time.perf_counter() - start_s

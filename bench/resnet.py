@@ -15,6 +15,7 @@ from paceline.config import resolve
 from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
+from paceline.report.summary import Summary
 from paceline.trace import FILE_NAME, read_trace
 from paceline.trace.records import Handed
 from table import machine, write_table
@@ -32,7 +33,7 @@ def measure(workers: int, batch_size: int, lr: float, updates: int) -> list[str]
         }  # fmt: skip
         summary = launch_run(TaskProgram(task="resnet18"), resolve(flags).settings, QuietObserver())
         records = list(read_trace(Path(folder) / "run" / FILE_NAME))
-    assert summary is not None
+    assert isinstance(summary, Summary)
     losses = [one.fact.loss for one in records if isinstance(one, Handed)]
     edge = EDGE * workers
     first, last = statistics.mean(losses[:edge]), statistics.mean(losses[-edge:])

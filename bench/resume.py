@@ -58,7 +58,7 @@ def outcome(folder: Path) -> tuple[dict[tuple[int, ...], float], dict[str, torch
     by_version: dict[int, list[float]] = {}
     for fact in facts:
         by_version.setdefault(fact.ticket.version, []).append(fact.loss)
-    losses = {
+    losses: dict[tuple[int, ...], float] = {
         (version, i): loss
         for version, row in by_version.items()
         for i, loss in enumerate(sorted(row))

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import torch
@@ -159,7 +159,8 @@ def simpy_s(num_pushes: int) -> float:
     import simpy
 
     env, rng = simpy.Environment(), random.Random(0)
-    version, staleness, arrived = [0], {}, simpy.Store(env)  # type: ignore[var-annotated]  # simpy has no types
+    version, arrived = [0], simpy.Store(env)
+    staleness: dict[int, int] = {}
 
     def worker(number: int) -> Iterator[object]:
         while True:
@@ -167,10 +168,10 @@ def simpy_s(num_pushes: int) -> float:
             yield env.timeout(rng.expovariate(1.0))
             yield arrived.put((number, begun_at))
 
-    def server() -> Iterator[object]:
+    def server() -> Generator[object, tuple[int, int], None]:
         for _ in range(num_pushes // K):
             for _ in range(K):
-                _, begun_at = yield arrived.get()  # type: ignore[misc]  # the same
+                _, begun_at = yield arrived.get()
                 lag = version[0] - begun_at
                 staleness[lag] = staleness.get(lag, 0) + 1
             version[0] += 1

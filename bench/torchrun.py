@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def be_pace(row: Row, turn: Turn) -> None:
                 optimizer.step()
 
 
-KINDS = {
+KINDS: dict[str, Callable[[Row, Turn], None]] = {
     "Paceline": be_pace,
     "again": be_pace,
     "DDP": lambda row, turn: be_ddp(row, turn, views=False),

@@ -94,7 +94,8 @@ def slower_s(alone: Sequence[Mapping[str, Any]], every: int) -> float:
         [sum(steps_s[at : at + every]) for at in range(0, len(steps_s) - every + 1, every)]
         for steps_s in (one["steps_s"] for one in alone)
     ]
-    return statistics.fmean(max(pair) for pair in product(*sums)) / every
+    mean_s: float = statistics.fmean(max(pair) for pair in product(*sums))
+    return mean_s / every
 
 
 def exchange_s(
@@ -108,10 +109,11 @@ def exchange_s(
     """
     named = list(make_model(row.network).named_parameters())
     parameters = lay_out(named, [], []).parameters
-    hidden_s = int(row.settings.get("overlap", "0")) * bare["step_s"]
+    hidden_s = int(row.settings.get("overlap", "0")) * float(bare["step_s"])
     if "compress" in row.settings:
         # Of two operations, alike in size, each has half of the steps that may hide it.
-        return (max(0.0, found["sent_link_s"] - hidden_s) + found["coding_s"]) / row.every
+        sent_s, coding_s = float(found["sent_link_s"]), float(found["coding_s"])
+        return (max(0.0, sent_s - hidden_s) + coding_s) / row.every
     schedule = parse(row.settings.get("collective", "ring"), RANKS)  # gloo's own is a ring
 
     def seconds(num_bytes: int) -> float:

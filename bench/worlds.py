@@ -175,7 +175,7 @@ def plain_steps(
     """The bare loop: what everybody writes, over a loader or over batches that are drawn."""
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, batch, rank, world)
-    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)  # type: ignore[arg-type]  # torch takes any iterable of lists
+    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)
     batches = draws_of(subject, batch // world) if draws else endless(loader)
 
     def step() -> None:

@@ -489,7 +489,7 @@ def _resume(folder: Path) -> object:
     chosen = {"resume": str(folder / "run"), "updates": 100, "checkpoint_every": "never"}
     settings = adopt(resolve(chosen, env={}, is_call=True))
     summary = launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver(io.StringIO()))
-    assert summary is not None
+    assert isinstance(summary, Summary)
     found = report_sample(Path(summary.run_dir), 7, lambda header, epoch, size: range(NUM_SAMPLES))
     for one in found.ledgers:
         assert (one.used, one.dropped, one.open, one.twice) == (one.samples, 0, 0, 0), one

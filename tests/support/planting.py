@@ -140,7 +140,7 @@ class Scene:
 
 # -- what is planted -------------------------------------------------------------------------------
 
-Plant = Callable[[Scene, Path, random.Random], None]
+Plant = Callable[[Scene, Path, random.Random], object]
 
 
 def _damage(scene: Scene, path: Path, rng: random.Random) -> None:
