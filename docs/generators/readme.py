@@ -46,11 +46,11 @@ def worth() -> str:
     killed = rows_of("checkpoints")[0]
     likely = rows_of("likely")[-1]
     said = {
-        "limit": ("two workers, full-sync, beside DDP over gloo at the best of its settings",
+        "limit": ("two workers, full-sync, against DDP over gloo at its best settings",
                   f"{min(times):.2f} to {max(times):.2f} times as fast, {len(times)} models (95 % "
                   f"intervals from {min(ends):.2f} to {max(ends):.2f})"),
-        "overhead": ("the four lines with one worker, beside the bare loop",
-                     f"{four} of its time a step (the bare loop again: {again})"),
+        "overhead": ("the four lines with one worker, against the bare loop",
+                     f"{four} of its time per step (the bare loop again: {again})"),
         "stragglers": ("one of four workers five times as slow",
                        f"k-sync:3 takes {slow['k-sync:3']} times as long, "
                        f"full-sync {slow['full-sync']}"),
@@ -58,9 +58,9 @@ def worth() -> str:
                     f"under k-sync:6 {kept['k-sync:6']} of the updates remain, under full-sync "
                     f"{kept['full-sync']}; each sample once"),
         "checkpoints": (f"{killed['runs killed']} runs killed while they save, and resumed",
-                        f"{killed['went on to their end']} went on, {killed['samples lost']} "
-                        f"samples lost, {killed['other weights']} came to other weights"),
-        "likely": ("the time of a run, foretold as a range from a short profile",
+                        f"{killed['went on to their end']} finished, {killed['samples lost']} "
+                        f"samples lost, {killed['other weights']} ended with other weights"),
+        "likely": ("the time of a run, predicted as a range from a short profile",
                    f"held in {likely['runs within what was likely']} runs, "
                    f"{likely['its width, of the predicted']} wide"),
     }  # fmt: skip
