@@ -1,4 +1,4 @@
-"""README.md between its marks: the protocols, what a first run prints, figures of results/."""
+"""README.md between its marks: the protocols, the output of a first run, figures of results/."""
 
 import re
 
@@ -35,38 +35,38 @@ def page() -> str:
 
 
 def worth() -> str:
-    """A figure of each kind, as its page has it, whatever it is."""
-    ratios = [one["DDP : Paceline [95 %]"] for one in rows_of("limit")]
-    times = [float(one.split()[0]) for one in ratios]
-    ends = [float(end) for one in ratios for end in re.findall(r"[\d.]+", one)[1:]]
-    slow = {one["protocol"]: one["ratio"].split()[0] for one in rows_of("stragglers")}
-    four, again = (one["median ratio"] for one in rows_of("overhead"))
-    kept = {one["protocol"]: one["goodput"] for one in rows_of("goodput")}
+    """The table of headline figures, one of each kind, as results/ has them."""
+    ratios = [row["DDP : Paceline [95 %]"] for row in rows_of("limit")]
+    medians = [float(ratio.split()[0]) for ratio in ratios]
+    ends = [float(end) for ratio in ratios for end in re.findall(r"[\d.]+", ratio)[1:]]
+    slowdowns = {row["protocol"]: row["ratio"].split()[0] for row in rows_of("stragglers")}
+    overhead, control = (row["median ratio"] for row in rows_of("overhead"))
+    goodput = {row["protocol"]: row["goodput"] for row in rows_of("goodput")}
     faults, minutes = re.findall(r"\d+", (RESULTS / "goodput.md").read_text())[:2]
     killed = rows_of("checkpoints")[0]
     likely = rows_of("likely")[-1]
-    said = {
-        "limit": ("two workers, full-sync, beside DDP over gloo at the best of its settings",
-                  f"{min(times):.2f} to {max(times):.2f} times as fast, {len(times)} models (95 % "
-                  f"intervals from {min(ends):.2f} to {max(ends):.2f})"),
-        "overhead": ("the four lines with one worker, beside the bare loop",
-                     f"{four} of its time a step (the bare loop again: {again})"),
+    cells = {
+        "limit": ("two workers, full-sync, against DDP over gloo at its best settings",
+                  f"{min(medians):.2f} to {max(medians):.2f} times as fast, {len(medians)} models "
+                  f"(95 % intervals from {min(ends):.2f} to {max(ends):.2f})"),
+        "overhead": ("the four lines with one worker, against the bare loop",
+                     f"{overhead} of its time per step (the bare loop again: {control})"),
         "stragglers": ("one of four workers five times as slow",
-                       f"k-sync:3 takes {slow['k-sync:3']} times as long, "
-                       f"full-sync {slow['full-sync']}"),
+                       f"k-sync:3 takes {slowdowns['k-sync:3']} times as long, "
+                       f"full-sync {slowdowns['full-sync']}"),
         "goodput": (f"{faults} kills and stops in {minutes} minutes, eight workers",
-                    f"under k-sync:6 {kept['k-sync:6']} of the updates remain, under full-sync "
-                    f"{kept['full-sync']}; each sample once"),
+                    f"under k-sync:6 {goodput['k-sync:6']} of the updates remain, under full-sync "
+                    f"{goodput['full-sync']}; each sample once"),
         "checkpoints": (f"{killed['runs killed']} runs killed while they save, and resumed",
-                        f"{killed['went on to their end']} went on, {killed['samples lost']} "
-                        f"samples lost, {killed['other weights']} came to other weights"),
-        "likely": ("the time of a run, foretold as a range from a short profile",
+                        f"{killed['went on to their end']} finished, {killed['samples lost']} "
+                        f"samples lost, {killed['other weights']} ended with other weights"),
+        "likely": ("the time of a run, predicted as a range from a short profile",
                    f"held in {likely['runs within what was likely']} runs, "
                    f"{likely['its width, of the predicted']} wide"),
     }  # fmt: skip
     rows = [
         f"| {what} | {figure} | [{name}](results/{name}.md) |"
-        for name, (what, figure) in said.items()
+        for name, (what, figure) in cells.items()
     ]
     return "\n".join(["| what | measured | page |", "|---|---|---|", *rows, ""])
 
@@ -81,13 +81,13 @@ def rows_of(page: str) -> list[dict[str, str]]:
 def figures(page: str) -> str:
     """Chosen columns of a page of results/."""
     names = FIGURES[page]
-    rows = [[one[name] for name in names] for one in rows_of(page)]
-    chosen = [list(names.values()), ["---"] * len(names), *rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in chosen)
+    rows = [[row[name] for name in names] for row in rows_of(page)]
+    table = [list(names.values()), ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in table)
 
 
 def first_run() -> str:
-    """What the first run printed, without the middle."""
+    """The output of the first run, without the middle."""
     _, _, rest = (RESULTS / "first_run.md").read_text().partition("```text\n")
     lines = rest.partition("```")[0].splitlines()
     epochs = [number for number, line in enumerate(lines) if line.startswith("epoch ")]

@@ -13,7 +13,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "faults/test_tampered.py",
         "test_the_own_one_before_it_is_taken_with_a_note",
     ),
-    "a checkpoint or a settings file says what cannot be": (
+    "a checkpoint or a settings file holds impossible values": (
         "faults/test_tampered.py",
         "test_a_settings_file_that_is_meant_to_hurt",
     ),
@@ -38,7 +38,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "script/test_optimizers.py",
         "test_a_death_in_step_begins_again_where_all_were_in_step",
     ),
-    "it is killed where all make each step together": (
+    "it is killed where all workers make each step together": (
         "script/test_closures.py",
         "test_a_death_ends_the_run_by_name",
     ),
@@ -84,7 +84,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "checkpoints/test_writer.py",
         "test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true",
     ),
-    "you want the end": (
+    "you stop the run": (
         "faults/test_curfew.py",
         "test_who_is_busy_between_epochs_copies_the_end_all_the_same",
     ),
@@ -108,7 +108,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "faults/test_output.py",
         "test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on",
     ),
-    "the worker dies that copies": (
+    "the worker that copies": (
         "faults/test_last_moments.py",
         "test_another_copies_the_end_when_the_worker_dies_that_was_to",
     ),
