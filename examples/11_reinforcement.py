@@ -28,7 +28,7 @@ FARTHEST, STEEPEST = 2.4, 0.2095  # m, rad
 
 
 def next_state(state: Tensor, right: Tensor) -> Tensor:
-    """Return carts (B, 4: place, speed, angle, its speed) a step later, pushed right (1) or left."""
+    """Return carts (B, 4: place, speed, angle, its speed) a step later; right: 1, or 0 for left."""
     _, speed, angle, spin = state.unbind(1)
     sin, cos = angle.sin(), angle.cos()
     drive = (PUSH * (2 * right - 1) + POLE_MASS * HALF_POLE * spin**2 * sin) / MASS
