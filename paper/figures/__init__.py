@@ -11,6 +11,15 @@ from .figure_12 import FIGURE as FIGURE_12
 from .table_facts import FIGURE as FACTS
 
 FIGURES: dict[str, Figure] = {
-    one.number: one
-    for one in (FIGURE_05, FIGURE_06, FIGURE_08, FIGURE_09, FIGURE_10, FIGURE_11, FIGURE_12, FACTS)
+    figure.number: figure
+    for figure in (
+        FIGURE_05,
+        FIGURE_06,
+        FIGURE_08,
+        FIGURE_09,
+        FIGURE_10,
+        FIGURE_11,
+        FIGURE_12,
+        FACTS,
+    )
 }
