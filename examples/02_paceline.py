@@ -16,7 +16,7 @@ from images import open_images
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=256)
-parser.add_argument("--samples", type=int, help="train on so many images only")
+parser.add_argument("--samples", type=int, help="number of training images to use")
 arguments = parser.parse_args()
 
 torch.manual_seed(0)

@@ -1,9 +1,9 @@
-"""A task of your own, trained by name, from the folder it lies in:
+"""A task of your own, trained by name, from its own folder:
 
     cd examples
     paceline train 03_own_task:task --workers 4 --protocol k-batch-sync:3
 
-A task is a model, a loss, data and the numbers to begin with; every worker makes its own.
+A task is a model, a loss, data and default settings; every worker makes its own objects.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """From Python, as in a notebook: python examples/04_notebook_style.py
 
 Everything is defined here, in `__main__`, as in a notebook's cells, and still reaches the workers.
-They are not forked from this process, so it may have used its accelerator before.
+They are not forked from this process, so it may already have used its accelerator.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Two processes fit a line through one key-value store: each pushes gradients, nobody waits.
+"""Two processes fit a line through one key-value store: each pushes gradients, neither waits.
 
 python examples/05_kvstore.py
 """
@@ -11,7 +11,7 @@ from paceline import KVStore
 
 
 def fit(store: KVStore, seed: int, num_steps: int) -> None:
-    """Pull the weights, push the gradient of the squared error on a batch of one's own."""
+    """Pull the weights, push the gradient of the squared error on a batch of its own."""
     generator = torch.Generator().manual_seed(seed)
     weights, truth = torch.empty(3), torch.tensor([2.0, -3.0, 0.5])
     for _ in range(num_steps):
@@ -31,8 +31,8 @@ def main() -> None:
             worker.start()
         for worker in workers:
             worker.join()
-        found = [f"{value:.2f}" for value in store.pull("weights").tolist()]
-        print(f"after {store.version('weights')} pushes: {', '.join(found)}")
+        weights = [f"{value:.2f}" for value in store.pull("weights").tolist()]
+        print(f"after {store.version('weights')} pushes: {', '.join(weights)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small GPT over the letters of a text, which draws its batches by itself: no loader, no epochs.
+"""A small GPT over the letters of a text that draws its own batches: no loader, no epochs.
 
 python examples/06_without_a_loader.py                                    one worker
 paceline launch --workers 2 --protocol k-async:2 examples/06_without_a_loader.py
@@ -14,7 +14,7 @@ import paceline
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--updates", type=int, default=300)
-parser.add_argument("--text", type=Path, default=Path(__file__), help="what it learns to write")
+parser.add_argument("--text", type=Path, default=Path(__file__), help="the text to learn")
 arguments = parser.parse_args()
 
 text = arguments.text.read_text()
@@ -37,13 +37,13 @@ class Gpt(nn.Module):
         self.head = nn.Linear(WIDTH, len(letters))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        seen = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         hidden = self.letter(tokens) + self.place[: tokens.shape[1]]
-        return self.head(self.layers(hidden, seen, is_causal=True))
+        return self.head(self.layers(hidden, mask, is_causal=True))
 
 
 def get_batch() -> tuple[Tensor, Tensor]:
-    """Pieces of the text, drawn now; and each letter's next one."""
+    """Return random pieces of the text, and the next letter for each letter."""
     starts = torch.randint(len(data) - LENGTH, (BATCH_SIZE,)).tolist()
     pieces = torch.stack([data[start : start + LENGTH + 1] for start in starts])
     return pieces[:, :-1], pieces[:, 1:]
@@ -62,7 +62,7 @@ for _ in pace.updates(arguments.updates):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    if step.was_superseded:  # under k-sync: it was called off, and is in no update
+    if step.was_superseded:  # under k-sync: cancelled, and in no update
         continue
     if pace.version % 50 == 0 or pace.version == arguments.updates:
         pace.print(f"version {pace.version}: loss {loss:.3f}")

@@ -1,7 +1,7 @@
 """A GAN: a generator and a discriminator, each with an optimizer of its own, on small images.
 
 python examples/07_gan.py                                                 one worker
-paceline launch --workers 2 examples/07_gan.py                            step after step, as one
+paceline launch --workers 2 examples/07_gan.py                            each step is an update
 paceline launch --workers 4 --protocol k-batch-async:4 examples/07_gan.py
 """
 
@@ -16,12 +16,12 @@ from images import open_images
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--samples", type=int, default=4096, help="train on so many images")
+parser.add_argument("--samples", type=int, default=4096, help="number of training images to use")
 arguments = parser.parse_args()
 NOISE, LABELS = 32, (1.0, 0.0)
 
 
-def judged(scores: Tensor, label: float) -> Tensor:
+def bce(scores: Tensor, label: float) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, label))
 
 
@@ -49,20 +49,20 @@ real, fake = LABELS
 for epoch in pace.epochs(arguments.epochs):
     for images, _ in loader:
         with pace.step():
-            made = generator(torch.randn(len(images), NOISE, device=pace.device))
+            fakes = generator(torch.randn(len(images), NOISE, device=pace.device))
 
             discriminating.zero_grad()
-            loss = judged(discriminator(images), real) + judged(discriminator(made.detach()), fake)
+            loss = bce(discriminator(images), real) + bce(discriminator(fakes.detach()), fake)
             loss.backward()
             discriminating.step()
 
             generating.zero_grad()
-            judged(discriminator(made), real).backward()
+            bce(discriminator(fakes), real).backward()
             generating.step()
     with torch.no_grad():
         score = (
             discriminator(generator(torch.randn(256, NOISE, device=pace.device))).sigmoid().mean()
         )
-    pace.print(f"epoch {epoch + 1}: what is made passes for real at {score:.2f}")
+    pace.print(f"epoch {epoch + 1}: generated images pass for real at {score:.2f}")
 
 pace.save("generator.safetensors", model=generator)

@@ -15,13 +15,13 @@ from paceline.lightning import PacelineStrategy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--workers", type=int, default=1)
-parser.add_argument("--protocol", help="of this script's own run; paceline launch has its own")
+parser.add_argument("--protocol", help="without paceline launch, which has its own")
 parser.add_argument("--epochs", type=int, default=2)
 arguments = parser.parse_args()
 
 
 class Rings(lightning.LightningModule):
-    """Which of two rings a point of the plane lies on."""
+    """Classifies a point of the plane by which of two rings it lies on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Rings(lightning.LightningModule):
 
 
 def rings(num_points: int, seed: int) -> TensorDataset:
-    """Points at about 1 and about 2 from the middle."""
+    """Return points at a distance of about 1 and about 2 from the origin."""
     generator = torch.Generator().manual_seed(seed)
     rings = torch.randint(2, (num_points, 1), generator=generator).float()
     angles = 2 * torch.pi * torch.rand(num_points, 1, generator=generator)

@@ -1,4 +1,4 @@
-"""The Trainer of transformers under any protocol: its train() as a loop of Paceline's.
+"""The Trainer of transformers under any protocol: its train() as a Paceline loop.
 
 python examples/09_hugging_face.py                                        one worker
 paceline launch --workers 2 --protocol k-batch-async:2 examples/09_hugging_face.py
@@ -22,8 +22,8 @@ import paceline
 class PacelineTrainer(Trainer):
     def train(self) -> None:
         pace, args = paceline.connect(), self.args
-        odd = args.max_steps > 0, args.fp16, args.bf16, args.num_train_epochs % 1
-        if any(odd) or args.gradient_accumulation_steps > 1:
+        unsupported = args.max_steps > 0, args.fp16, args.bf16, args.num_train_epochs % 1
+        if any(unsupported) or args.gradient_accumulation_steps > 1:
             raise ValueError("PacelineTrainer trains whole epochs in fp32, a batch at a time")
         loader, epochs = self.get_train_dataloader(), int(args.num_train_epochs)
         self.create_optimizer_and_scheduler(len(loader) * epochs)
@@ -43,7 +43,7 @@ class PacelineTrainer(Trainer):
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
-    """Made-up sentences of eight words; are most of them late in the alphabet?"""
+    """Made-up sentences of eight words, labelled by whether most come late in the alphabet."""
 
     def __init__(self, num_sentences: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -67,7 +67,7 @@ trainer = PacelineTrainer(
     model=DistilBertForSequenceClassification(config),
     args=TrainingArguments(
         output_dir="runs/hugging-face",
-        per_device_train_batch_size=32,  # of an update, whatever the number of workers
+        per_device_train_batch_size=32,  # per update, for any number of workers
         learning_rate=3e-3,
         num_train_epochs=arguments.epochs,
         use_cpu=True,

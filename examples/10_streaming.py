@@ -1,11 +1,11 @@
-"""A network that learns from a stream: samples come one after the other, and nobody knows how many.
+"""A network that learns from a stream: samples arrive one by one, and their number is unknown.
 
 python examples/10_streaming.py                                    one worker
 paceline launch --workers 2 --protocol k-async:2 examples/10_streaming.py
 
 The stream could be a Hugging Face data set (``load_dataset(..., streaming=True)``) or shards of
-files: it needs ``__iter__``. With ``state_dict`` and ``load_state_dict`` a run that goes on, or
-whose reading worker died, begins where it was; without, the stream is read again up to there.
+files: it needs ``__iter__``. With ``state_dict`` and ``load_state_dict`` a run that is resumed, or
+whose reading worker died, continues at its place; without, the stream is read again up to there.
 """
 
 import argparse

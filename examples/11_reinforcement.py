@@ -1,13 +1,13 @@
-"""A policy that learns to balance a pole (REINFORCE): no loader, a batch is the episodes it plays.
+"""A policy that learns to balance a pole (REINFORCE): no loader; a batch is a set of episodes.
 
 python examples/11_reinforcement.py                                       one worker
 paceline launch --workers 2 examples/11_reinforcement.py
 paceline launch --workers 4 --protocol k-batch-async:4 examples/11_reinforcement.py
 
-A worker plays episodes for each number that it is granted, with the policy that it holds then; the
-returns are normalised over these episodes. What the main worker prints is shown; who is free draws
-the next number, so lines of the others are in runs/latest/logs. Cart and pole are those of Barto,
-Sutton and Anderson, "Neuronlike adaptive elements", 1983; the method is Williams, "Simple
+A worker plays episodes for each number that it is granted, with its current policy; the returns are
+normalised over these episodes. The next free worker gets the next number. Only the main worker's
+output is shown, so the lines of the others are in runs/latest/logs. Cart and pole are those of
+Barto, Sutton and Anderson, "Neuronlike adaptive elements", 1983; the method is Williams, "Simple
 statistical gradient-following algorithms", 1992.
 """
 
@@ -27,19 +27,19 @@ MASS, POLE_MASS, HALF_POLE = 1.1, 0.1, 0.5  # kg of both, kg, m
 FARTHEST, STEEPEST = 2.4, 0.2095  # m, rad
 
 
-def moved(state: Tensor, right: Tensor) -> Tensor:
-    """Carts (B, 4: place, speed, angle, its speed) a step later, each pushed right (1) or left."""
+def next_state(state: Tensor, right: Tensor) -> Tensor:
+    """Return carts (B, 4: place, speed, angle, its speed) a step later; right: 1, or 0 for left."""
     _, speed, angle, spin = state.unbind(1)
     sin, cos = angle.sin(), angle.cos()
-    pushed = (PUSH * (2 * right - 1) + POLE_MASS * HALF_POLE * spin**2 * sin) / MASS
-    leaning = GRAVITY * sin - cos * pushed
-    turned = leaning / (HALF_POLE * (4 / 3 - POLE_MASS * cos**2 / MASS))
-    driven = pushed - POLE_MASS * HALF_POLE * turned * cos / MASS
-    return state + STEP_S * torch.stack([speed, driven, spin, turned], dim=1)
+    drive = (PUSH * (2 * right - 1) + POLE_MASS * HALF_POLE * spin**2 * sin) / MASS
+    torque = GRAVITY * sin - cos * drive
+    angular_acceleration = torque / (HALF_POLE * (4 / 3 - POLE_MASS * cos**2 / MASS))
+    acceleration = drive - POLE_MASS * HALF_POLE * angular_acceleration * cos / MASS
+    return state + STEP_S * torch.stack([speed, acceleration, spin, angular_acceleration], dim=1)
 
 
 def play(policy: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """Episodes: states (T, B, 4), pushes (T, B), and whether each pole still stood (T, B)."""
+    """Return states (T, B, 4), pushes (T, B), and whether each pole still stood (T, B)."""
     state = 0.1 * torch.rand(EPISODES, 4) - 0.05
     stands = torch.ones(EPISODES)
     steps = []
@@ -47,7 +47,7 @@ def play(policy: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             right = torch.bernoulli(policy(state).squeeze(1).sigmoid())
         steps.append((state, right, stands))
-        state = moved(state, right)
+        state = next_state(state, right)
         is_up = (state[:, 0].abs() < FARTHEST) & (state[:, 2].abs() < STEEPEST)
         stands = stands * is_up
     states, pushes, standing = zip(*steps, strict=True)
@@ -55,14 +55,14 @@ def play(policy: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def advantages(stood: Tensor) -> Tensor:
-    """Discounted returns (T, B), normalised over all steps at which a pole stood."""
+    """Return discounted returns (T, B), normalised over all steps at which a pole stood."""
     total, returns = torch.zeros(EPISODES), []
     for reward in reversed(stood.unbind(0)):
         total = reward + DISCOUNT * total
         returns.append(total)
     all_returns = torch.stack(returns[::-1])
-    counted = all_returns[stood > 0]
-    return stood * (all_returns - counted.mean()) / (counted.std() + 1e-6)
+    valid = all_returns[stood > 0]
+    return stood * (all_returns - valid.mean()) / (valid.std() + 1e-6)
 
 
 torch.manual_seed(0)

@@ -3,7 +3,7 @@
 python examples/12_search.py                                         one worker
 paceline launch --workers 2 --protocol k-batch-sync:2 examples/12_search.py
 
-Where a loss explodes an exception leaves the trial, in all workers, and the search goes on.
+If a loss explodes, an exception leaves the trial, in all workers, and the search continues.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from images import open_images
 parser = argparse.ArgumentParser()
 parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.1, 1.0, 1e4])
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--samples", type=int, default=4096, help="train on so many images")
+parser.add_argument("--samples", type=int, default=4096, help="number of training images to use")
 arguments = parser.parse_args()
 
 torch.manual_seed(0)
 pace = paceline.connect()
 train_images, test_images = open_images(arguments.samples)
-found: dict[float, float] = {}
+accuracies: dict[float, float] = {}
 
 
 def count(batch: Any) -> dict[str, tuple[float, int]]:
@@ -51,9 +51,9 @@ for rate in arguments.rates:
                         loss.backward()
                         optimizer.step()
             right, num_samples = pace.evaluate(count, DataLoader(test_images, 1000))["acc"]
-            found[rate] = right / num_samples
-            pace.print(f"learning rate {rate:g}: test accuracy {found[rate]:.4f}")
+            accuracies[rate] = right / num_samples
+            pace.print(f"learning rate {rate:g}: test accuracy {accuracies[rate]:.4f}")
     except ArithmeticError as error:
         pace.print(f"learning rate {rate:g}: left, {error}")
 
-pace.print(f"the best learning rate is {max(found, key=lambda rate: found[rate]):g}")
+pace.print(f"the best learning rate is {max(accuracies, key=lambda rate: accuracies[rate]):g}")

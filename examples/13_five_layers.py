@@ -3,10 +3,10 @@
 python examples/13_five_layers.py                                                the numbers
 cd examples && paceline partition 13_five_layers:network -n 4 --input 1,8        measured here
 
-Each layer has eight neurons. A connection between neurons of two learners is bold: it is sent over
-the network. A good partition has few of them and as many neurons for each learner, so neurons that
-are densely connected belong together. Where each neuron sees only its neighbours in the layer
-below, that is a column of neurons; where it sees all of them, no way is much better than another.
+Each layer has eight neurons. A connection between neurons of two learners is bold: its value is
+sent over the network. A good partition has few bold connections and equally many neurons for each
+learner, so densely connected neurons belong together. If each neuron sees only its neighbours in
+the layer below, that is a column of neurons; if it sees all of them, all ways are about as good.
 
 Source: J. Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012, figure 1.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LAYERS, NEURONS, LEARNERS = 5, 8, 4
 LOCAL, DENSE = 1, NEURONS
-"""How far to each side a neuron looks in the layer below."""
+"""The reach of a neuron in the layer below, to each side."""
 
 WAYS: dict[str, Callable[[int, int], int]] = {
     "over layers": lambda layer, neuron: max(0, layer - 1),
@@ -37,7 +37,7 @@ WAYS: dict[str, Callable[[int, int], int]] = {
 
 
 def bold(learner_of: Callable[[int, int], int], reach: int) -> int:
-    """Connections between neurons of two learners."""
+    """Return the number of connections between neurons of different learners."""
     return sum(
         learner_of(layer, source) != learner_of(layer + 1, target)
         for layer in range(LAYERS - 1)
@@ -47,7 +47,7 @@ def bold(learner_of: Callable[[int, int], int], reach: int) -> int:
 
 
 def network() -> "nn.Module":
-    """The dense one as a module: (B, 8) -> (B, 8)."""
+    """Return the dense network as a module: (B, 8) -> (B, 8)."""
     from torch import nn
 
     return nn.Sequential(*(nn.Linear(NEURONS, NEURONS) for _ in range(LAYERS)))
@@ -56,8 +56,8 @@ def network() -> "nn.Module":
 def main() -> None:
     print(f"{'way':<14}{'neurons each':<16}{'bold, local':>12}{'bold, dense':>13}")
     for name, learner_of in WAYS.items():
-        spots = [(layer, neuron) for layer in range(LAYERS) for neuron in range(NEURONS)]
-        shares = Counter(learner_of(*spot) for spot in spots)
+        places = [(layer, neuron) for layer in range(LAYERS) for neuron in range(NEURONS)]
+        shares = Counter(learner_of(*place) for place in places)
         each = " ".join(str(shares[learner]) for learner in range(LEARNERS))
         print(f"{name:<14}{each:<16}{bold(learner_of, LOCAL):>12}{bold(learner_of, DENSE):>13}")
 
@@ -65,15 +65,15 @@ def main() -> None:
     layers = chain("abcde", seconds=[3e-3, 1e-3, 1e-3, 1e-3, 3e-3], num_bytes=4 * NEURONS)
     link = LinkCost(latency_s=10e-6, s_per_byte=1e-9)
     pipeline = Pipeline(workers=workers(LEARNERS), link=link, micro_batches=8)
-    tried = try_all_cuts(layers, pipeline)
-    assert tried is not None
+    best = try_all_cuts(layers, pipeline)
+    assert best is not None
     cuts = {
         "even": even_cut(layers, pipeline),
         "found": find_placement(layers, pipeline).placement,
-        "best of all": tried,
+        "best of all": best,
     }
     for name, cut in cuts.items():
-        parts = " | ".join("".join(layers.nodes[i].name for i in one.nodes) for one in cut.parts)
+        parts = " | ".join("".join(layers.nodes[i].name for i in part.nodes) for part in cut.parts)
         print(f"{name:<14}{parts:<16}{cut.step_s * 1e3:>9.2f} ms, balance {cut.balance:.2f}")
 
 

@@ -1,8 +1,8 @@
 """The images that the examples train on, as ordinary torch data sets.
 
-Fashion-MNIST where it is on this machine (`paceline data get fashion-mnist` fetches it), else the
-8x8 digits that ship with Paceline, scaled up. Only files are looked for with Paceline here; the
-plain example trains without it.
+Fashion-MNIST if it is on this machine (`paceline data get fashion-mnist` fetches it), else the
+8x8 digits that ship with Paceline, scaled up. Paceline only finds the files here; the plain example
+trains without it.
 """
 
 import torch
@@ -12,10 +12,10 @@ from paceline.data.arrays import load_or_fallback
 
 
 def open_images(num_train: int | None = None) -> tuple[TensorDataset, TensorDataset]:
-    """Training and test images (1, 28, 28) in [0, 1] with their labels.
+    """Return training and test images (1, 28, 28) in [0, 1] with their labels.
 
     Args:
-        num_train: take only so many training images, and at most as many to test on.
+        num_train: number of training images, and at most that many to test on.
     """
     splits, note = load_or_fallback("fashion-mnist", fetch_missing=False, side_px=28)
     if note:

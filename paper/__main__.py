@@ -33,11 +33,11 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=list(FIGURES), help="make these figures")
     parser.add_argument("--out", type=Path, help="the page [default: results/paper.md; runs/...]")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)  # the steps are small: a second thread would only wait
-    names = given.only or list(FIGURES)
-    path = given.out or ROOT / "results" / "paper.md"
-    if given.only and not given.out:
+    names = arguments.only or list(FIGURES)
+    path = arguments.out or ROOT / "results" / "paper.md"
+    if arguments.only and not arguments.out:
         path = ROOT / "runs" / f"paper-{'-'.join(names)}.md"
     start_s = time.perf_counter()
     chooser = partial(choose, fetch_missing=True, say=lambda text: print(text, file=sys.stderr))
@@ -50,14 +50,14 @@ def main() -> int:
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    command = f"python -m paper --only {' '.join(names)}" if given.only else "make paper"
+    command = f"python -m paper --only {' '.join(names)}" if arguments.only else "make paper"
     write_page(path, made, _machine(), command)
     print("\n".join([*counted(made), str(path)]))
     return 0
 
 
 def make(figure: Figure, shop: Workshop) -> Made:
-    """One figure, timed."""
+    """Draw one figure, and time it."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     shop.say("begins")
     drawn = figure.draw(shop)

@@ -1,17 +1,17 @@
-"""Bounds of the paper: on the error of SGD after J updates, and on the time of an update.
+"""The paper's bounds on the error of SGD after J updates, and on the time of an update.
 
-F is L-smooth and, but for the last bound, c-strongly convex; gradients of one sample are unbiased
-with a variance of at most sigma^2 + M_G ||grad F||^2; an update averages K mini-batches of m.
+F is L-smooth and, except for the last bound, c-strongly convex; gradients of one sample are
+unbiased with a variance of at most sigma^2 + M_G ||grad F||^2; an update averages K mini-batches of
+m.
 
     K-sync     E[F(w_J)] - F* <= floor + (1 - eta c)^J (F(w_0) - F* - floor)
                floor = eta L sigma^2 / (2 c K m)
     K-async,   the same with c gamma' for c: gamma' = 1 - gamma + p0/2; p0 bounds the probability
-    K-batch-   that a gradient is fresh from below, and gamma how far a stale one is off:
+    K-batch-   that a gradient is fresh from below, and gamma the error of a stale one:
     async      E||grad F(w_j) - grad F(w_tau)||^2 <= gamma E||grad F(w_j)||^2
 
-So what staleness costs is one number, and what waiting costs is the time of an update, which is
-known (paceline.theory) or bounded here.
-This module must not know simulations or measurements.
+So the cost of staleness is one number, and the cost of waiting is the time of an update, which is
+known (paceline.theory) or bounded here. This module must not know simulations or measurements.
 
 Source: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nagpurkar, "Slow and Stale Gradients Can Win the
 Race: Error-Runtime Trade-offs in Distributed SGD", AISTATS 2018 (PMLR 84:803-812), theorems 2 to 5.
@@ -28,13 +28,13 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What the bounds need to know of a problem.
+    """The constants of a problem that the bounds need.
 
     Args:
         smoothness: L, > 0.
         convexity: c, 0 < c <= L.
         variance: sigma^2 of one sample's gradient, >= 0.
-        growth: M_G, what the variance grows by with the gradient's square, >= 0.
+        growth: M_G, the growth of the variance with the gradient's square, >= 0.
         first_error: F(w_0) - F*, >= 0.
     """
 
@@ -53,12 +53,12 @@ class Problem:
 
 
 def slowdown(gamma: float, fresh_probability: float) -> float:
-    """gamma' = 1 - gamma + p0/2: what staleness leaves of each update's progress."""
+    """Return gamma' = 1 - gamma + p0/2: the progress per update that staleness leaves."""
     return 1.0 - gamma + fresh_probability / 2.0
 
 
 def most_learning_rate(problem: Problem, num_samples: int, num_pushes: int | None = None) -> float:
-    """The largest eta that the bounds hold for.
+    """Return the largest eta for which the bounds hold.
 
         K-sync     1 / (2L (M_G/(Km) + 1))
         K-async    1 / (2L (M_G/(Km) + 1/K))
@@ -67,12 +67,12 @@ def most_learning_rate(problem: Problem, num_samples: int, num_pushes: int | Non
         num_samples: K m, averaged by an update.
         num_pushes: K for the asynchronous protocols, None for the synchronous ones.
     """
-    own = 1.0 if num_pushes is None else 1.0 / num_pushes
-    return 1.0 / (2.0 * problem.smoothness * (problem.growth / num_samples + own))
+    share = 1.0 if num_pushes is None else 1.0 / num_pushes
+    return 1.0 / (2.0 * problem.smoothness * (problem.growth / num_samples + share))
 
 
 def error_floor(problem: Problem, lr: float, num_samples: int, progress: float = 1.0) -> float:
-    """What no number of updates goes below: eta L sigma^2 / (2 c gamma' K m).
+    """Return the limit of the error over the updates: eta L sigma^2 / (2 c gamma' K m).
 
     Args:
         lr: eta.
@@ -86,16 +86,16 @@ def error_floor(problem: Problem, lr: float, num_samples: int, progress: float =
 def error_after(
     problem: Problem, lr: float, num_samples: int, num_updates: int, progress: float = 1.0
 ) -> float:
-    """The bound on E[F(w_J)] - F* after J = ``num_updates``."""
+    """Return the bound on E[F(w_J)] - F* after J = ``num_updates``."""
     floor = error_floor(problem, lr, num_samples, progress)
-    left = (1.0 - lr * problem.convexity * progress) ** num_updates
-    return floor + left * (problem.first_error - floor)
+    remaining = (1.0 - lr * problem.convexity * progress) ** num_updates
+    return floor + remaining * (problem.first_error - floor)
 
 
 def gradient_after(
     problem: Problem, lr: float, num_samples: int, num_updates: int, progress: float
 ) -> float:
-    """Without convexity: the bound on (1/(J+1)) sum_j E||grad F(w_j)||^2, asynchronous.
+    """Return the bound on (1/(J+1)) sum_j E||grad F(w_j)||^2, without convexity, asynchronous.
 
     2 (F(w_0) - F*) / ((J+1) eta gamma') + L eta sigma^2 / (K m gamma')
     """
@@ -104,13 +104,13 @@ def gradient_after(
 
 
 def k_async_bound_s(delay: Delay, num_workers: int, num_pushes: int) -> float | None:
-    """J E[X_{K:P}], J = 1: what k-async takes at most where steps are new-longer-than-used.
+    """Return E[X_{K:P}], an upper bound on an update of k-async if steps are new-longer-than-used.
 
     That is P(X > u + t | X > t) <= P(X > u): constant, exponential, their sums, Weibull with
     shape >= 1. Heavy tails break it: Pareto(2, 1), P = 20, K = 15 takes 2.17, not 1.96.
 
     Returns:
-        Seconds; None where that cannot be told from the terms.
+        Seconds; None if the terms do not tell whether they are.
 
     Source: Dutta et al. 2018, section 3 and lemma 3.
     """
@@ -127,7 +127,7 @@ def _is_new_longer_than_used(term: Term) -> bool:
 
 
 def speed_up(delay: Delay, num_workers: int) -> float:
-    """E[T_sync] / E[T_async] = P E[X_{P:P}] / E[X]: how many more updates async makes.
+    """Return E[T_sync] / E[T_async] = P E[X_{P:P}] / E[X]: the factor of updates that async makes.
 
     Source: Dutta et al. 2018, corollary to theorem 2; figure 5.
     """
@@ -137,8 +137,8 @@ def speed_up(delay: Delay, num_workers: int) -> float:
 
 
 def fresh_share(num_workers: int, num_pushes: int) -> float:
-    """Share of the gradients of k-async that are of the newest version, for exponential X: K/P.
+    """Return the share of k-async's gradients at the newest version, for exponential X: K/P.
 
-    Source: memorylessness: who is in the next K is a draw without regard to who began when.
+    Source: memorylessness: which workers are among the next K does not depend on when they began.
     """
     return num_pushes / num_workers

@@ -1,4 +1,4 @@
-"""From figures to ``results/paper.md``: settings, plots, and our numbers beside the paper's.
+"""Write ``results/paper.md``: settings, plots, and our numbers beside the paper's.
 
 It must not know any figure, nor how one is made.
 """
@@ -22,32 +22,32 @@ INTRODUCTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A figure, what came of it, and the seconds that it took."""
+    """A figure, its result, and the seconds that it took."""
 
     figure: Figure
     drawn: Drawn
     wall_s: float
     cpu_s: float
-    """Of one core; less than ``wall_s`` where others used the machine, too."""
+    """Of one core; less than ``wall_s`` if other processes used the machine, too."""
 
 
 def picture_name(figure: Figure) -> str:
-    """Where its picture lies below the page's folder."""
+    """Return the path of its picture below the page's folder."""
     return f"paper/figure_{int(figure.number):02}.svg"
 
 
 def write_page(path: Path, made: Sequence[Made], machine: str, command: str) -> None:
     """Write the page and its pictures."""
     (path.parent / "paper").mkdir(parents=True, exist_ok=True)
-    for one in made:
-        if one.drawn.svg:
-            (path.parent / picture_name(one.figure)).write_text(one.drawn.svg)
+    for result in made:
+        if result.drawn.svg:
+            (path.parent / picture_name(result.figure)).write_text(result.drawn.svg)
     path.write_text("\n".join(page(made, machine, command)) + "\n")
 
 
 def page(made: Sequence[Made], machine: str, command: str) -> list[str]:
-    """The lines of the page."""
-    wall_s, cpu_s = sum(one.wall_s for one in made), sum(one.cpu_s for one in made)
+    """Return the lines of the page."""
+    wall_s, cpu_s = sum(result.wall_s for result in made), sum(result.cpu_s for result in made)
     lines = [
         "# The paper's figures, made again",
         "",
@@ -57,14 +57,14 @@ def page(made: Sequence[Made], machine: str, command: str) -> list[str]:
         "",
         *counted(made),
     ]
-    for one in made:
-        lines += ["", *_section(one)]
+    for result in made:
+        lines += ["", *_section(result)]
     return lines
 
 
 def counted(made: Sequence[Made]) -> list[str]:
-    """How many agree, by who says it; before them, what does not."""
-    claims = [(one.figure, claim) for one in made for claim in one.drawn.claims]
+    """Return lines with the claims that disagree, then the number that agree by source."""
+    claims = [(result.figure, claim) for result in made for claim in result.drawn.claims]
     lines = [
         f"**Not so here**, figure {figure.number}: {claim.what}: the {claim.source.value} has "
         f"{claim.theirs}, ours is {claim.ours}.\n"
@@ -72,16 +72,20 @@ def counted(made: Sequence[Made]) -> list[str]:
         if claim.is_comparable and not claim.agrees
     ]
     for source, words in ((Source.PAPER, "what the paper prints"), (Source.THEORY, "theory")):
-        found = [one for _, one in claims if one.is_comparable and one.source is source]
-        held = sum(one.agrees for one in found)
-        lines.append(f"- beside {words}: **{held} of {len(found)}** within their tolerance")
-    if other := sum(not one.is_comparable for _, one in claims):
-        lines.append(f"- measured on other data than the paper's, which proves nothing: {other}")
+        of_source = [claim for _, claim in claims if claim.is_comparable and claim.source is source]
+        num_agreeing = sum(claim.agrees for claim in of_source)
+        lines.append(
+            f"- beside {words}: **{num_agreeing} of {len(of_source)}** within their tolerance"
+        )
+    if num_others := sum(not claim.is_comparable for _, claim in claims):
+        lines.append(
+            f"- measured on other data than the paper's, which proves nothing: {num_others}"
+        )
     return lines
 
 
-def _section(one: Made) -> list[str]:
-    figure, drawn = one.figure, one.drawn
+def _section(result: Made) -> list[str]:
+    figure, drawn = result.figure, result.drawn
     name = f"Figure {figure.number}: {figure.title}" if drawn.svg else figure.title
     lines = [f"## {name}", "", f"Stated: {figure.stated}"]
     if figure.chosen:
@@ -93,7 +97,7 @@ def _section(one: Made) -> list[str]:
     for source in Source:
         if rows := [_row(claim) for claim in drawn.claims if claim.source is source]:
             lines += ["", HEADER.format(source.value), "|" + "---|" * COLUMNS, *rows]
-    return [*lines, "", f"({one.wall_s:.0f} s, computing {one.cpu_s:.0f} s)"]
+    return [*lines, "", f"({result.wall_s:.0f} s, computing {result.cpu_s:.0f} s)"]
 
 
 def _row(claim: Claim) -> str:

@@ -2,8 +2,8 @@
 
     F(w) = mean of -log softmax(W x + b)[y] + lambda ||W||_F^2,    W ~ N(0, 0.01^2), b = 0
 
-An epoch of the paper has no end: its theory draws every sample anew. So the images repeat often
-enough that no run meets the border of an epoch, where all workers would wait for each other. It
+The paper has no epochs: its theory draws every sample independently. So the images repeat often
+enough that no run reaches the border of an epoch, where all workers would wait for each other. It
 must not know protocols.
 """
 
@@ -19,17 +19,17 @@ from paceline.data.fetch import Chooser
 from paceline.errors import ConfigError
 from paceline.workloads.base import Task, init_normal
 
-WISHED = ("mnist", "fashion-mnist")
-"""The data set of the paper, and the one that stands in for it."""
+DATA_SETS = ("mnist", "fashion-mnist")
+"""The data set of the paper, and its substitute."""
 SIDE_PX = 28
 CLASSES = 10
-JUDGED = 10_000
-"""Images that the loss is measured on: the first so many that are trained on."""
+EVALUATED = 10_000
+"""Number of images that the loss is measured on: the first ones of the training set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """Images to train on, with what to call them."""
+    """Images to train on, with a title."""
 
     train: ArrayDataset
     title: str
@@ -37,10 +37,10 @@ class Images:
 
 
 class Repeated(Dataset[tuple[Tensor, Tensor]]):
-    """A data set several times over.
+    """A data set repeated several times.
 
     Args:
-        times: how often, >= 1.
+        times: number of repetitions, >= 1.
     """
 
     def __init__(self, data: ArrayDataset, times: int) -> None:
@@ -60,7 +60,7 @@ class Repeated(Dataset[tuple[Tensor, Tensor]]):
 class Softmax(nn.Module):
     """(B, ...) -> (B, 11): ten logits, and the penalty lambda ||W||_F^2 as the last column.
 
-    The penalty travels with the logits because a loss sees outputs and targets and no weights.
+    The penalty is part of the output because a loss gets outputs and targets but no weights.
     """
 
     def __init__(self, num_inputs: int, penalty: float) -> None:
@@ -76,13 +76,13 @@ class Softmax(nn.Module):
 
 
 def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-    """F(w) on a batch: mean cross entropy plus the penalty."""
+    """Return F(w) on a batch: mean cross entropy plus the penalty."""
     fit = nn.functional.cross_entropy(outputs[:, :CLASSES], targets)
     return fit + outputs[:, CLASSES].mean()
 
 
 def metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
-    """F(w) and accuracy of (B, 11) outputs, as sums with counts."""
+    """Return F(w) and accuracy of (B, 11) outputs, as sums with counts."""
     count = float(len(targets))
     is_right = outputs[:, :CLASSES].argmax(dim=1) == targets
     value = objective(outputs, targets).item()
@@ -92,16 +92,16 @@ def metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
 def softmax(
     images: Images, *, penalty: float, eta: float, mini_batch_size: int, times: int
 ) -> Task:
-    """The task of one figure.
+    """Return the task of one figure.
 
     Args:
         penalty: lambda.
         eta: the step of an update.
-        mini_batch_size: m, samples a gradient.
-        times: how often the images repeat in an epoch.
+        mini_batch_size: m, samples per gradient.
+        times: repetitions of the images in an epoch.
     """
     data = images.train
-    judged = min(JUDGED, len(data))
+    num_evaluated = min(EVALUATED, len(data))
     num_inputs = data.inputs[0].numel()
     return Task(
         name="softmax with penalty",
@@ -109,7 +109,9 @@ def softmax(
         loss=objective,
         data=lambda: Splits(
             train=Repeated(data, times),
-            test=ArrayDataset(data.inputs[:judged], data.targets[:judged], scale=data.scale),
+            test=ArrayDataset(
+                data.inputs[:num_evaluated], data.targets[:num_evaluated], scale=data.scale
+            ),
             source=images.title,
         ),
         learning_rate=eta,
@@ -120,10 +122,11 @@ def softmax(
 
 
 def grey(num_images: int = 10_000, side_px: int = 32, seed: int = 0) -> Images:
-    """Made-up grey images in ten classes, as bright and as rough as photographs.
+    """Return synthetic grey images in ten classes, as bright and as rough as photographs.
 
-    An image is its class's pattern and one of its own, both smooth noise, and some grain. Means
-    and spreads of pixels are those of natural images in [0, 1]: about 0.5 and 0.25.
+    An image is the sum of its class's pattern and its own, both smooth noise, and some grain. The
+    mean and the standard deviation of pixels are about those of natural images in [0, 1]: 0.5
+    and 0.25.
     """
     rng = torch.Generator().manual_seed(seed)
     targets = torch.randint(0, CLASSES, (num_images,), generator=rng)
@@ -138,7 +141,7 @@ def grey(num_images: int = 10_000, side_px: int = 32, seed: int = 0) -> Images:
 
 
 def _smooth_noise(count: int, side_px: int, rng: torch.Generator) -> Tensor:
-    """(count, 1, side, side) with mean 0 and standard deviation 1, of blobs an eighth wide."""
+    """Return (count, 1, side, side), mean 0 and standard deviation 1, of blobs an eighth wide."""
     coarse = torch.randn(count, 1, 8, 8, generator=rng)
     size = (side_px, side_px)
     fine = nn.functional.interpolate(coarse, size, mode="bicubic", align_corners=False)
@@ -146,21 +149,21 @@ def _smooth_noise(count: int, side_px: int, rng: torch.Generator) -> Tensor:
 
 
 def digits(chooser: Chooser) -> Images:
-    """MNIST, or what there is in its place.
+    """Return MNIST, or its substitute.
 
     Raises:
-        ConfigError: neither is here, and neither can be fetched.
+        ConfigError: neither is on this machine, and neither can be fetched.
     """
-    for name in WISHED:
+    for name in DATA_SETS:
         if chooser(name).name == name:
             splits = load(name)
             assert isinstance(splits.train, ArrayDataset)
             return Images(
                 train=splits.train,
                 title=f"{splits.source.partition(' (')[0]}, {len(splits.train):,} images",
-                is_the_papers=name == WISHED[0],
+                is_the_papers=name == DATA_SETS[0],
             )
     raise ConfigError(
-        f"the paper's figures need {' or '.join(WISHED)}, and neither is here: "
+        f"the paper's figures need {' or '.join(DATA_SETS)}, and neither is here: "
         "`paceline data get mnist` says why"
     )

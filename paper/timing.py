@@ -1,4 +1,4 @@
-"""The time of an update, simulated, for the figures that need no gradients.
+"""The simulated time of an update, for the figures that need no gradients.
 
 It must not know the paper's numbers.
 """
@@ -11,7 +11,7 @@ from paceline.report.forecast import Forecast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Seconds an update: simulated, and what theory says where it says anything."""
+    """Seconds per update: simulated, and by theory if it gives a value."""
 
     seconds: float
     error_s: float
@@ -19,18 +19,20 @@ class Timed:
     theory_s: float | None
     staleness_versions: float
     fresh_share: float
-    """Of the gradients: those of the newest version."""
+    """Share of the gradients that are of the newest version."""
 
 
 def update_time(
     protocol: str, num_workers: int, delay: str, num_updates: int, seed: int = 1
 ) -> Timed:
     """Simulate ``num_updates`` updates of one protocol; all workers draw from ``delay``."""
-    found: Forecast = forecast(protocol, num_workers, World(delay=(delay,), seed=seed), num_updates)
+    result: Forecast = forecast(
+        protocol, num_workers, World(delay=(delay,), seed=seed), num_updates
+    )
     return Timed(
-        seconds=found.time_per_update_s,
-        error_s=float("nan") if found.time_error_s is None else found.time_error_s,
-        theory_s=found.theory_time_s,
-        staleness_versions=found.staleness_versions.mean,
-        fresh_share=found.staleness_histogram.get(0, 0) / found.pushes,
+        seconds=result.time_per_update_s,
+        error_s=float("nan") if result.time_error_s is None else result.time_error_s,
+        theory_s=result.theory_time_s,
+        staleness_versions=result.staleness_versions.mean,
+        fresh_share=result.staleness_histogram.get(0, 0) / result.pushes,
     )

@@ -2,7 +2,7 @@
 
     setting + protocol + seed -> predict/rehearsal.py -> trace -> the loss at some updates
 
-A run is the same for every figure that asks for it, and is made once. It must not know figures.
+A run is the same for every figure that uses it, and is made once. It must not know figures.
 """
 
 import math
@@ -25,7 +25,7 @@ from .tasks import Images, softmax
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the runs of a figure have in common; the symbols are the paper's."""
+    """The common settings of a figure's runs; the symbols are the paper's."""
 
     num_workers: int
     """P."""
@@ -37,9 +37,9 @@ class Setting:
     penalty: float
     """lambda."""
     num_evaluations: int = 40
-    """Of a run."""
+    """Per run."""
     staleness: str = "none"
-    """What a stale gradient is worth, as `--staleness` takes it."""
+    """The rule for stale gradients, as `--staleness` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,32 +61,34 @@ class Run:
 
     @property
     def final(self) -> float:
-        """ln F(w) at the end: the mean of the last tenth of the run, which is noisy."""
-        tail = [one.loss for one in self.measured if one.version >= 0.9 * self.updates]
+        """ln F(w) at the end: the mean over the last tenth of the run, since the loss is noisy."""
+        tail = [point.loss for point in self.measured if point.version >= 0.9 * self.updates]
         return log(statistics.fmean(tail))
 
     def by_time(self) -> tuple[Point, ...]:
-        """ln F(w) against virtual seconds."""
-        return tuple(Point(t=one.at_s, value=log(one.loss)) for one in self.measured)
+        """Return ln F(w) against virtual seconds."""
+        return tuple(Point(t=point.at_s, value=log(point.loss)) for point in self.measured)
 
     def by_updates(self) -> tuple[Point, ...]:
-        """ln F(w) against updates."""
-        return tuple(Point(t=float(one.version), value=log(one.loss)) for one in self.measured)
+        """Return ln F(w) against updates."""
+        return tuple(
+            Point(t=float(point.version), value=log(point.loss)) for point in self.measured
+        )
 
     def loss_at(self, at_s: float) -> float:
-        """ln F(w) at a time, between the two evaluations beside it."""
+        """Return ln F(w) at a time, interpolated between the two adjacent evaluations."""
         before = self.measured[0]
-        for one in self.measured:
-            if one.at_s >= at_s:
-                span_s = one.at_s - before.at_s
+        for after in self.measured:
+            if after.at_s >= at_s:
+                span_s = after.at_s - before.at_s
                 share = (at_s - before.at_s) / span_s if span_s else 0.0
-                return log(before.loss + share * (one.loss - before.loss))
-            before = one
+                return log(before.loss + share * (after.loss - before.loss))
+            before = after
         return log(before.loss)
 
 
 def log(loss: float) -> float:
-    """The paper draws ln(loss)."""
+    """Return ln(loss), which the paper plots; infinity unless the loss is positive and finite."""
     return math.log(loss) if 0.0 < loss < math.inf else math.inf
 
 
@@ -94,10 +96,10 @@ _made: dict[tuple[object, ...], Run] = {}
 
 
 def train(setting: Setting, images: Images, protocol: str, num_updates: int, seed: int) -> Run:
-    """One run, made at the first call.
+    """Return one run, made at the first call.
 
     Raises:
-        ConfigError: the setting cannot be.
+        ConfigError: the setting is impossible.
     """
     key = (setting, id(images), protocol, num_updates, seed)
     if key not in _made:
@@ -107,9 +109,9 @@ def train(setting: Setting, images: Images, protocol: str, num_updates: int, see
 
 def _train(setting: Setting, images: Images, protocol: str, num_updates: int, seed: int) -> Run:
     rule = parse(protocol, setting.num_workers)
-    # Cancelled mini-batches are gone, too, so each update may take one from every worker.
-    most = num_updates * max(rule.num_pushes, setting.num_workers) * setting.mini_batch_size
-    times = most // len(images.train) + 1
+    # Cancelled mini-batches are lost, too, so each update may take one from every worker.
+    num_samples = num_updates * max(rule.num_pushes, setting.num_workers) * setting.mini_batch_size
+    times = num_samples // len(images.train) + 1
     task = softmax(
         images, penalty=setting.penalty, eta=setting.eta,
         mini_batch_size=setting.mini_batch_size, times=times,

@@ -1,4 +1,4 @@
-"""A file for each page that is made from the code or from results/, and the table of them all."""
+"""One module for each page that is made from the code or from results/, and the table of them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,4 +15,4 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "rules.md": rules.page,
     ROOT / "README.md": readme.page,
 }
-"""Where a page lies -> what has to stand there; of README.md all between its marks."""
+"""Path of a page -> the function that makes its text; of README.md what is between its marks."""

@@ -1,4 +1,4 @@
-"""docs/collectives.md and its picture: schedules proved, priced and drawn."""
+"""docs/collectives.md and its picture: schedules, their proofs, prices and drawings."""
 
 import inspect
 from pathlib import Path
@@ -20,56 +20,58 @@ from .parts import indented, said_of
 HEAD = """\
 # The collectives
 
-How many buffers become one sum, as schedules: who sends which part to whom, round by round. Made
-from the docstrings in `src/paceline/collectives/` by `docs/generate.py`; edit those. How to add
-one: [add-a-collective.md](add-a-collective.md). A schedule is a pure generator of rounds of
-transfers, so one and the same is proved on sets of contributors (`collectives/proof.py:prove`),
-priced on a topology (`collectives/cost.py:cost_on`), compared with the least that the topology
+How many buffers become one sum, as schedules: which rank sends which part to which, round by round.
+Made from the docstrings in `src/paceline/collectives/` by `docs/generate.py`; edit those. How to
+add one: [add-a-collective.md](add-a-collective.md). A schedule is a pure generator of rounds of
+transfers. So the same schedule is proved on sets of contributors (`collectives/proof.py:prove`),
+priced on a topology (`collectives/cost.py:cost_on`), compared with the minimum that the topology
 allows (`collectives/optimum.py:least_s_per_byte`), and run on tensors
 (`exchange/scheduled.py:ScheduledCollective`).
 
-A run takes one by its name: `paceline train softmax --workers 4 --collective ring`, under
+A run selects one by name: `paceline train softmax --workers 4 --collective ring`, under
 full-sync and local-sgd, on this machine and under torchrun (there during the backward pass).
-`native` is torch.distributed's own all-reduce (what ranks of one machine wait for, of at most 1
-MiB, goes along a tree: fewer threads wake), `shared` the memory that workers of a machine
-share; a schedule of which somebody has died cannot be mended, shared memory can. Members come
-to the same bits by each, but not to the same as by another one: sums are made in other orders.
+`native` is torch.distributed's own all-reduce (sums of at most 1 MiB that ranks of one machine wait
+for go along a tree, which wakes fewer threads), `shared` the memory that workers of a machine
+share. A schedule in which a member has died cannot be repaired, shared memory can. All members
+get the same bits with each collective, but not the same as with another one, since the order of the
+sums differs.
 
-`auto` is shared memory where there is one. Where there is none, as under torchrun, it is the
-fastest by what messages take on this machine, for as many bytes as a worker's gradients have;
-native where nobody has measured, between several machines, on GPUs and with `--deterministic`.
-`paceline bench collectives --workers 4` measures that and keeps it in
-`~/.cache/paceline/ceilings.json`, unless `--names` or `--sizes` leave out what a run goes by.
-Buckets that are summed beside a backward pass count as what they add to it there, measured
+`auto` is shared memory if there is any. If there is none, as under torchrun, it is the
+fastest one by the measured cost of messages on this machine, for the size of a worker's gradients.
+It is native without a measurement, between several machines, on GPUs and with `--deterministic`.
+`paceline bench collectives --workers 4` measures the costs and keeps them in
+`~/.cache/paceline/ceilings.json`, unless `--names` or `--sizes` leave out what a run needs.
+Buckets that are summed during a backward pass count as the time that they add to it, measured
 beside computing: torch's own sum has threads without Python, a schedule has one that takes
-turns with the script, which can cost more than its messages. Processes that share cores are not
-as ranks of a network: with more of them than cores a round takes what all its messages take
+turns with the script, which can cost more than its messages. Processes that share cores differ
+from ranks of a network: with more of them than cores a round takes as long as all its messages
 together, so whole rounds are measured (`collectives/host.py:HostCost`). The command shows each
-collective's time beside the predicted one, gloo's own, and where one takes over from another,
-measured and predicted.
+collective's time beside the predicted one, gloo's own, and the sizes at which another one becomes
+faster, measured and predicted.
 
-P ranks, n bytes; α latency of a message, o what it costs each end, β seconds a byte, γ seconds of
-adding a byte. The formulas are of an all-reduce between ranks of one full-duplex port each.
+P ranks, n bytes; α latency of a message, o what it costs each end, β seconds per byte, γ seconds
+for adding a byte. The formulas are for an all-reduce between ranks with one full-duplex port each.
 
 """
 
 
-SCHEDULES_SAID = """\
+SCHEDULES_TEXT = """\
 An all-reduce of eight ranks, counted by the proof."""
 
 
-TOPOLOGIES_SAID = """\
-The share of a topology's optimum that an all-reduce of 1 GiB reaches, bandwidth alone: the bound
-is the worst of all cuts. Ranks stand in the order of their numbers, but for the rings at the end,
-which are searched: the best one, and the best set of at most eight at once. Between two hosts a
+TOPOLOGIES_TEXT = """\
+The share of a topology's optimum that an all-reduce of 1 GiB reaches, by bandwidth alone: the bound
+is the worst of all cuts. Ranks are in numerical order, except for the searched rings at the end:
+the best one, and the best set of at most eight at once. Between two hosts a
 ring sends (P - 1) / P of the buffer each way where half of it would do. Computed on topologies as
 their makers describe them; nothing here is measured."""
 
 
-CHOICES_SAID = """\
-What `collectives/choose.py:choose` answers for three links, and from which size on another takes
-over: the closed formulas, not measurements. Of all collectives that is mostly fully-connected, if a
-rank may have P - 1 messages under way at once; here are those that send one at a time."""
+CHOICES_TEXT = """\
+The answers of `collectives/choose.py:choose` for three links, and the size from which another one
+is faster, by the closed formulas, not measurements. Among all collectives that is mostly
+fully-connected, if a rank may have P - 1 messages in progress at once; this table has only those
+that send one at a time."""
 
 
 EXAMPLES = {
@@ -77,16 +79,16 @@ EXAMPLES = {
     "1 Gbit/s Ethernet": LinkCost(latency_s=60e-6, s_per_byte=8e-9, overhead_s=5e-6),
     "100 Mbit/s, 10 ms away": LinkCost(latency_s=10e-3, s_per_byte=8e-8, overhead_s=10e-6),
 }
-"""Links as they are sold; what a machine's are has to be measured."""
+"""Nominal figures of links; those of a machine have to be measured."""
 
 
 def page() -> str:
-    """docs/collectives.md."""
+    """Return docs/collectives.md."""
     parts = [
         HEAD + table(),
-        f"## Eight ranks\n\n{SCHEDULES_SAID}\n\n{schedules_table(8)}",
-        f"## Topologies\n\n{TOPOLOGIES_SAID}\n\n{topologies_table()}",
-        f"## Which is the fastest\n\n{CHOICES_SAID}\n\n{choices_table()}",
+        f"## Eight ranks\n\n{SCHEDULES_TEXT}\n\n{schedules_table(8)}",
+        f"## Topologies\n\n{TOPOLOGIES_TEXT}\n\n{topologies_table()}",
+        f"## Which is the fastest\n\n{CHOICES_TEXT}\n\n{choices_table()}",
         "![bus bandwidth against size](pictures/collectives.svg)\n",
         *[section(name, kind) for name, kind in collectives.COLLECTIVES.items()],
     ]
@@ -97,7 +99,7 @@ def table() -> str:
     rows = ["| collective | all-reduce | its formula | also called |", "|---|---|---|---|"]
     for name, kind in collectives.COLLECTIVES.items():
         aliases = collectives.ALIASES.items()
-        also = ", ".join(f"`{alias}`" for alias, meant in aliases if meant == name)
+        also = ", ".join(f"`{alias}`" for alias, target in aliases if target == name)
         summary = f"{collectives.spelling(name)}` | {kind.summary} | {kind.formula} | {also} |"
         rows.append(f"| `{summary}")
     return "\n".join(rows) + "\n"
@@ -121,25 +123,26 @@ def topologies_table() -> str:
     topologies = [
         dgx(), dgx(has_nvlink=False), pcie_cards(), two_hosts(), two_hosts(has_nvlink=False),
     ]  # fmt: skip
-    rows = [f"| | {' | '.join(one.name for one in topologies)} |", "|---" * 6 + "|"]
+    rows = [f"| | {' | '.join(topology.name for topology in topologies)} |", "|---" * 6 + "|"]
     for text in candidates(8):
         member = collectives.parse(text, 8)
-        cells = [f"{share_of_optimum(one, member, Operation.ALL_REDUCE):.0%}" for one in topologies]
+        shares = [share_of_optimum(place, member, Operation.ALL_REDUCE) for place in topologies]
+        cells = [f"{share:.0%}" for share in shares]
         rows.append(f"| `{text}` | {' | '.join(cells)} |")
     for words, most in (("the best ring", 1), ("the best rings at once", 8)):
-        planned = [planned_rings(one, most) for one in topologies]
+        planned = [planned_rings(topology, most) for topology in topologies]
         cells = [
-            f"{share_of_optimum(one, member, Operation.ALL_REDUCE):.0%}"
-            for one, member in zip(topologies, planned, strict=True)
+            f"{share_of_optimum(topology, member, Operation.ALL_REDUCE):.0%}"
+            for topology, member in zip(topologies, planned, strict=True)
         ]
         rows.append(f"| {words} | {' | '.join(cells)} |")
     for words, most in (("width of that ring", 1), ("of those rings", 8)):
-        found = [find_rings(one, most=most) for one in topologies]
+        searches = [find_rings(topology, most=most) for topology in topologies]
         cells = [
-            f"{len(one.rings)} x {one.each_bytes_per_s / 1e9:g} GB/s"
-            if len(one.rings) > 1
-            else f"{one.each_bytes_per_s / 1e9:g} GB/s"
-            for one in found
+            f"{len(found.rings)} x {found.each_bytes_per_s / 1e9:g} GB/s"
+            if len(found.rings) > 1
+            else f"{found.each_bytes_per_s / 1e9:g} GB/s"
+            for found in searches
         ]
         rows.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
@@ -151,27 +154,27 @@ def choices_table() -> str:
     for words, link in EXAMPLES.items():
         for num_ranks in (2, 4, 8, 12):
             members = [collectives.parse(text, num_ranks) for text in candidates(num_ranks)]
-            names = [str(one) for one in members if one.num_ports(Operation.ALL_REDUCE) == 1]
+            names = [str(kind) for kind in members if kind.num_ports(Operation.ALL_REDUCE) == 1]
             choice = choose(1 << 20, num_ranks, link, names=names)
             crossovers = choice.crossovers
             first = crossovers[0].below if crossovers else choice.name
             cells = [f"`{first}`"]
-            for one in crossovers[:2]:
-                cells += [format_bytes(one.size_bytes), f"`{one.above}`"]
+            for crossover in crossovers[:2]:
+                cells += [format_bytes(crossover.size_bytes), f"`{crossover.above}`"]
             cells += [""] * (5 - len(cells))
             rows.append(f"| {words} | {num_ranks} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
 def section(name: str, kind: type[Collective]) -> str:
-    """One collective: its operations, and its part of the docstring of its file."""
+    """Return the section of one collective: its operations, and its part of the docstring."""
     path = Path(inspect.getfile(kind)).name
     text = said_of(name, kind, collectives.COLLECTIVES)
-    have = ", ".join(one.value for one in kind.operations)
+    operations = ", ".join(operation.value for operation in kind.operations)
     lines = [
         f"## `{collectives.spelling(name)}`",
         "",
-        f"[`collectives/{path}`](../src/paceline/collectives/{path}): {have}.",
+        f"[`collectives/{path}`](../src/paceline/collectives/{path}): {operations}.",
         "",
         *indented(text),
         "",
@@ -180,7 +183,7 @@ def section(name: str, kind: type[Collective]) -> str:
 
 
 def picture() -> str:
-    """docs/pictures/collectives.svg: bus bandwidth against size, by the formulas."""
+    """Return docs/pictures/collectives.svg: bus bandwidth against size, by the formulas."""
     names, words = ("ring", "halving-doubling", "double-tree", "tree", "hub"), "1 Gbit/s Ethernet"
     link, num_ranks = EXAMPLES[words], 8
     curves = []

@@ -1,4 +1,4 @@
-"""What several pages need: where things lie, and a docstring's part of one member."""
+"""Shared by several pages: paths, and one member's part of a docstring."""
 
 import inspect
 import re
@@ -10,13 +10,13 @@ DOCS, RESULTS = ROOT / "docs", ROOT / "results"
 
 
 def indented(text: str) -> list[str]:
-    """As Markdown shows text that is not to be set anew."""
+    """Return the lines as a Markdown code block, which keeps their line breaks."""
     return [f"    {line}".rstrip() for line in text.splitlines()]
 
 
 def said_of(name: str, member: type, family: Iterable[str]) -> str:
-    """From the line that begins with its name to that of its sister, or to the end."""
+    """Return the part of the module docstring that begins with ``name: ``."""
     text = inspect.getdoc(inspect.getmodule(member)) or ""
     parts = re.split(rf"^(?=(?:{'|'.join(family)}): )", text, flags=re.MULTILINE)
-    (mine,) = [part for part in parts if part.startswith(f"{name}: ")]
-    return mine.rstrip()
+    (own_part,) = [part for part in parts if part.startswith(f"{name}: ")]
+    return own_part.rstrip()

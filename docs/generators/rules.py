@@ -14,8 +14,8 @@ HEAD = """\
 Made from the docstrings in `src/paceline/doctor/` by `docs/generate.py`; edit those. What the
 command does with them: [doctor.md](doctor.md).
 
-Each rule's sick and healthy examples are its tests. No rule has a figure: what a finding is worth
-depends on the model and the machine, and reading measures neither.
+Each rule's sick and healthy examples are its tests. No rule has a figure: the effect of a finding
+depends on the model and the machine, and reading a script measures neither.
 """
 
 
@@ -23,7 +23,7 @@ SAY = {"bug": "a bug", "cost": "could cost, not measured", "note": "a note"}
 
 
 def page() -> str:
-    """docs/rules.md."""
+    """Return docs/rules.md."""
     parts = [HEAD]
     for group, rules in GROUPS.items():
         module = importlib.import_module(f"paceline.doctor.{group}")
@@ -34,7 +34,7 @@ def page() -> str:
 
 
 def section(rule: ScriptRule) -> str:
-    """One rule, with the first of its sick examples and the first of its healthy ones."""
+    """Return the section of one rule, with its first sick and its first healthy example."""
     path = f"doctor/{rule.group}/{rule.name.replace('-', '_')}.py"
     lines = [
         f"### {rule.name}", "",

@@ -3,11 +3,11 @@
 //     predict FILE INPUT SHAPE          predict lenet.aoti.pt2 images.raw 7,1,28,28
 //
 //     FILE    NAME.aoti.pt2 (AOTInductor: machine code) or NAME.pt (TorchScript)
-//     INPUT   the values as they lie in memory, the last axis fastest; numpy's tofile writes them
-//     SHAPE   the batch first: 7,1,28,28 is float32; 7,128:int64 is whole numbers
+//     INPUT   the raw values in memory order, the last axis fastest; numpy's tofile writes them
+//     SHAPE   the batch first: 7,1,28,28 is float32; 7,128:int64 is integers
 //
-// How it is built stands in the Makefile. Only the headers that it needs are named, because all of
-// torch's (torch/script.h) take twice as long to compile.
+// The Makefile builds it. Only the necessary headers are included, because all of torch's
+// (torch/script.h) take twice as long to compile.
 #include <ATen/ops/empty.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -28,12 +28,12 @@ at::Tensor read_input(const std::string& path, const std::string& shape) {
   at::Tensor input = at::empty(sizes, kind == "int64" ? at::kLong : at::kFloat);
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) throw std::runtime_error("cannot read " + path);
-  const auto found = static_cast<size_t>(file.tellg());
-  if (found != input.nbytes())
+  const auto num_bytes = static_cast<size_t>(file.tellg());
+  if (num_bytes != input.nbytes())
     throw std::runtime_error(path + " must hold " + std::to_string(input.nbytes()) + " bytes for " +
-                             shape + ", it holds " + std::to_string(found));
+                             shape + ", it holds " + std::to_string(num_bytes));
   file.seekg(0);
-  file.read(static_cast<char*>(input.data_ptr()), static_cast<std::streamsize>(found));
+  file.read(static_cast<char*>(input.data_ptr()), static_cast<std::streamsize>(num_bytes));
   return input;
 }
 

@@ -1,4 +1,4 @@
-"""The contract of a figure: what it draws, what the paper says, what we found, whether they agree.
+"""The contract of a figure: a chart, the paper's numbers, ours, and whether they agree.
 
     Figure.draw(Workshop) -> Drawn = a chart and its claims
     Claim                          = the paper's value or theory's, ours, the tolerance, the verdict
@@ -14,25 +14,25 @@ from enum import Enum
 from ..tasks import Images
 
 EQUAL = 0.02
-"""Relative, for numbers that are computed."""
+"""Relative tolerance for computed numbers."""
 
 
 class Source(Enum):
-    """Where a value that ours stands beside comes from."""
+    """The origin of a value that ours is compared with."""
 
     PAPER = "paper"
-    """It prints it: a number, a sentence, a curve of a plot."""
+    """Printed in the paper: a number, a sentence, a curve of a plot."""
     THEORY = "theory"
-    """Closed forms, integrals, and drawn order statistics: the paper does not print it."""
+    """Closed forms, integrals, and sampled order statistics, which the paper does not print."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One number, or one sentence, beside ours.
+    """One number, or one sentence, compared with ours.
 
     Args:
-        source: who says it; what is not the paper's is not counted as agreeing with it.
-        is_comparable: False where ours was measured on other data than the paper's.
+        source: its origin; only the paper's own values count as agreeing with the paper.
+        is_comparable: False if ours was measured on other data than the paper's.
     """
 
     what: str
@@ -46,7 +46,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """One word or two for the table."""
+        """The verdict in one or two words, for the table."""
         if not self.is_comparable:
             return "other data"
         return "yes" if self.agrees else "**no**"
@@ -55,7 +55,7 @@ class Claim:
 def number(
     what: str, theory: float, ours: float, *, error: float = math.nan, tolerance: float = EQUAL
 ) -> Claim:
-    """A number that is to be equal to theory's but for a relative ``tolerance``.
+    """Return the claim that a number equals theory's within a relative ``tolerance``.
 
     Args:
         error: standard error of ours; nan: not shown.
@@ -72,12 +72,12 @@ def reading(
     what: str, paper: tuple[float, float], values: list[float], *, band: float, why: str,
     is_comparable: bool,
 ) -> Claim:  # fmt: skip
-    """ln(loss) that is to lie in a range of the paper's plot, but for a band.
+    """Return the claim that ln(loss) lies in a range of the paper's plot, within a band.
 
     Args:
-        paper: least and most that the plot shows; equal: one value.
-        band: how far beside it ours may lie, and ``why``: from the paper's own curves.
-        values: of the seeds; their mean is compared, their least and most are shown.
+        paper: least and greatest value in the plot; equal: one value.
+        band: the allowed distance of ours, and ``why``: from the paper's own curves.
+        values: one per seed; their mean is compared, the least and the greatest are shown.
     """
     low, high = paper
     ours = sum(values) / len(values)
@@ -94,7 +94,7 @@ def sentence(
     what: str, theirs: str, ours: str, agrees: bool, *, source: Source = Source.PAPER,
     is_comparable: bool = True,
 ) -> Claim:  # fmt: skip
-    """Something that is so or is not so."""
+    """Return the claim of a sentence that is true or false."""
     return Claim(
         what=what, source=source, theirs=theirs, ours=ours, off="", tolerance="", agrees=agrees,
         is_comparable=is_comparable,
@@ -102,7 +102,7 @@ def sentence(
 
 
 def _digits(value: float, count: int = 4) -> str:
-    """So many digits that count, and all that stand before the point."""
+    """Return ``count`` significant digits, and all digits before the point."""
     if value == 0.0:
         return "0"
     return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}"
@@ -110,35 +110,35 @@ def _digits(value: float, count: int = 4) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is simulated: less for a test."""
+    """The amount of simulation: less for a test."""
 
     share: float = 1.0
     num_seeds: int = 3
 
     def updates(self, full: int, least: int = 60) -> int:
-        """So many of ``full`` updates, at least ``least``."""
+        """Return the share of ``full`` updates, at least ``least``."""
         return max(least, round(full * self.share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What a figure is given."""
+    """The inputs of a figure."""
 
     effort: Effort
     images: Callable[[], Images]
-    """MNIST, or what there is in its place; found when it is first asked for."""
+    """MNIST, or its substitute; loaded at the first call."""
     say: Callable[[str], None] = lambda text: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A figure that was made."""
+    """The result of a figure."""
 
     svg: str
     """Empty for a table."""
     claims: tuple[Claim, ...]
     data: str = ""
-    """The images that it was trained on."""
+    """The images on which it was trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,9 @@ class Figure:
     """One figure of the paper.
 
     Args:
-        number: the paper's; what ``--only`` takes.
+        number: the paper's, as ``--only`` takes it.
         stated: the setting that the paper gives.
-        chosen: what it does not state, what we took, and why; empty: it states all.
+        chosen: settings that it does not state, our choice, and why; empty: it states all.
     """
 
     number: str

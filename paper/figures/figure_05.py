@@ -1,4 +1,4 @@
-"""Figure 5: how much faster asynchronous updates come than synchronous ones, against P."""
+"""Figure 5: the speed-up of asynchronous over synchronous updates, against P."""
 
 import math
 
@@ -16,9 +16,10 @@ THEORY = {
     "1 + exp(1)": ("1s+exp:1s", 5_000, {5: 8.21, 10: 19.64, 20: 45.98}),
     "Pareto(2, 1)": ("pareto:2,1s", 80_000, {5: 10.16, 10: 28.38, 20: 79.76}),
 }
-"""X, the updates that make the mean narrow enough, and the speed-up at some P.
+"""X, the updates for a sufficiently exact mean, and the speed-up at some P.
 
-A worker makes a quarter as many steps under async. Pareto(2, 1) has no variance: it needs many."""
+A worker makes a quarter as many steps under async. Pareto(2, 1) has no finite variance: it needs
+many."""
 
 
 def draw(shop: Workshop) -> Drawn:
@@ -26,21 +27,21 @@ def draw(shop: Workshop) -> Drawn:
     curves, claims = [], []
     for name, (delay, full, known) in THEORY.items():
         shop.say(f"speed-up, {name}")
-        found = {
+        ratios = {
             num_workers: _speed_up(delay, num_workers, shop.effort.updates(full))
             for num_workers in range(1, MOST_WORKERS + 1)
         }
-        closed = {p: speed_up(parse_delay(delay), p) for p in found}
+        closed = {p: speed_up(parse_delay(delay), p) for p in ratios}
         claims += [
-            number(f"{name}, P = {p}", value, found[p][0], error=found[p][1])
+            number(f"{name}, P = {p}", value, ratios[p][0], error=ratios[p][1])
             for p, value in known.items()
         ]
-        claims.append(_furthest(name, found, closed))
+        claims.append(_furthest(name, ratios, closed))
         curves.append(
             Curve(
                 name=name,
                 points=tuple(Point(t=float(p), value=value) for p, value in closed.items()),
-                dots=tuple(Point(t=float(p), value=value) for p, (value, _) in found.items()),
+                dots=tuple(Point(t=float(p), value=value) for p, (value, _) in ratios.items()),
             )
         )
     diagram = Diagram(
@@ -53,7 +54,7 @@ def draw(shop: Workshop) -> Drawn:
 
 
 def _speed_up(delay: str, num_workers: int, updates: int) -> tuple[float, float]:
-    """The simulated ratio, and its standard error."""
+    """Return the simulated ratio, and its standard error."""
     sync = update_time("full-sync", num_workers, delay, updates)
     lone = update_time("async", num_workers, delay, max(1, updates // 4) * num_workers)
     ratio = sync.seconds / lone.seconds
@@ -61,9 +62,9 @@ def _speed_up(delay: str, num_workers: int, updates: int) -> tuple[float, float]
     return ratio, ratio * error
 
 
-def _furthest(name: str, found: dict[int, tuple[float, float]], closed: dict[int, float]) -> Claim:
-    worst = max(found, key=lambda p: abs(found[p][0] / closed[p] - 1.0))
-    value, error = found[worst]
+def _furthest(name: str, ratios: dict[int, tuple[float, float]], closed: dict[int, float]) -> Claim:
+    worst = max(ratios, key=lambda p: abs(ratios[p][0] / closed[p] - 1.0))
+    value, error = ratios[worst]
     what = f"{name}, furthest of P = 1..{MOST_WORKERS} from the closed form: P = {worst}"
     return number(what, closed[worst], value, error=error)
 

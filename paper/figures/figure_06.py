@@ -24,12 +24,12 @@ def draw(shop: Workshop) -> Drawn:
     """2,000 E[T] for K = 1..20 and two distributions."""
     diagrams, claims = [], []
     for name, delay in DELAYS.items():
-        found = {protocol: _sweep(protocol, delay, name, shop) for protocol in PROTOCOLS}
-        claims += _claims(name, found)
+        sweeps = {protocol: _sweep(protocol, delay, name, shop) for protocol in PROTOCOLS}
+        claims += _claims(name, sweeps)
         diagrams.append(
             Diagram(
                 label=f"time of {UPDATES:,} updates (seconds, X ~ {name} s)",
-                curves=tuple(_curve(protocol, times) for protocol, times in found.items()),
+                curves=tuple(_curve(protocol, times) for protocol, times in sweeps.items()),
                 x_label="gradients an update K",
                 from_zero=True,
                 height=260,
@@ -51,31 +51,34 @@ def _sweep(protocol: str, delay: str, name: str, shop: Workshop) -> dict[int, Ti
     return out
 
 
-def _claims(name: str, found: dict[str, dict[int, Timed]]) -> list[Claim]:
+def _claims(name: str, sweeps: dict[str, dict[int, Timed]]) -> list[Claim]:
     claims = [
-        _claim(f"K-sync, {name}, K = {k}", value, found["k-sync"][k])
+        _claim(f"K-sync, {name}, K = {k}", value, sweeps["k-sync"][k])
         for k, value in K_SYNC[name].items()
     ]
     claims += [
         _claim(
             f"K-batch-async, {name}, K = {k}",
             AN_UPDATE_OF_K_BATCH_ASYNC * k,
-            found["k-batch-async"][k],
+            sweeps["k-batch-async"][k],
         )
         for k in K_SYNC[name]
     ]
     return claims
 
 
-def _claim(what: str, known_s: float, one: Timed) -> Claim:
-    return number(what, known_s, UPDATES * one.seconds, error=UPDATES * one.error_s)
+def _claim(what: str, known_s: float, timed: Timed) -> Claim:
+    return number(what, known_s, UPDATES * timed.seconds, error=UPDATES * timed.error_s)
 
 
 def _curve(protocol: str, times: dict[int, Timed]) -> Curve:
-    dots = tuple(Point(t=float(k), value=UPDATES * one.seconds) for k, one in times.items())
+    dots = tuple(Point(t=float(k), value=UPDATES * timed.seconds) for k, timed in times.items())
     line = tuple(
-        Point(t=float(k), value=UPDATES * (one.seconds if one.theory_s is None else one.theory_s))
-        for k, one in times.items()
+        Point(
+            t=float(k),
+            value=UPDATES * (timed.seconds if timed.theory_s is None else timed.theory_s),
+        )
+        for k, timed in times.items()
     )
     return Curve(name=protocol, points=line, dots=dots)
 

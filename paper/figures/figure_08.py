@@ -22,7 +22,7 @@ ZOOMED_S = 260.0
 
 
 def draw(shop: Workshop) -> Drawn:
-    """ln(loss) against time, all of it and its begin."""
+    """Draw ln(loss) against time, the whole run and its beginning."""
     images, updates = shop.images(), shop.effort.updates(UPDATES)
     runs = {name: runs_of(SETTING, name, updates, shop) for name in THEORY_S}
     claims: list[Claim] = []
@@ -37,8 +37,8 @@ def draw(shop: Workshop) -> Drawn:
             "ln(loss) at the start", START, first, band=BAND, why=WHY, is_comparable=is_comparable
         )
     )
-    for name, found in runs.items():
-        finals = [run.final for run in found]
+    for name, seed_runs in runs.items():
+        finals = [run.final for run in seed_runs]
         what = f"{name}: ln(loss) at the end"
         claims.append(reading(what, END, finals, band=BAND, why=WHY, is_comparable=is_comparable))
     claims.append(_order(runs, is_comparable=is_comparable))
@@ -61,7 +61,7 @@ def draw(shop: Workshop) -> Drawn:
 
 
 def runs_of(setting: Setting, protocol: str, updates: int, shop: Workshop) -> tuple[Run, ...]:
-    """One run a seed."""
+    """Return one run per seed."""
     runs = []
     for seed in range(shop.effort.num_seeds):
         shop.say(f"{protocol}, seed {seed}")
@@ -70,27 +70,28 @@ def runs_of(setting: Setting, protocol: str, updates: int, shop: Workshop) -> tu
 
 
 def curves_of(runs: dict[str, tuple[Run, ...]], *, by_updates: bool = False) -> tuple[Curve, ...]:
-    """The mean of the seeds of each protocol, and each seed thin."""
+    """Return the mean over the seeds of each protocol, and a thin line for each seed."""
     curves = []
-    for name, found in runs.items():
-        lines = [run.by_updates() if by_updates else run.by_time() for run in found]
+    for name, seed_runs in runs.items():
+        lines = [run.by_updates() if by_updates else run.by_time() for run in seed_runs]
         curves.append(Curve(name=name, points=_mean(lines), others=tuple(lines)))
     return tuple(curves)
 
 
 def _mean(lines: Sequence[Sequence[Point]]) -> tuple[Point, ...]:
-    """Evaluations of the same version, averaged."""
+    """Return the evaluations, averaged over the same version."""
     return tuple(
-        Point(t=fmean(one.t for one in points), value=fmean(one.value for one in points))
+        Point(t=fmean(point.t for point in points), value=fmean(point.value for point in points))
         for points in zip(*lines, strict=False)
     )
 
 
 def _order(runs: dict[str, tuple[Run, ...]], *, is_comparable: bool) -> Claim:
-    """Asynchronous protocols are ahead for their whole run."""
-    at_s = min(run.virtual_s for found in runs.values() for run in found)
+    """Return the claim that asynchronous protocols are ahead for their whole run."""
+    at_s = min(run.virtual_s for seed_runs in runs.values() for run in seed_runs)
     means = {
-        name: sum(run.loss_at(at_s) for run in found) / len(found) for name, found in runs.items()
+        name: sum(run.loss_at(at_s) for run in seed_runs) / len(seed_runs)
+        for name, seed_runs in runs.items()
     }
     ranked = sorted(means, key=lambda name: means[name])
     ours = ", ".join(f"{name} {means[name]:.2f}" for name in ranked)

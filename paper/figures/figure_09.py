@@ -1,4 +1,4 @@
-"""Figure 9: async with a step that looks at staleness, beside a fixed one."""
+"""Figure 9: async with a step that depends on staleness, beside a fixed one."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +20,7 @@ FIXED = Setting(
 SETTINGS = {"fixed step": FIXED, "eq. 13": replace(FIXED, staleness=f"distance:{C:g}")}
 UPDATES = 2000
 SPIKE = 0.1
-"""ln(loss): a rise of so much from one evaluation to the next is a spike, a loss up by a tenth."""
+"""ln(loss): a larger rise from one evaluation to the next is a spike, a loss up by a tenth."""
 
 
 def draw(shop: Workshop) -> Drawn:
@@ -28,11 +28,11 @@ def draw(shop: Workshop) -> Drawn:
     images, updates = grey(), shop.effort.updates(UPDATES)
     runs: dict[str, tuple[Run, ...]] = {}
     for name, setting in SETTINGS.items():
-        found = []
+        seed_runs = []
         for seed in range(shop.effort.num_seeds):
             shop.say(f"async, {name}, seed {seed}")
-            found.append(train(setting, images, "async", updates, seed))
-        runs[name] = tuple(found)
+            seed_runs.append(train(setting, images, "async", updates, seed))
+        runs[name] = tuple(seed_runs)
     label = "ln(loss), penalty included"
     diagrams = [
         Diagram(label=label, curves=curves_of(runs, by_updates=True), x_label="updates",
@@ -49,15 +49,15 @@ def draw(shop: Workshop) -> Drawn:
 
 
 def _rises(run: Run) -> list[float]:
-    """From one evaluation to the next, where ln(loss) rises."""
+    """Return the rises of ln(loss) from one evaluation to the next."""
     values = [point.value for point in run.by_updates()]
     return [after - before for before, after in pairwise(values) if after > before]
 
 
 def _spikes(runs: dict[str, tuple[Run, ...]]) -> Claim:
     counts = {
-        name: fmean(sum(rise > SPIKE for rise in _rises(run)) for run in found)
-        for name, found in runs.items()
+        name: fmean(sum(rise > SPIKE for rise in _rises(run)) for run in seed_runs)
+        for name, seed_runs in runs.items()
     }
     ours = ", ".join(f"{name} {count:.0f}" for name, count in counts.items())
     return sentence(
@@ -70,7 +70,8 @@ def _spikes(runs: dict[str, tuple[Run, ...]]) -> Claim:
 
 def _roughness(runs: dict[str, tuple[Run, ...]]) -> Claim:
     largest = {
-        name: median(max(_rises(run), default=0.0) for run in found) for name, found in runs.items()
+        name: median(max(_rises(run), default=0.0) for run in seed_runs)
+        for name, seed_runs in runs.items()
     }
     ours = ", ".join(f"{name} {rise:.2f}" for name, rise in largest.items())
     return sentence(
@@ -81,7 +82,7 @@ def _roughness(runs: dict[str, tuple[Run, ...]]) -> Claim:
 
 
 def _ends(runs: dict[str, tuple[Run, ...]]) -> Claim:
-    ends = {name: fmean(run.final for run in found) for name, found in runs.items()}
+    ends = {name: fmean(run.final for run in seed_runs) for name, seed_runs in runs.items()}
     ours = ", ".join(f"{name} {end:.3f}" for name, end in ends.items())
     return sentence(
         "ln(loss) at the end", "lower with the variable step", ours,

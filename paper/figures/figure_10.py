@@ -11,14 +11,14 @@ from .figure_08 import SETTING, THREE_RUNS, UPDATES, curves_of, runs_of
 K = 4
 PROTOCOLS = tuple(f"{name}:{K}" for name in ("k-sync", "k-batch-sync", "k-async", "k-batch-async"))
 SAME = 0.03
-"""ln(loss): two protocols without staleness differ by the noise of their samples alone."""
+"""ln(loss): two protocols without staleness differ only by the noise of their samples."""
 
 
 def draw(shop: Workshop) -> Drawn:
     """ln(loss) against time and against updates."""
     images, updates = shop.images(), shop.effort.updates(UPDATES)
     runs = {name: runs_of(SETTING, name, updates, shop) for name in PROTOCOLS}
-    claims = [_time(name, found, updates) for name, found in runs.items()]
+    claims = [_time(name, seed_runs, updates) for name, seed_runs in runs.items()]
     claims += [_same_error(runs), _batches_are_faster(runs)]
     label = "ln(loss), penalty included"
     diagrams = [
@@ -41,30 +41,31 @@ def draw(shop: Workshop) -> Drawn:
     return Drawn(svg=svg, claims=tuple(claims), data=images.title)
 
 
-def _time(name: str, found: tuple[Run, ...], updates: int) -> Claim:
+def _time(name: str, seed_runs: tuple[Run, ...], updates: int) -> Claim:
     delay = parse_delay(SETTING.delay)
     expected_s = theory.update_s(name.partition(":")[0], delay, SETTING.num_workers, K)
     assert expected_s is not None
-    mean_s = sum(run.virtual_s for run in found) / len(found)
-    what = f"{name}: time of {updates} updates, mean of {len(found)} runs"
+    mean_s = sum(run.virtual_s for run in seed_runs) / len(seed_runs)
+    what = f"{name}: time of {updates} updates, mean of {len(seed_runs)} runs"
     return number(what, updates * expected_s, mean_s, tolerance=THREE_RUNS)
 
 
-def _mean_final(found: tuple[Run, ...]) -> float:
-    return sum(run.final for run in found) / len(found)
+def _mean_final(seed_runs: tuple[Run, ...]) -> float:
+    return sum(run.final for run in seed_runs) / len(seed_runs)
 
 
 def _same_error(runs: dict[str, tuple[Run, ...]]) -> Claim:
-    one, other = (_mean_final(runs[f"{name}:{K}"]) for name in ("k-sync", "k-batch-sync"))
+    k_sync, k_batch_sync = (_mean_final(runs[f"{name}:{K}"]) for name in ("k-sync", "k-batch-sync"))
     return sentence(
         f"ln(loss) at the end: K-sync and K-batch-sync, within {SAME:g}",
-        "one error bound for both", f"{one:.3f} and {other:.3f}", abs(one - other) <= SAME,
+        "one error bound for both", f"{k_sync:.3f} and {k_batch_sync:.3f}",
+        abs(k_sync - k_batch_sync) <= SAME,
         source=Source.THEORY,
     )  # fmt: skip
 
 
 def _batches_are_faster(runs: dict[str, tuple[Run, ...]]) -> Claim:
-    times_s = {name: sum(run.virtual_s for run in found) for name, found in runs.items()}
+    times_s = {name: sum(run.virtual_s for run in seed_runs) for name, seed_runs in runs.items()}
     agrees = all(
         times_s[f"k-batch-{kind}:{K}"] < times_s[f"k-{kind}:{K}"] for kind in ("sync", "async")
     )

@@ -23,7 +23,7 @@ def draw(shop: Workshop) -> Drawn:
     images = shop.images()
     runs = k_sync_runs(shop)
     claims: list[Claim] = []
-    finals = {name: [run.final for run in found] for name, found in runs.items()}
+    finals = {name: [run.final for run in seed_runs] for name, seed_runs in runs.items()}
     for name, floor in FLOORS.items():
         what = f"{name}: ln(loss) at the end"
         claims.append(
@@ -54,7 +54,7 @@ def draw(shop: Workshop) -> Drawn:
 
 
 def k_sync_runs(shop: Workshop) -> dict[str, tuple[Run, ...]]:
-    """The runs of figures 11 and 12."""
+    """Return the runs of figures 11 and 12."""
     updates = shop.effort.updates(UPDATES)
     return {name: runs_of(SETTING, name, updates, shop) for name in FLOORS}
 

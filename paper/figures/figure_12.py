@@ -1,4 +1,4 @@
-"""Figure 12: K-sync on MNIST against time, for three K: who has the least loss for its time."""
+"""Figure 12: K-sync on MNIST against time, for three K: which has the least loss at a time."""
 
 from statistics import fmean
 
@@ -20,7 +20,7 @@ GRID = 50
 def draw(shop: Workshop) -> Drawn:
     """ln(loss) against time."""
     images, runs = shop.images(), k_sync_runs(shop)
-    claims = [_time(name, found) for name, found in runs.items()]
+    claims = [_time(name, seed_runs) for name, seed_runs in runs.items()]
     claims += [_best(runs, is_comparable=images.is_the_papers)]
     stop = max(run.virtual_s for run in runs[BEST])
     diagram = Diagram(
@@ -36,18 +36,18 @@ def draw(shop: Workshop) -> Drawn:
     return Drawn(svg=svg, claims=tuple(claims), data=images.title)
 
 
-def _time(name: str, found: tuple[Run, ...]) -> Claim:
+def _time(name: str, seed_runs: tuple[Run, ...]) -> Claim:
     k = int(name.partition(":")[2])
     expected_s = theory.update_s("k-sync", parse_delay(SETTING.delay), SETTING.num_workers, k)
     assert expected_s is not None
-    updates = found[0].updates
-    mean_s = sum(run.virtual_s for run in found) / len(found)
+    updates = seed_runs[0].updates
+    mean_s = sum(run.virtual_s for run in seed_runs) / len(seed_runs)
     what = f"{name}: time of {updates:,} updates"
     return number(what, updates * expected_s, mean_s, tolerance=TIME)
 
 
 def _best(runs: dict[str, tuple[Run, ...]], *, is_comparable: bool) -> Claim:
-    """Who has the least loss for its time, for most of the time until K = 2 has ended."""
+    """Return the claim of the least loss, for most of the time until K = 2 has ended."""
     end_s = _end_s(runs)
     leaders = [_leader(runs, end_s * (i + 0.5) / GRID) for i in range(GRID)]
     shares = {name: leaders.count(name) / GRID for name in runs}
@@ -61,7 +61,7 @@ def _best(runs: dict[str, tuple[Run, ...]], *, is_comparable: bool) -> Claim:
 
 
 def _end_s(runs: dict[str, tuple[Run, ...]]) -> float:
-    return min(run.virtual_s for found in runs.values() for run in found)
+    return min(run.virtual_s for seed_runs in runs.values() for run in seed_runs)
 
 
 def _leader(runs: dict[str, tuple[Run, ...]], at_s: float) -> str:
@@ -70,8 +70,8 @@ def _leader(runs: dict[str, tuple[Run, ...]], at_s: float) -> str:
 
 
 def _losses(runs: dict[str, tuple[Run, ...]], at_s: float) -> dict[str, float]:
-    """ln(loss) at a time, mean of the seeds."""
-    return {name: fmean(run.loss_at(at_s) for run in found) for name, found in runs.items()}
+    """Return ln(loss) at a time, mean over the seeds."""
+    return {name: fmean(run.loss_at(at_s) for run in seed_runs) for name, seed_runs in runs.items()}
 
 
 FIGURE = Figure(

@@ -1,4 +1,4 @@
-"""No figure: the times and staleness that our notes on the paper hold, P = 8 and P = 20."""
+"""No figure: times and staleness from our notes on the paper, P = 8 and P = 20."""
 
 from ..timing import Timed, update_time
 from .base import Claim, Drawn, Figure, Source, Workshop, number, sentence
@@ -10,7 +10,7 @@ TIMES = {
     6: {"k-sync": 2.217, "k-batch-sync": 2.128, "k-async": 2.053, "k-batch-async": 1.500},
     8: {"k-sync": 3.715, "k-batch-sync": 2.667, "k-async": 3.717, "k-batch-async": 2.001},
 }
-"""Seconds an update, P = 8, X ~ 1 + exp(1)."""
+"""Seconds per update, P = 8, X ~ 1 + exp(1)."""
 HEAVY = {(20, 15): (2.174, 1.964), (8, 6): (2.068, 1.914)}
 """K-async and K-sync for Pareto(2, 1) by P and K: the bound E[X_{K:P}] does not hold there."""
 STALENESS = {(8, 2): (3.00, 3.50), (20, 5): (3.00, 3.80)}
@@ -18,7 +18,7 @@ STALENESS = {(8, 2): (3.00, 3.50), (20, 5): (3.00, 3.80)}
 
 
 def draw(shop: Workshop) -> Drawn:
-    """Each value beside a simulation of 40,000 updates."""
+    """Compare each value with a simulation of 40,000 updates."""
     updates = shop.effort.updates(UPDATES)
     shop.say("time an update, 1 + exp(1)")
     claims = [
@@ -31,9 +31,9 @@ def draw(shop: Workshop) -> Drawn:
         claims += _heavy(num_workers, k, drawn, updates)
     for (num_workers, k), values in STALENESS.items():
         for name, versions in zip(("k-async", "k-batch-async"), values, strict=True):
-            found = update_time(f"{name}:{k}", num_workers, "exp:1s", updates)
+            timed = update_time(f"{name}:{k}", num_workers, "exp:1s", updates)
             what = f"{name}, P = {num_workers}, K = {k}: mean staleness (versions)"
-            claims.append(number(what, versions, found.staleness_versions))
+            claims.append(number(what, versions, timed.staleness_versions))
     fresh = update_time("k-async:4", 8, "exp:1s", updates).fresh_share
     claims.append(number("K-async, P = 8, K = 4, exp(1): share of fresh gradients", 0.5, fresh))
     return Drawn(svg="", claims=tuple(claims))

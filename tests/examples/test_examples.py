@@ -126,7 +126,7 @@ def test_the_loop_without_a_loader_runs_under_any_protocol(
 
 
 def test_the_gan_runs_by_python(here: Path) -> None:
-    assert "epoch 1: what is made passes for real at 0." in run("07_gan.py", "--samples", "256")
+    assert "epoch 1: generated images pass for real at 0." in run("07_gan.py", "--samples", "256")
     assert (here / "generator.safetensors").is_file()
 
 
@@ -145,7 +145,7 @@ def test_the_gan_runs_under_any_protocol(
     launch("launch", "--workers", workers, "--protocol", protocol, script, *words)
     said = capsys.readouterr().out
     assert says in " ".join(said.split())
-    assert said.count("epoch 2: what is made passes for real at 0.") == 1
+    assert said.count("epoch 2: generated images pass for real at 0.") == 1
 
 
 FRAMEWORKS = {"08_lightning.py": "lightning", "09_hugging_face.py": "transformers"}
