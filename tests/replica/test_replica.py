@@ -14,6 +14,7 @@ from torch.ao.quantization import (
 )
 
 from paceline.errors import ConfigError
+from paceline.replica.held import HeldMemory
 from paceline.replica.layers import grain, watch_forward
 from paceline.replica.own_gradients import OwnGradients
 from paceline.replica.replica import (
@@ -177,6 +178,26 @@ def test_a_buffer_that_no_state_dict_has_may_be_of_any_size() -> None:
     one.held.take_buffers()
     one.held.drop_buffers()
     assert norm.mask.tolist() == [1.0] * 4
+
+
+class _SomeBuffers(nn.Module):
+    """One of whose buffers ``named_buffers`` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("constant", torch.ones(1))
+
+    def named_buffers(self, *arguments: Any, **options: Any) -> Any:
+        found = super().named_buffers(*arguments, **options)
+        return ((name, value) for name, value in found if name != "constant")
+
+
+def test_a_buffer_that_named_buffers_leaves_out_is_left_alone() -> None:
+    model = _SomeBuffers()
+    owners = HeldMemory(model, replica(model).layout)._owners
+    assert [name for _, name, _ in owners] == ["mean"]
 
 
 def test_what_no_exchange_carries_is_named() -> None:

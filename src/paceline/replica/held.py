@@ -55,7 +55,7 @@ class HeldMemory:
             (module, key, number_of[id(buffer)])
             for module in model.modules()
             for key, buffer in module._buffers.items()
-            if buffer is not None
+            if id(buffer) in number_of
         ]
         named = {
             number
