@@ -161,6 +161,20 @@ class FedWorkers:
             if self._workers is None:
                 self._workers = self._make_workers()
             self._batches = iter(self._workers)
+        self._submit()
+
+    def _submit(self) -> None:
+        """Hand the workers as many batches as they prefetch.
+
+        torch submits them when its iterator begins and then one for each batch that it returns: an
+        iterator that began with one batch in the feed would keep one batch in flight.
+
+        Source: ``torch/utils/data/dataloader.py``, ``_MultiProcessingDataLoaderIter``.
+        """
+        batches: Any = self._batches
+        limit = self._num_workers * self._prefetch
+        while self._feed.ready and len(self._fed) - len(self._feed.ready) < limit:
+            batches._try_put_index()
 
     def take(self, lease: Lease) -> Any:
         """The batch of this lease, or None where they were not asked for it."""
