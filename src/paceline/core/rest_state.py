@@ -10,6 +10,7 @@
 States are what ``state()`` gives, as JSON can carry it. This module must not know files or time.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -61,12 +62,14 @@ def _ledger_at_rest(ledger: State) -> State:
     kept = {lease_id for _, ids in ledger["lookahead"]["kept"] for lease_id in ids}
     free = held | pushed | kept | set(ledger["returned"])
     first_id = ledger["cuts"]["first_id"]  # below it: of an epoch that is over
-    returned, fate = sorted(one for one in free if one >= first_id), list(ledger["fate"])
-    end, starts = ledger["cuts"]["end"], [0, *ledger["cuts"]["stops"]]
-    if end is not None:  # behind the end of a stream there is nothing to return
-        for lease_id in [one for one in returned if starts[one - first_id] >= end]:
-            returned.remove(lease_id)
+    returned = sorted(lease_id for lease_id in free if lease_id >= first_id)
+    fate, end = list(ledger["fate"]), ledger["cuts"]["end"]
+    if end is not None:  # nothing after the end of a stream is returned
+        starts = [0, *ledger["cuts"]["stops"]]
+        num_before = bisect_left(returned, end, key=lambda lease_id: starts[lease_id - first_id])
+        for lease_id in returned[num_before:]:
             fate[lease_id - first_id] = _UNUSED
+        del returned[num_before:]
     return {
         **ledger,
         "fate": fate,
