@@ -72,6 +72,7 @@ class StreamReader:
             self._thread.join()
         if self._stand_in is not None:
             self._stand_in.close()
+        self.place.remove()
         self._pipe.close()
 
 

@@ -10,11 +10,15 @@ whoever was given it. This module must not know leases, nor who decides who read
 """
 
 import contextlib
+import errno
+import os
+import resource
 import secrets
 import socket
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +33,7 @@ from multiprocessing.connection import (
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import WorkerError
 from .frames import Frame, Memory, Part, decode
 from .stream import Answer, Broken, Gone, Over
 
@@ -37,6 +42,8 @@ _MARK = b"f"
 """What a file goes with: a socket carries none without a byte."""
 _POLL_S = 0.05
 """How often who waits for a mini-batch looks whether it still has to."""
+_RETRY_S = 0.05
+"""Between two attempts to accept a connection, while no file handle is free."""
 _LOST = (EOFError, OSError, AuthenticationError)
 """What either end raises when the other is gone, or is none of the run."""
 
@@ -60,6 +67,18 @@ class Endpoint(NamedTuple):
         folder = Path(tempfile.mkdtemp(prefix="paceline-"))
         return cls(str(folder / name[-12:]), secrets.token_bytes(32))
 
+    def remove_file(self) -> None:
+        """Remove the socket's file, which a killed process leaves behind."""
+        if not self.address.startswith("\0"):
+            Path(self.address).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the socket's file and its folder."""
+        self.remove_file()
+        if not self.address.startswith("\0"):
+            with contextlib.suppress(OSError):  # removed already, or not ours
+                Path(self.address).parent.rmdir()
+
 
 class StreamServer:
     """Gives what is read to whoever knows the key.
@@ -82,6 +101,7 @@ class StreamServer:
         self._key, self.num_asking = place.key, 0
         self._is_closed = False
         self._lock = threading.Lock()
+        place.remove_file()
         self._listener = Listener(place.address, "AF_UNIX", backlog=_BACKLOG)
         self._start(self._accept)
 
@@ -91,15 +111,16 @@ class StreamServer:
         ).start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # no file handle is free, or the client has gone away again
+                time.sleep(_RETRY_S)  # until a handle is free
+                continue
             if self._is_closed:
                 connection.close()
-                return
-            self._start(self._serve, connection)
+            else:
+                self._start(self._serve, connection)
 
     def _serve(self, connection: "Connection[Any, Any]") -> None:
         with contextlib.closing(connection), contextlib.suppress(*_LOST):
@@ -167,11 +188,13 @@ class StreamClient:
         """Ask there from now on; whether there is somebody."""
         self.drop()
         self._address = address
-        with contextlib.suppress(*_LOST):
+        try:
             connection = Client(address, "AF_UNIX")
             answer_challenge(connection, key)
             deliver_challenge(connection, key)
             self._connection = connection
+        except _LOST as error:
+            _refuse_without_handles(error)
         return self._connection is not None
 
     def drop(self) -> None:
@@ -241,8 +264,9 @@ class StreamClient:
                     self._found[epoch, number] = found
                 self._unwanted.discard((epoch, number))
                 timeout_s = 0.0
-        except _LOST:
+        except _LOST as error:
             self.drop()
+            _refuse_without_handles(error)
 
 
 def _receive_frame(
@@ -250,8 +274,20 @@ def _receive_frame(
 ) -> Frame:
     num_files = 1 + max(part.file for part in parts)
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as way:
-        _, handles, _, _ = socket.recv_fds(way, len(_MARK), num_files)
+        _, handles, flags, _ = socket.recv_fds(way, len(_MARK), num_files)
     files = tuple(map(Memory, handles))
+    if flags & socket.MSG_CTRUNC:  # the kernel could not open them in this process
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if len(files) < num_files:
         raise EOFError("a mini-batch did not come with its files")
     return Frame(num_samples, parts, files)
+
+
+def _refuse_without_handles(error: Exception) -> None:
+    """Raise WorkerError where this process has no file handle left: to ask again is no use."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise WorkerError(
+            "cannot receive a mini-batch of the stream: this worker has no file handle left "
+            f"(limit {limit:,}); raise the limit (ulimit -n), or keep fewer files open"
+        ) from error

@@ -41,15 +41,19 @@ class _Collated:
     It is called where the data set is, right after it gave the last of these samples.
     """
 
-    def __init__(self, user: DataLoader[Any], *, is_batch: bool, saves: bool, packs: bool) -> None:
-        self._collate, self._is_batch, self._saves = user.collate_fn, is_batch, saves
+    def __init__(
+        self, user: DataLoader[Any], size: int | None, *, saves: bool, packs: bool
+    ) -> None:
+        self._collate, self._size, self._saves = user.collate_fn, size, saves
         self._packs, self._next_s = packs, 0.0
 
     def __call__(self, samples: Any) -> tuple[int, Any, str]:
         """Number of samples, their batch, and the state after them or nothing."""
-        num_samples = 1 if self._is_batch else len(samples)
+        num_samples = 1 if self._size is None else len(samples)
         batch, state = self._collate(samples), ""
-        if self._saves and time.monotonic() >= self._next_s:
+        # A short mini-batch ends the pass, and the data set may have gone back to its beginning.
+        is_last = self._size is not None and num_samples < self._size
+        if self._saves and not is_last and time.monotonic() >= self._next_s:
             state = self._state()
             self._next_s = time.monotonic() + _STATE_S
         return num_samples, pack(batch) if self._packs else batch, state
@@ -60,6 +64,8 @@ class _Collated:
         try:
             state = info.dataset.state_dict()  # type: ignore[attr-defined]  # asked for before
             text = json.dumps([state, _random()]) if state else ""
+            if text and json.loads(text)[0] != state:
+                text = ""  # JSON changes it: keys that are numbers, tuples
         except (TypeError, ValueError):
             text = ""
         self._saves = 0 < len(text) <= _MOST_STATE
@@ -228,7 +234,7 @@ class StreamSource:
         is_batch, itself = self._size is None, self.reads_itself
         return StreamPass(
             dataset=user.dataset,
-            collate=_Collated(user, is_batch=is_batch, saves=self.saves, packs=not itself),
+            collate=_Collated(user, self._size, saves=self.saves, packs=not itself),
             begin=_Begun(user.worker_init_fn, state, is_another=not itself),
             size=self._size,
             drop_last=user.drop_last and not is_batch,
