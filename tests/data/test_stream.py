@@ -164,7 +164,7 @@ def test_what_was_read_before_a_failure_is_given_and_then_why() -> None:
     assert _value(reading.answer(0)) == 0
     broken = reading.answer(1)
     assert isinstance(broken, Broken)
-    assert "cannot be read on: ValueError: it is torn, at " in broken.text
+    assert "cannot be read any further: ValueError: it is torn, at " in broken.text
     assert "test_stream.py" in broken.text
 
 
@@ -249,7 +249,7 @@ def test_frames_of_the_users_own_code_are_named() -> None:
     )
     said = explain(RuntimeError(text))
     assert said.splitlines()[0] == (
-        "the stream cannot be read on: KeyError: 'label', at /home/me/data.py:7 in read"
+        "the stream cannot be read any further: KeyError: 'label', at /home/me/data.py:7 in read"
     )
 
 
@@ -569,7 +569,8 @@ def test_whoever_asks_hears_that_who_reads_is_gone() -> None:
             found = client.take(0, 1)
     reader.stop()
     assert found == Broken(
-        "the stream cannot be read on: a DataLoader worker that read it is gone (killed by SIGKILL)"
+        "the stream cannot be read any further: the DataLoader worker that read it is gone "
+        "(killed by SIGKILL)"
     )
 
 
