@@ -237,7 +237,7 @@ def test_its_file_is_closed_when_nobody_has_it() -> None:
 def test_a_frame_that_is_cut_short_is_seen() -> None:
     frame = encode(1, torch.ones(4))
     os.truncate(frame.files[0].handle, sum(part.size for part in frame.parts) - 1)
-    with pytest.raises(EOFError, match="cut short"):
+    with pytest.raises(EOFError, match="truncated"):
         decode(frame)
 
 
