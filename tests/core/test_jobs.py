@@ -114,5 +114,5 @@ def test_the_mean_of_each_optimizer_is_of_the_pushes_that_stepped_it() -> None:
 def test_steps_of_different_optimizers_are_not_clipped_together() -> None:
     played = Played()
     played.push(5, [], stepped=0b11, clip=Clip(1.0))
-    with pytest.raises(ConfigError, match="steps of different optimizers, and it is clipped"):
+    with pytest.raises(ConfigError, match="steps of different optimizers, but it is clipped"):
         played.push(6, [BOTH], stepped=0b10, clip=Clip(1.0))
