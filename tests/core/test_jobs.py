@@ -64,7 +64,7 @@ def test_jobs_of_a_dead_member_are_handed_on_in_order_as_far_as_they_are_not_don
     assert played.jobs.is_held_by(6)
     played.jobs.left(6)
     assert [(member, job.job) for member, job in played.sent] == [(5, 2), (5, 3)]
-    with pytest.raises(ProtocolError, match="nobody is alive to do it"):
+    with pytest.raises(ProtocolError, match="no member is alive to do it"):
         played.jobs.left(5)
 
 

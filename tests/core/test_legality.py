@@ -56,7 +56,7 @@ def _pushed(ticket: Ticket, num_samples: int = 1) -> Pushed:
         (_pushed(Ticket(0, 0, 0), num_samples=-1), "at least 1 sample"),
         (_pushed(Ticket(0, 0, 0))._replace(weight=-1.0), "at least 1 sample"),
         (_pushed(Ticket(0, 0, 0), num_samples=0)._replace(weight=1.0), "at least 1 sample"),
-        (_pushed(Ticket(0, 0, 0))._replace(kept=(99,)), "does not hold"),
+        (_pushed(Ticket(0, 0, 0))._replace(kept=(99,)), "only leases that it holds"),
         (Joined(0, 1.0), "member 0 joined twice"),
         (Joined(2, 1.0), "member 2 joined twice"),  # it has left
         (Left(9, 1.0), "member 9 has never joined"),
@@ -176,7 +176,7 @@ def test_what_is_discarded_at_the_end_is_worked_on_again() -> None:
 def test_a_protocol_that_keeps_pushes_at_the_end_is_refused() -> None:
     coordinator = _scripted({}, 4)
     coordinator.hear(_pushed(MINE))
-    with pytest.raises(ProtocolError, match="scripted kept"):
+    with pytest.raises(ProtocolError, match="scripted left"):
         coordinator.hear(_pushed(OTHERS))
 
 

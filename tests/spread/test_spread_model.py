@@ -1161,7 +1161,7 @@ def test_parameters_elsewhere_thaw_and_freeze() -> None:
         for one in model.parameters():
             one.requires_grad, one.grad = True, None
         assert all(one.requires_grad for one in model.parameters())
-        with pytest.raises(ConfigError, match="here grad looks at its numbers"):
+        with pytest.raises(ConfigError, match="here grad reads its values"):
             [one.grad for one in model.parameters()]
 
     in_threads(2, work)
