@@ -362,7 +362,7 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
     for names, is_same, said, plain in in_threads(2, work):
         assert names == list(state)
         assert is_same
-        assert not said or "lies on worker 1" in said
+        assert not said or "is on worker 1" in said
         assert plain["param_groups"][0]["params"] == list(range(len(list(whole.parameters()))))
 
 
