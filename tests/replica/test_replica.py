@@ -206,7 +206,7 @@ def test_what_no_exchange_carries_is_named() -> None:
     with pytest.raises(ConfigError, match=r"module '' \(Embedding\) makes sparse"):
         refuse_what_cannot_be_carried(embedding, [optimizer])
     optimizer.register_step_post_hook(lambda *_: None)
-    with pytest.raises(ConfigError, match="SGD has step hooks since prepare"):
+    with pytest.raises(ConfigError, match="SGD got step hooks after prepare"):
         refuse_hooks(optimizer)
 
 
@@ -231,7 +231,7 @@ def test_a_model_on_another_device_than_its_batches_is_named_with_both() -> None
 def test_a_compiled_model_lies_where_its_own_lies() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2))
     refuse_another_device(compiled, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="the model lies on cpu"):
+    with pytest.raises(ConfigError, match="the model is on cpu"):
         refuse_another_device(compiled, torch.device("cuda", 0))
 
 
