@@ -127,13 +127,13 @@ MINE, OTHERS = Ticket(0, 0, 0), Ticket(1, 0, 0)
         ([Cancel(0)], "only a released member can be cancelled"),
         ([Cancel(1), Cancel(1)], "only a released member can be cancelled"),
         ([Cancel(8)], "only a released member can be cancelled"),
-        ([Apply((OTHERS,), (1.0,))], "not a push that is gathered"),
-        ([Apply((MINE, MINE), (0.5, 0.5))], "not a push that is gathered"),
-        ([Apply((MINE,), (1.0,)), Discard(MINE)], "not a push that is gathered"),
+        ([Apply((OTHERS,), (1.0,))], "not a gathered push"),
+        ([Apply((MINE, MINE), (0.5, 0.5))], "not a gathered push"),
+        ([Apply((MINE,), (1.0,)), Discard(MINE)], "not a gathered push"),
         ([Apply((MINE,), (0.9,))], "one weight a push, with a sum of 1"),
         ([Apply((MINE,), (0.5, 0.5))], "one weight a push, with a sum of 1"),
         ([Apply((), ())], "one weight a push, with a sum of 1"),
-        ([Discard(OTHERS)], "not a push that is gathered"),
+        ([Discard(OTHERS)], "not a gathered push"),
     ],
 )
 def test_an_illegal_decision_is_refused_before_the_books_change(

@@ -1211,7 +1211,7 @@ def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused(
                 model(x)
             said.append(str(refused.value))
             if name == "last":
-                with pytest.raises(ConfigError, match=r"parameter 'last.weight' was put into"):
+                with pytest.raises(ConfigError, match=r"parameter 'last.weight' was added to"):
                     made.passed()
             setattr(model, name, before)
         model(x)
