@@ -289,7 +289,7 @@ def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
 def test_a_server_goes_on_after_a_failed_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     accept, failures = Listener.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
 
-    def fail_once(listener: "Listener[Any, Any]") -> "Connection[Any, Any]":
+    def fail_once(listener: Listener) -> "Connection[Any, Any]":
         if failures:
             raise failures.pop()
         return accept(listener)
