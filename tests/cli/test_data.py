@@ -42,7 +42,7 @@ def test_damaged_data_is_listed_as_damaged_with_the_file(empty: Path, capsys) ->
     assert run(["data"]) == 0
     said = capsys.readouterr().out
     assert "damaged" in said
-    assert f"{folder / 'train-labels-idx1-ubyte'} is damaged: wanted 60,008 bytes" in said
+    assert f"{folder / 'train-labels-idx1-ubyte'} is damaged: expected 60,008 bytes" in said
 
 
 def test_what_is_here_is_not_fetched(capsys) -> None:

@@ -185,7 +185,7 @@ def test_an_epoch_of_a_billion_samples_is_dealt_out_at_once() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Batches(10, 3, 4), "batch size must be >= 4, the pushes an update has, got 3"),
+        (lambda: Batches(10, 3, 4), "batch size must be >= 4, the pushes of an update, got 3"),
         (lambda: Batches(0, 3, 1), "an epoch needs at least 1 sample, got 0"),
         (lambda: Batches(5, 8, 1, keep_remainder=False), "5 samples do not fill one batch of 8"),
         (lambda: Batches(5, 2, 1, ends=[2, 2]), "batches must have at least one sample each"),

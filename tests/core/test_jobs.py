@@ -64,7 +64,7 @@ def test_jobs_of_a_dead_member_are_handed_on_in_order_as_far_as_they_are_not_don
     assert played.jobs.is_held_by(6)
     played.jobs.left(6)
     assert [(member, job.job) for member, job in played.sent] == [(5, 2), (5, 3)]
-    with pytest.raises(ProtocolError, match="nobody is alive to do it"):
+    with pytest.raises(ProtocolError, match="no member is alive to do it"):
         played.jobs.left(5)
 
 
@@ -114,5 +114,5 @@ def test_the_mean_of_each_optimizer_is_of_the_pushes_that_stepped_it() -> None:
 def test_steps_of_different_optimizers_are_not_clipped_together() -> None:
     played = Played()
     played.push(5, [], stepped=0b11, clip=Clip(1.0))
-    with pytest.raises(ConfigError, match="steps of different optimizers, and it is clipped"):
+    with pytest.raises(ConfigError, match="steps of different optimizers, but it is clipped"):
         played.push(6, [BOTH], stepped=0b10, clip=Clip(1.0))

@@ -56,12 +56,12 @@ def _pushed(ticket: Ticket, num_samples: int = 1) -> Pushed:
         (_pushed(Ticket(0, 0, 0), num_samples=-1), "at least 1 sample"),
         (_pushed(Ticket(0, 0, 0))._replace(weight=-1.0), "at least 1 sample"),
         (_pushed(Ticket(0, 0, 0), num_samples=0)._replace(weight=1.0), "at least 1 sample"),
-        (_pushed(Ticket(0, 0, 0))._replace(kept=(99,)), "does not hold"),
+        (_pushed(Ticket(0, 0, 0))._replace(kept=(99,)), "only leases that it holds"),
         (Joined(0, 1.0), "member 0 joined twice"),
         (Joined(2, 1.0), "member 2 joined twice"),  # it has left
         (Left(9, 1.0), "member 9 has never joined"),
         (Stalled(9, 1.0), "member 9 has never joined"),
-        (Exhausted(1.0), "no engine can know this"),
+        (Exhausted(1.0), "only the coordinator itself can find this out"),
     ],
 )
 def test_an_illegal_fact_changes_nothing(fact: Fact, message: str) -> None:
@@ -120,20 +120,20 @@ MINE, OTHERS = Ticket(0, 0, 0), Ticket(1, 0, 0)
 @pytest.mark.parametrize(
     ("decisions", "message"),
     [
-        ([Release(1)], "only who waits is released"),
-        ([Release(0), Release(0)], "only who waits is released"),
+        ([Release(1)], "only a waiting member can be released"),
+        ([Release(0), Release(0)], "only a waiting member can be released"),
         ([Release(0, 0)], "for at least 1 step"),
-        ([Release(8)], "only who waits is released"),
-        ([Cancel(0)], "only who was released can be cancelled"),
-        ([Cancel(1), Cancel(1)], "only who was released can be cancelled"),
-        ([Cancel(8)], "only who was released can be cancelled"),
-        ([Apply((OTHERS,), (1.0,))], "not a push that is gathered"),
-        ([Apply((MINE, MINE), (0.5, 0.5))], "not a push that is gathered"),
-        ([Apply((MINE,), (1.0,)), Discard(MINE)], "not a push that is gathered"),
-        ([Apply((MINE,), (0.9,))], "one weight a push, and a sum of 1"),
-        ([Apply((MINE,), (0.5, 0.5))], "one weight a push, and a sum of 1"),
-        ([Apply((), ())], "one weight a push, and a sum of 1"),
-        ([Discard(OTHERS)], "not a push that is gathered"),
+        ([Release(8)], "only a waiting member can be released"),
+        ([Cancel(0)], "only a released member can be cancelled"),
+        ([Cancel(1), Cancel(1)], "only a released member can be cancelled"),
+        ([Cancel(8)], "only a released member can be cancelled"),
+        ([Apply((OTHERS,), (1.0,))], "not a gathered push"),
+        ([Apply((MINE, MINE), (0.5, 0.5))], "not a gathered push"),
+        ([Apply((MINE,), (1.0,)), Discard(MINE)], "not a gathered push"),
+        ([Apply((MINE,), (0.9,))], "one weight a push, with a sum of 1"),
+        ([Apply((MINE,), (0.5, 0.5))], "one weight a push, with a sum of 1"),
+        ([Apply((), ())], "one weight a push, with a sum of 1"),
+        ([Discard(OTHERS)], "not a gathered push"),
     ],
 )
 def test_an_illegal_decision_is_refused_before_the_books_change(
@@ -176,7 +176,7 @@ def test_what_is_discarded_at_the_end_is_worked_on_again() -> None:
 def test_a_protocol_that_keeps_pushes_at_the_end_is_refused() -> None:
     coordinator = _scripted({}, 4)
     coordinator.hear(_pushed(MINE))
-    with pytest.raises(ProtocolError, match="scripted kept"):
+    with pytest.raises(ProtocolError, match="scripted left"):
         coordinator.hear(_pushed(OTHERS))
 
 
@@ -196,8 +196,8 @@ def test_to_the_check_who_just_pushed_waits_and_who_left_is_gone() -> None:
     members.begin_work(ticket)
     pushed = Pushed(ticket, 4, 1.0, True, 0.0)
     check_decisions([Release(0, 1)], pushed, members, lambda one: False)
-    with pytest.raises(ProtocolError, match="only who waits is released"):
+    with pytest.raises(ProtocolError, match="only a waiting member can be released"):
         check_decisions([Release(0, 1)], Left(0, 0.0), members, lambda one: False)
-    with pytest.raises(ProtocolError, match="is not a push that is gathered"):
+    with pytest.raises(ProtocolError, match="is not a gathered push"):
         check_decisions([Discard(Ticket(0, 1, 0))], pushed, members, lambda one: False)
     assert members.is_at_work(0)

@@ -35,7 +35,7 @@ def test_cut_files_are_refused(tiny, compress: bool, keep_bytes: int) -> None:
     with pytest.raises(ConfigError) as caught:
         read_checked(path, tiny.data_set.train_images, "fetch it anew")
     message = str(caught.value)
-    assert message.startswith(f"{path} is damaged: wanted 80 bytes with md5")
+    assert message.startswith(f"{path} is damaged: expected 80 bytes with md5")
     assert tiny.data_set.train_images.md5 in message
     assert message.endswith("; fetch it anew")
 
@@ -45,7 +45,7 @@ def test_a_changed_byte_is_refused_with_both_sums(tiny) -> None:
     content = bytearray(path.read_bytes())
     content[40] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"wanted 80 bytes with md5 \w{32}.*found md5 \w{32};"):
+    with pytest.raises(ConfigError, match=r"expected 80 bytes with md5 \w{32}.*found md5 \w{32};"):
         read_checked(path, tiny.data_set.train_images, "fetch it anew")
 
 

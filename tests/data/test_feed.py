@@ -69,6 +69,21 @@ def test_what_was_asked_for_comes_in_its_order_and_what_was_taken_back_is_skippe
     workers.end_epoch()
 
 
+def test_workers_that_ran_short_prefetch_again() -> None:
+    workers = FedWorkers(DataLoader(DATA), num_workers=1, prefetch=3)
+    asked = []
+    for number in range(6):
+        indices = Indices([number])
+        indices.seed = number
+        asked.append((Lease(number, 0, number, number + 1), indices))
+    workers.ask(asked[:1])
+    workers.ask(asked[1:])
+    assert len(workers._feed.ready) == 3  # the other three are with the worker
+    found = [workers.take(lease)[0].tolist() for lease, _ in asked]
+    assert found == [[float(number)] for number in range(6)]
+    workers.close()
+
+
 class Levelled(Dataset[int]):
     level = 0
 

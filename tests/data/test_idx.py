@@ -51,5 +51,5 @@ def test_other_types_of_value_are_named() -> None:
 
 
 def test_a_file_of_another_format_is_told_by_its_first_bytes() -> None:
-    with pytest.raises(ConfigError, match=r"no idx file.*1f 8b 08 00"):
+    with pytest.raises(ConfigError, match=r"not an idx file.*1f 8b 08 00"):
         parse_idx(b"\x1f\x8b\x08\x00", "still.gz")

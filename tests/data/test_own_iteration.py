@@ -97,7 +97,7 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [Normalised, InPlace, Pairs, Filtered])
 def test_other_batches_are_refused(kind: type[DataLoader[Any]], num_workers: int) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.\w+ makes other batches"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.\w+ changes batches"):
         refuse_own_iteration(kind(DATA, batch_size=4, shuffle=True, num_workers=num_workers))
 
 

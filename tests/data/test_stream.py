@@ -1,12 +1,16 @@
 """A stream that is read once: what is kept, how far it is read ahead, what is given to whom."""
 
+import errno
 import json
 import os
 import random
 import signal
+import socket
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -18,6 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker
 
 from paceline.data.frames import Frame, decode, encode, pack
 from paceline.data.likeness import digest_of
@@ -35,7 +40,7 @@ from paceline.data.stream import (
 )
 from paceline.data.stream_source import StreamSource
 from paceline.data.streamed import StreamedLoader
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, WorkerError
 from streamed import Stateful, Stream
 
 
@@ -159,7 +164,7 @@ def test_what_was_read_before_a_failure_is_given_and_then_why() -> None:
     assert _value(reading.answer(0)) == 0
     broken = reading.answer(1)
     assert isinstance(broken, Broken)
-    assert "cannot be read on: ValueError: it is torn, at " in broken.text
+    assert "cannot be read any further: ValueError: it is torn, at " in broken.text
     assert "test_stream.py" in broken.text
 
 
@@ -232,7 +237,7 @@ def test_its_file_is_closed_when_nobody_has_it() -> None:
 def test_a_frame_that_is_cut_short_is_seen() -> None:
     frame = encode(1, torch.ones(4))
     os.truncate(frame.files[0].handle, sum(part.size for part in frame.parts) - 1)
-    with pytest.raises(EOFError, match="cut short"):
+    with pytest.raises(EOFError, match="truncated"):
         decode(frame)
 
 
@@ -244,7 +249,7 @@ def test_frames_of_the_users_own_code_are_named() -> None:
     )
     said = explain(RuntimeError(text))
     assert said.splitlines()[0] == (
-        "the stream cannot be read on: KeyError: 'label', at /home/me/data.py:7 in read"
+        "the stream cannot be read any further: KeyError: 'label', at /home/me/data.py:7 in read"
     )
 
 
@@ -278,6 +283,52 @@ def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
         assert found.batch[1] == number
         found.batch[0].zero_()
     assert told == [(0, 4, (6,))]
+    server.close()
+
+
+def test_a_server_goes_on_after_a_failed_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = Listener.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def fail_once(listener: Listener) -> "Connection[Any, Any]":
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(Listener, "accept", fail_once)
+    place, client, answer = Endpoint.new(), StreamClient(), None
+    server = StreamServer(place, lambda epoch, number: Over(3), lambda *_: None)
+    assert client.connect(*place)
+    while answer is None:
+        answer = client.take(0, 5)
+    assert answer == Over(3)
+    assert not failures
+    server.close()
+
+
+def test_a_server_replaces_the_socket_file_of_a_killed_one() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a path of pytest's may be too long for a socket
+        place = Endpoint(f"{folder}/stream", b"key")
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(place.address)
+        server, client = StreamServer(place, lambda *_: Over(3), lambda *_: None), StreamClient()
+        assert client.connect(*place)
+        server.close()
+
+
+def test_a_member_without_a_free_file_handle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, client = Endpoint.new(), StreamClient()
+    server = StreamServer(place, lambda *_: encode(1, torch.ones(2)), lambda *_: None)
+    assert client.connect(*place)
+
+    def cut(way: socket.socket, *_: int) -> tuple[bytes, list[int], int, None]:
+        return way.recv(1), [], socket.MSG_CTRUNC, None
+
+    monkeypatch.setattr(socket, "recv_fds", cut)
+    client.ask(0, 0)
+    assert client._connection is not None
+    client._connection.poll(None)
+    with pytest.raises(WorkerError, match="no file handle left"):
+        client.take(0, 0)
     server.close()
 
 
@@ -338,6 +389,27 @@ def _first_state(source: StreamSource) -> str:
     reader.stop()
     assert number == 1
     return str(state)
+
+
+class _Odd(Stateful):
+    """Its state is not what JSON makes of it."""
+
+    def state_dict(self) -> Any:
+        return {0: self.position}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "samples", "is_saved"),
+    [(Stateful(3), [1, 2], True), (Stateful(3), [1], False), (_Odd(3), [1, 2], False)],
+    ids=["whole", "short", "not JSON"],
+)
+def test_a_state_from_which_it_could_not_go_on_is_not_saved(
+    dataset: Any, samples: list[int], is_saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
+    monkeypatch.setattr(worker, "_worker_info", info)
+    collate = StreamSource(DataLoader(dataset, batch_size=2), 2, 0).of(0, "").collate
+    assert bool(collate(samples)[2]) == is_saved
 
 
 class BufferShuffledExamples:
@@ -497,7 +569,8 @@ def test_whoever_asks_hears_that_who_reads_is_gone() -> None:
             found = client.take(0, 1)
     reader.stop()
     assert found == Broken(
-        "the stream cannot be read on: a DataLoader worker that read it is gone (killed by SIGKILL)"
+        "the stream cannot be read any further: the DataLoader worker that read it is gone "
+        "(killed by SIGKILL)"
     )
 
 

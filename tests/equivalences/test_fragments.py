@@ -111,7 +111,7 @@ def test_an_update_that_is_not_finite_takes_all_back_to_the_global_copy(
 
 
 def test_what_cannot_be_is_said_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="8 fragments are of whole parameters, and the model has"):
+    with pytest.raises(ConfigError, match="8 fragments need as many parameters, but the model has"):
         _train(FINE, tmp_path, 2, protocol="local-sgd:8", fragments=8, engine="inline")
 
 

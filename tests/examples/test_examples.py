@@ -108,7 +108,7 @@ def test_the_stream_runs_under_any_protocol(
     words = ("--samples", "512", "--epochs", "1")
     launch("launch", "--workers", workers, "--protocol", protocol, script, *words)
     said = capsys.readouterr().out
-    assert "it goes on by the data set's own state_dict" in said
+    assert "it goes on from the data set's own state_dict" in said
     assert "samples           512" in said
 
 

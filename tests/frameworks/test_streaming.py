@@ -121,7 +121,7 @@ def test_a_state_of_a_loader_that_is_shared_is_refused(
     script.write_text(STATES.format(before=before, after=after))
     code, _, err = say(f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'} {script}")
     assert code != 0
-    assert f"the loader's {call}() is about what it reads by itself" in err
+    assert f"the loader's {call}() covers only its own reading" in err
     assert "Traceback" not in err
 
 

@@ -158,13 +158,13 @@ def test_a_wrong_out_is_refused(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     with pytest.raises(ConfigError, match=r"out of key 'w' must have shape \(3,\)"):
         store.pull("w", out=torch.zeros(2))
-    with pytest.raises(ConfigError, match="out goes with one key"):
+    with pytest.raises(ConfigError, match="out is for one key"):
         store.pull(["w"], out=torch.zeros(3))
 
 
 def test_a_key_given_twice_is_refused(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
-    with pytest.raises(ConfigError, match=r"'w' is there already \(torch.float32, shape \(3,\)\)"):
+    with pytest.raises(ConfigError, match=r"'w' exists already \(torch.float32, shape \(3,\)\)"):
         store.init("w", torch.zeros(3))
     with pytest.raises(ConfigError, match="'w' is given twice"):
         store.pull(["w", "w"])
@@ -172,13 +172,13 @@ def test_a_key_given_twice_is_refused(store: KVStore) -> None:
 
 def test_calls_that_make_no_sense_are_refused(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
-    with pytest.raises(ConfigError, match="without a value"):
+    with pytest.raises(ConfigError, match="has no value"):
         store.push("w", None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="brings its own values"):
+    with pytest.raises(ConfigError, match="already has the values"):
         store.push({"w": torch.zeros(3)}, torch.zeros(3))  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="a text that is not empty, got ''"):
+    with pytest.raises(ConfigError, match="a non-empty string, got ''"):
         store.init("", torch.zeros(3))
-    with pytest.raises(ConfigError, match="a text that is not empty, got 3"):
+    with pytest.raises(ConfigError, match="a non-empty string, got 3"):
         store.init({3: torch.zeros(3)})  # type: ignore[dict-item]
 
 
@@ -240,5 +240,5 @@ def test_what_is_no_shared_memory_is_named_and_let_go_of(
 def test_what_is_no_store_cannot_be_attached(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("kv") / "file"
     path.write_bytes(b"\0" * 8192)
-    with path.open("r+b") as file, pytest.raises(ConfigError, match="holds no store"):
+    with path.open("r+b") as file, pytest.raises(ConfigError, match="is not a store"):
         KVStore.attach(file.fileno())

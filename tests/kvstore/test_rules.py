@@ -196,7 +196,7 @@ def test_processes_with_different_rules_are_told(store: KVStore) -> None:
     other = KVStore.attach(store.fd)
     other.push("w", torch.ones(3))
     store.set_optimizer(torch.optim.SGD, lr=0.1)
-    with pytest.raises(ConfigError, match=r"'SGD\(lr=0.1\)', this process has 'sum'"):
+    with pytest.raises(ConfigError, match=r"'SGD\(lr=0.1\)', but this process has 'sum'"):
         other.push("w", torch.ones(3))
     other.set_optimizer(torch.optim.SGD, lr=0.1)
     assert other.push("w", torch.ones(3)) == 2

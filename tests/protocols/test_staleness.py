@@ -103,7 +103,7 @@ def test_weights_that_only_a_rule_allows_are_refused_without_one() -> None:
     protocol.react = lambda fact: (  # type: ignore[method-assign]
         [Apply((fact.ticket,), (0.5,))] if isinstance(fact, Pushed) else [Release(fact.member)]  # type: ignore[union-attr]
     )
-    with pytest.raises(ProtocolError, match="one weight a push, and a sum of 1"):
+    with pytest.raises(ProtocolError, match="one weight a push, with a sum of 1"):
         run.run(5)
 
 

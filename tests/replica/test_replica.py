@@ -14,6 +14,7 @@ from torch.ao.quantization import (
 )
 
 from paceline.errors import ConfigError
+from paceline.replica.held import HeldMemory
 from paceline.replica.layers import grain, watch_forward
 from paceline.replica.own_gradients import OwnGradients
 from paceline.replica.replica import (
@@ -179,13 +180,33 @@ def test_a_buffer_that_no_state_dict_has_may_be_of_any_size() -> None:
     assert norm.mask.tolist() == [1.0] * 4
 
 
+class _SomeBuffers(nn.Module):
+    """One of whose buffers ``named_buffers`` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("constant", torch.ones(1))
+
+    def named_buffers(self, *arguments: Any, **options: Any) -> Any:
+        found = super().named_buffers(*arguments, **options)
+        return ((name, value) for name, value in found if name != "constant")
+
+
+def test_a_buffer_that_named_buffers_leaves_out_is_left_alone() -> None:
+    model = _SomeBuffers()
+    owners = HeldMemory(model, replica(model).layout)._owners
+    assert [name for _, name, _ in owners] == ["mean"]
+
+
 def test_what_no_exchange_carries_is_named() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"module '' \(Embedding\) makes sparse"):
         refuse_what_cannot_be_carried(embedding, [optimizer])
     optimizer.register_step_post_hook(lambda *_: None)
-    with pytest.raises(ConfigError, match="SGD has step hooks since prepare"):
+    with pytest.raises(ConfigError, match="SGD got step hooks after prepare"):
         refuse_hooks(optimizer)
 
 
@@ -210,7 +231,7 @@ def test_a_model_on_another_device_than_its_batches_is_named_with_both() -> None
 def test_a_compiled_model_lies_where_its_own_lies() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2))
     refuse_another_device(compiled, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="the model lies on cpu"):
+    with pytest.raises(ConfigError, match="the model is on cpu"):
         refuse_another_device(compiled, torch.device("cuda", 0))
 
 

@@ -56,7 +56,7 @@ def test_a_rest_of_a_batch_is_left_out_as_the_loader_says(
 ) -> None:
     options = {"size": size, "batch_size": 8, "drop_last": True, "accumulate": 3}
     if not whole:
-        with pytest.raises(WorkerError, match="has no mini-batches whole ones"):
+        with pytest.raises(WorkerError, match="has no whole batch"):
             _run(tmp_path, options)
         return
     run, found = _run(tmp_path, options)

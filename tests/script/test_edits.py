@@ -53,7 +53,7 @@ def assert_refused(folder: Path, case: str, way: str, says: str) -> None:
 
 
 EDITED = r"^parameter '[\w.]+' was changed .* super\(\)\.step\("
-MOVED = r"^parameter '[\w.]+' is torch.float64 of shape .*, since prepare\(\) it"
+MOVED = r"^parameter '[\w.]+' is torch.float64 of shape .*, but was changed after prepare\(\) to"
 STEPS = ["clamp data", "clamp in place", "clamp by replacing", "norm rows", "load"]
 
 

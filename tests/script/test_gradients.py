@@ -112,8 +112,8 @@ def test_so_it_is_where_several_workers_push_updates_of_their_own(tmp_path: Path
         ("another type", r"norm of type 2, not 1: leave norm_type out"),
         ("again", r"called after another clip of the same step"),
         ("more after clipping", r"loss.backward\(\) was called after pace.clip_grad_norm_"),
-        ("if finite", r"which is there after optimizer.step\(\): look at it then"),
-        ("step hook", r"SGD has step hooks since prepare\(\), which would see a share"),
+        ("if finite", r"which exists only after optimizer.step\(\): read it then"),
+        ("step hook", r"SGD got step hooks after prepare\(\), which would see a share"),
         ("edited after clipping", r"edit first, then clip"),
     ],
 )

@@ -31,7 +31,7 @@ def test_a_clip_of_the_average_goes_with_one_push_and_its_norm_comes_back() -> N
     model, gradients = made()
     norm = gradients.clip_norm(model.parameters(), 3.0, 2.0)
     gradients.clip_value(model.parameters(), 0.5)
-    with pytest.raises(ConfigError, match=r"there after optimizer.step\(\)"):
+    with pytest.raises(ConfigError, match=r"exists only after optimizer.step\(\)"):
         bool(norm > 1)
     gradients.loss = torch.tensor(7.0)
     work = gradients.asked()

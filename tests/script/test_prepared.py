@@ -139,6 +139,6 @@ def test_a_model_that_was_left_on_the_cpu_is_refused_where_batches_are_moved() -
     pace, model = Pace(SoloExchange(), Context(device="cpu")), nn.Linear(2, 2)
     pace.device = torch.device("cuda", 0)
     optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), [torch.ones(2)] * 4
-    with pytest.raises(ConfigError, match="lies on cpu, and this worker's batches come on cuda:0"):
+    with pytest.raises(ConfigError, match="is on cpu, but this worker's batches are on cuda:0"):
         pace.prepare(model, optimizer, DataLoader(data))  # type: ignore[arg-type]  # a list is a data set
     pace.prepare(model, optimizer)  # draws its batches itself

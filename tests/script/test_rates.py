@@ -274,7 +274,7 @@ def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[f
         ),
         (
             "lr_scheduler.CosineAnnealingLR(optimizer, 9, eta_min=0.01)", "",
-            {"scale_lr": "linear"}, "a least rate",
+            {"scale_lr": "linear"}, "a minimum rate",
         ),
         (
             "lr_scheduler.StepLR(optimizer, 1)", "", {"warmup": "4"}, "and so does StepLR",

@@ -213,7 +213,7 @@ def test_the_plan_says_what_a_stream_is(say: Say, tmp_path: Path) -> None:
     assert code == 0, err
     assert "4 samples an update = 2 x 2 (K x m)" in out
     assert "between peers" in out
-    assert "at most 6 mini-batches are read ahead, and those at work are kept" in out
+    assert "at most 6 mini-batches are read ahead; those in use are kept" in out
     assert "it goes on by reading it again" in out
     assert "pace.updates(n, loader)" in out
 
@@ -222,7 +222,7 @@ def test_a_sample_that_cannot_be_read_ends_the_run_with_its_line(tmp_path: Path)
     with pytest.raises(WorkerError) as caught:
         _run(tmp_path, {"size": 40, "fails_at": 9}, engine="inline")
     said = str(caught.value)
-    assert "the stream cannot be read on: ValueError: sample 9 is broken, at" in said
+    assert "the stream cannot be read any further: ValueError: sample 9 is broken, at" in said
     assert "streamed.py:" in said
     assert "in __iter__" in said
 

@@ -427,6 +427,6 @@ SCRIPTS = (
     Script(shards_by_worker, refused=several(UNEQUAL, is_early=True)),
     Script(set_epoch_by_hand),
     Script(cached),
-    Script(changed_by_its_loader, refused=several("makes other batches", is_early=True)),
+    Script(changed_by_its_loader, refused=several("changes batches", is_early=True)),
     Script(passed_on_by_its_loader),
 )

@@ -77,7 +77,7 @@ def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_pat
     assert_same(went_on.run, expected)
     for words in (
         "split            shard:3: ",
-        " lies in pieces on all workers, since the model is split",
+        " is in pieces on all workers, since the model is split",
         "deepcopy is refused: ",
         "load is refused: model.load_state_dict() after prepare()",
         "epoch 1 version 12 acc",

@@ -362,7 +362,7 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
     for names, is_same, said, plain in in_threads(2, work):
         assert names == list(state)
         assert is_same
-        assert not said or "lies on worker 1" in said
+        assert not said or "is on worker 1" in said
         assert plain["param_groups"][0]["params"] == list(range(len(list(whole.parameters()))))
 
 
@@ -1161,7 +1161,7 @@ def test_parameters_elsewhere_thaw_and_freeze() -> None:
         for one in model.parameters():
             one.requires_grad, one.grad = True, None
         assert all(one.requires_grad for one in model.parameters())
-        with pytest.raises(ConfigError, match="here grad looks at its numbers"):
+        with pytest.raises(ConfigError, match="here grad reads its values"):
             [one.grad for one in model.parameters()]
 
     in_threads(2, work)
@@ -1211,7 +1211,7 @@ def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused(
                 model(x)
             said.append(str(refused.value))
             if name == "last":
-                with pytest.raises(ConfigError, match=r"parameter 'last.weight' was put into"):
+                with pytest.raises(ConfigError, match=r"parameter 'last.weight' was added to"):
                     made.passed()
             setattr(model, name, before)
         model(x)

@@ -130,10 +130,10 @@ def test_what_a_step_replaces_is_in_the_block(rule: Rule) -> None:
     ("rule", "words"),
     [
         (late, "Own has made 'slow' for 'weight' later than in its first step"),
-        (dropped, "Own.step has taken 'm' out of the state of 'weight'"),
-        (other_type, "has made 'm' of 'weight' torch.float64 of shape"),
-        (other_shape, r"has made 'weight' torch.float32 of shape \(1, 3\)"),
-        (no_tensor, "has put a float in the place of the tensor 'm' of 'weight'"),
+        (dropped, "Own.step has removed 'm' from the state of 'weight'"),
+        (other_type, "has changed 'm' of 'weight' to torch.float64 of shape"),
+        (other_shape, r"has changed 'weight' to torch.float32 of shape \(1, 3\)"),
+        (no_tensor, "has replaced the tensor 'm' of 'weight' by a float"),
     ],
 )
 def test_what_has_no_place_in_the_block_is_refused(rule: Rule, words: str) -> None:

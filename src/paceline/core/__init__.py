@@ -1,11 +1,11 @@
-"""What happens in a run and what follows from it: facts in, decisions out, nothing else.
+"""The decisions of a run: facts in, orders out, nothing else.
 
-    coordinator    hears every fact, asks the protocol, answers with orders
-    ledger         which mini-batch is where; batches and cuts make them, prefetch keeps some
-    membership     who is alive, what each member is doing, and what a protocol may decide
+    coordinator    handles every fact, asks the protocol, returns orders
+    ledger         where each mini-batch is; batches and cuts make them, prefetch reserves some
+    membership     the live members, their state, and the decisions a protocol may make
     jobs           which member executes which update, and in which order
     rest_state     a run without its members, as a checkpoint holds it
-    stats          what a run counts while it goes, also in virtual time
+    stats          counters of a run, live or in virtual time
 
 Pure: no tensor, clock, thread or process.
 """

@@ -1,12 +1,12 @@
-"""How an epoch falls into batches, one an update, and each batch into mini-batches, one a push.
+"""Cut an epoch into batches, one an update, and each batch into mini-batches, one a push.
 
     positions   0 . . . . . . . . 1 . . . . . . . . 2 . .
     batches     |------- 0 ------|------- 1 -------|- 2 -|      the last may be short, or left out
     mini-batches|-- 0 --|-- 1 ---|-- 2 --|--- 3 ---|4 | 5|      here two pushes make an update
-    by columns  |-- 0 --|-- 1 ---|-- 2 --|--- 3 ---|- 4 -|      a short one as far as a full one is
+    by columns  |-- 0 --|-- 1 ---|-- 2 --|--- 3 ---|- 4 -|      a short batch at the same places
 
-It stands apart so that the ledger, the plan and an exchange between peers cut alike. It must not
-know who holds what.
+A module of its own, so that the ledger, the plan and an exchange between peers cut alike. It must
+not know who holds what.
 """
 
 from bisect import bisect_right
@@ -19,20 +19,20 @@ from ..errors import ConfigError
 from ..events import Lease
 
 Ends: TypeAlias = Sequence[int] | int
-"""Where the batches of one epoch end that is not as all others: each of them, or the last one of
-those of the usual size."""
+"""The ends of one epoch's batches, if they differ from other epochs': all of them, or the end of
+the last batch of the usual size."""
 
 
 class Batches:
-    """The batches of one epoch; a value that never changes.
+    """The batches of one epoch; immutable.
 
     Args:
         num_samples: positions an epoch has, >= 1.
         batch_size: samples an update averages, >= parts.
         parts: mini-batches a batch is cut into, one a push (the protocol's K).
         ends: where the batches of the user's own batch sampler end, instead of the two above.
-        keep_remainder: whether a last batch that is not full is used (torch: not drop_last).
-        has_columns: part j of every batch has the same places in it, also of one that is short.
+        keep_remainder: whether a short last batch is used (torch: not drop_last).
+        has_columns: part j has the same places in every batch, also in a short one.
     """
 
     __slots__ = (
@@ -61,52 +61,52 @@ class Batches:
         if self._ends is None:
             self._end = self._checked_end(num_samples, keep_remainder)
         num_batches = -(-self._end // batch_size) if self._ends is None else len(self._ends)
-        self.num_batches = num_batches  # an epoch has; the length of the loader
+        self.num_batches = num_batches  # of an epoch: the length of the loader
         sizes = [b - a for a, b in pairwise([0, *(self._ends or ())])]
         self._full = batch_size if not has_columns else max(sizes, default=batch_size)
         if has_columns:
             self._refuse_other_sizes(sizes)
-        self._counts = list(accumulate(map(self._parts_for, sizes)))  # leases, up to a batch
+        self._counts = list(accumulate(map(self._parts_for, sizes)))  # leases up to each batch
 
     def _checked_end(self, num_samples: int, keep_remainder: bool) -> int:
         if num_samples < 1:
             raise ConfigError(f"an epoch needs at least 1 sample, got {num_samples}")
         if self._batch_size < self._parts:
             raise ConfigError(
-                f"batch size must be >= {self._parts}, the pushes an update has, "
-                f"got {self._batch_size}; take a larger batch or fewer pushes an update"
+                f"batch size must be >= {self._parts}, the pushes of an update, "
+                f"got {self._batch_size}; use a larger batch or fewer pushes an update"
             )
         end = num_samples if keep_remainder else num_samples - num_samples % self._batch_size
         if end == 0:
             raise ConfigError(
                 f"{num_samples} samples do not fill one batch of {self._batch_size}, and the "
-                f"remainder is left out; take a smaller batch or keep it (drop_last=False)"
+                f"remainder is left out; use a smaller batch or keep it (drop_last=False)"
             )
         return end
 
     def _refuse_other_sizes(self, sizes: list[int]) -> None:
-        """Raise ConfigError where a column of one batch is none of another."""
-        odd = [size for size in sizes[:-1] if size != self._full]
-        if odd or self._full < self._parts:
+        """Raise ConfigError if the columns of the batches differ."""
+        other_sizes = [size for size in sizes[:-1] if size != self._full]
+        if other_sizes or self._full < self._parts:
             raise ConfigError(
-                f"sticky=True: a batch of {odd[0] if odd else self._full} samples among those of "
-                f"{self._full} cannot be shared out so that each worker keeps its part; let all "
-                f"batches but the last be of one size, >= {self._parts}"
+                f"sticky=True: a batch of {other_sizes[0] if other_sizes else self._full} samples "
+                f"among those of {self._full} cannot be shared out so that each worker keeps its "
+                f"part; make all batches but the last of one size, >= {self._parts}"
             )
 
     def with_ends(self, ends: Ends) -> "Batches":
-        """These batches with other ends, or as many of them as there are up to an end."""
+        """These batches with other ends, or up to an end."""
         if not isinstance(ends, int):
             return Batches(
                 self._end, self._batch_size, self._parts, ends=ends, has_columns=self.has_columns
             )
-        found = Batches(ends, self._batch_size, self._parts, has_columns=self.has_columns)
-        found._own_end = ends
-        return found
+        batches = Batches(ends, self._batch_size, self._parts, has_columns=self.has_columns)
+        batches._own_end = ends
+        return batches
 
     @property
     def end(self) -> int:
-        """Positions an epoch uses: a remainder that is left out does not count."""
+        """Positions that an epoch uses, without a remainder that is left out."""
         return self._end
 
     @property
@@ -133,7 +133,7 @@ class Batches:
         return bisect_right(self._ends, position)
 
     def cut(self, batch: int, epoch: int, first_id: int) -> list[Lease]:
-        """The batch in `parts` ranges, no empty ones; of a full one sizes differ by at most one."""
+        """Cut a batch into `parts` non-empty ranges; in a full batch sizes differ by at most 1."""
         parts = self._parts_of(batch)
         return [self._lease(batch, part, epoch, first_id + part) for part in range(parts)]
 
@@ -152,12 +152,12 @@ class Batches:
         full = size
         if self.has_columns:
             full, parts = self._full, self._parts
-        first, stop = (min(size, full * one // parts) for one in (part, part + 1))
+        first, stop = (min(size, full * border // parts) for border in (part, part + 1))
         return Lease(lease_id, epoch, start + first, start + stop)
 
     def part_at(self, position: int) -> int:
         """Which part of its batch begins at this position."""
-        return [one.start for one in self.cut(self.batch_at(position), 0, 0)].index(position)
+        return [lease.start for lease in self.cut(self.batch_at(position), 0, 0)].index(position)
 
     @property
     def num_leases(self) -> int:
@@ -183,7 +183,7 @@ class Batches:
             before = batch * self._parts
         else:
             before = self._counts[batch - 1] if batch else 0
-        return before + sum(one.start < position for one in self.cut(batch, 0, 0))
+        return before + sum(lease.start < position for lease in self.cut(batch, 0, 0))
 
 
 def _checked(ends: Sequence[int]) -> tuple[int, ...]:
@@ -195,20 +195,20 @@ def _checked(ends: Sequence[int]) -> tuple[int, ...]:
 
 
 class PeerLeases:
-    """The rounds of an epoch in which nobody is slow: whose leases are whose, from a position on.
+    """The leases of each member in the rounds of an epoch between peers, from a position on.
 
     Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps;
-    the last one, where there are fewer, deals them evenly; with columns member r has part r of the
-    batches [j H, (j + 1) H). Short rounds, which have one step, may come first. That is what
-    releases in member order cut, so members that exchange between themselves agree with the
-    coordinator without asking it (tests/core/test_coordinator.py holds it). A lease is cut when it
-    is asked for, so that an epoch of many costs no more than one of few.
+    the last round deals too few leases evenly; with columns member r has part r of the batches
+    [j H, (j + 1) H). Short rounds, which have one step, may come first. The coordinator cuts the
+    same when it releases in member order, so peers agree with it without asking
+    (tests/core/test_coordinator.py). A lease is cut when it is needed, so that a long epoch costs
+    no more than a short one.
 
     Args:
-        num_steps: of each member in a round that is not short.
+        num_steps: steps of each member in a round that is not short.
         num_short: rounds of one step, which come first.
-        position: where the first lease begins; others before it are done.
-        first_id: of that lease.
+        position: where the first lease begins; earlier ones are done.
+        first_id: the id of that lease.
     """
 
     __slots__ = (
@@ -231,7 +231,7 @@ class PeerLeases:
         return self._short + -(-num_later // (self._num_members * self._steps))
 
     def _steps_of(self, number: int) -> tuple[int, int]:
-        """Of a round: each member's steps before it, and in it."""
+        """Each member's steps before a round, and in it."""
         num_short = min(number, self._short)
         before = num_short + (number - num_short) * self._steps
         return before, 1 if number < self._short else self._steps
@@ -242,13 +242,13 @@ class PeerLeases:
         return self.begins_at(self.num_rounds - 1)
 
     def begins_at(self, number: int) -> int:
-        """The position where a round begins that has a lease; all before it is in earlier ones."""
+        """The position where a round with leases begins; those before are in earlier rounds."""
         before, _ = self._steps_of(number)
         index = self._first + before * self._num_members
         return self._batches.lease(index, self._epoch, 0).start
 
     def of(self, number: int, rank: int) -> list[Lease]:
-        """The leases of a member in a round; none where others take the last."""
+        """The leases of a member in a round; empty if others take the last ones."""
         if self._batches.has_columns:
             return self._of_column(number, rank)
         before, steps = self._steps_of(number)
@@ -262,23 +262,23 @@ class PeerLeases:
         ]
 
     def _of_column(self, number: int, rank: int) -> list[Lease]:
-        """The same where each member keeps its part: that of H batches, one after another."""
+        """The same if each member keeps its part: its part of H successive batches."""
         before, steps = self._steps_of(number)
         parts, first = self._num_members, self._first + before * self._num_members
         indices = range(first + rank, first + parts * steps, parts)
         return [
-            self._batches.lease(one, self._epoch, self._first_id + one - self._first)
-            for one in indices
-            if one < self._batches.num_leases
+            self._batches.lease(index, self._epoch, self._first_id + index - self._first)
+            for index in indices
+            if index < self._batches.num_leases
         ]
 
 
 def share(own: tuple[int, int], whole: tuple[int, int], position: int) -> Fraction:
-    """Where in ``own`` a position lies as it does in ``whole``: both are ``[start, stop)``."""
+    """Map a position of ``whole`` linearly into ``own``; both are ``[start, stop)``."""
     (first, last), (start, stop) = own, whole
     return first + Fraction((last - first) * (position - start), stop - start)
 
 
 def even_share(num_left: int, num_members: int, num_steps: int) -> int:
-    """Leases for the first of these members: its steps, or its even part of what is left."""
+    """Leases for the next member: its steps, or its even share of those that are left."""
     return min(num_steps, -(-num_left // num_members))

@@ -1,31 +1,30 @@
-"""The run itself: what it hears, in its order, decides everything that follows.
+"""The coordinator of a run: it turns facts, in the order in which they arrive, into orders.
 
-It joins three pure things, the protocol (who waits, whose work counts), the ledger (which lease
-is where) and the membership, and turns facts into orders. Every engine runs this one object, so a
-prediction, a live run and a replay decide alike.
+It joins three pure parts, the protocol (who waits, whose work counts), the ledger (where each lease
+is) and the membership. Every engine runs this one class, so a prediction, a live run and a replay
+make the same decisions.
 
     fact -> is it legal? -> protocol -> are its decisions legal? -> carried out -> settled -> orders
 
-    settled:  1  who is pending and can be served is granted: a ticket, leases, the newest version
+    settled:  1  pending members that can be served are granted: a ticket, leases, newest version
               2  if nobody is at work and no lease is free, the protocol hears Exhausted; again 1
               3  if every lease is retired or dropped, the epoch ends
-              4  members that fetch ahead have fresh leases reserved
+              4  fresh leases are reserved for members that fetch ahead
 
-In the tail the pending get copies of leases at work, where the protocol allows it: the first push
-wins, the coordinator cancels the others itself, and to the protocol they work on. A push whose
-ticket is not current is late and changes nothing.
+At the end of an epoch pending members get copies of leases at work, if the protocol allows it: the
+first push wins, and the coordinator itself cancels the others, which for the protocol still work. A
+push whose ticket is not current is late and changes nothing.
 
-A push that weighs nothing (the script did nothing with its mini-batch) is a push to the protocol,
-so members stay in step; what the protocol applies is split:
+A push that weighs nothing (the script did nothing with its mini-batch) is a push for the protocol,
+so members stay in step; an Apply with such pushes is split:
 
     Apply(a, b, c), b weighs nothing  ->  Retire(b), Apply(a, c)      all weigh nothing: no update
 
-A script that leaves its loop early ends the epoch for all: nothing more is handed out, and what is
-at work is the last of it.
+A script that leaves its loop early ends the epoch for all: nothing more is handed out, and only
+work in flight is finished.
 
-Over 300 lines, in one file: facts, decisions and settling change the same books in one turn, and
-whoever reads one of them has to see the others. This module must not know of tensors, processes,
-clocks or the network.
+Over 300 lines, in one file: facts, decisions and settling change the same state in one turn, and
+must be read together. This module must not know tensors, processes, clocks or the network.
 """
 
 from collections.abc import Sequence
@@ -63,22 +62,22 @@ from .stats import Stats
 class Coordinator:
     """Protocol, ledger and membership of one run.
 
-    Invariant: every push meets exactly one of Apply, Discard and Late. An illegal fact raises
-    ProtocolError and changes nothing; an illegal decision is refused before the books change
+    Invariant: every push ends in exactly one of Apply, Discard and Late. An illegal fact raises
+    ProtocolError and changes nothing; an illegal decision is refused before any state changes
     (tests/core/test_legality.py, tests/support/driver.py).
     """
 
     def __init__(self, protocol: SyncProtocol, ledger: Ledger) -> None:
         self.version = 0
-        self.epoch = -1  # the one that is open, or was last
+        self.epoch = -1  # that is open, or was open last
         self.is_epoch_open = False
         self.is_cut_off = False  # inside the epoch, waiting for members to go on with it
         self.last_stats = Stats()
         self._protocol = protocol
-        self._unheard = protocol.state()  # of a protocol that has heard nothing
+        self._initial = protocol.state()  # before any fact
         self._ledger = ledger
         self._members = Membership()
-        self._weightless: set[Ticket] = set()  # of what is gathered
+        self._weightless: set[Ticket] = set()  # gathered pushes that weigh nothing
         self._outside: set[int] = set()  # members whose script has left this epoch's loop
         self._num_unused = 0  # samples of this epoch that were never handed out
 
@@ -89,28 +88,28 @@ class Coordinator:
 
     @property
     def live_members(self) -> list[int]:
-        """Who is alive, in member order."""
+        """The live members, in order."""
         return sorted(self._members.live)
 
     def is_at_work(self, member: int) -> bool:
         """Whether this live member has a current ticket."""
         return self._members.is_at_work(member)
 
-    # -- what an engine says ------------------------------------------------------------------
+    # -- calls of an engine -------------------------------------------------------------------
 
     def hear(self, fact: Fact) -> list[Order]:
-        """What follows from this fact, in the order in which it is to be done."""
+        """Handle a fact; returns the orders that follow, to be carried out in this order."""
         orders: list[Order] = []
         if self._is_news(fact, orders):
             decisions = self._ask(fact)
             self._book(fact, orders)
-            # What a stalled member held is handed on, never dropped: its update needs it.
+            # The leases of a stalled member are never dropped: its update needs them.
             self._carry_out(decisions, orders, is_abandoned=not isinstance(fact, Stalled))
             self._settle(fact.at_s, orders)
         return orders
 
     def open_epoch(self, at_s: float, batch_ends: Ends | None = None) -> list[Order]:
-        """Begin the next epoch, or go on with one that was cut off: the pending are granted."""
+        """Begin the next epoch, or resume one that was cut off; pending members are granted."""
         if self.is_epoch_open:
             raise ProtocolError(f"epoch {self.epoch} has not ended")
         if not self.is_cut_off:
@@ -128,13 +127,14 @@ class Coordinator:
         return self._ledger.first_id(position)
 
     def begins_at(self, position: int) -> bool:
-        """Whether members who cut this epoch by themselves can begin there."""
+        """Whether peers, which cut this epoch by themselves, can begin at this position."""
         return self._ledger.begins_at(position)
 
     def leave_epoch(self, member: int, kept: Sequence[int], at_s: float) -> list[Order]:
         """A script left its loop before the epoch's end: nothing more is handed out in it.
 
-        What the member has at work is done unused, but for the leases that are ``kept``.
+        Args:
+            kept: ids of leases at work that count; the member's others end unused.
         """
         if not self.is_epoch_open or member not in self._members.live:
             return []
@@ -148,7 +148,7 @@ class Coordinator:
         return orders
 
     def end_stream(self, epoch: int, end: int, at_s: float) -> list[Order]:
-        """The stream of this epoch ends before position ``end``, as somebody found who read it."""
+        """Note that the stream of this epoch ends before position ``end``."""
         orders: list[Order] = []
         if self.is_epoch_open and epoch == self.epoch and self._ledger.end is None:
             self._ledger.end_at(end)
@@ -160,14 +160,14 @@ class Coordinator:
         return self._ledger.done_with()
 
     def leases_of(self, ticket: Ticket) -> tuple[Lease, ...]:
-        """What a current ticket holds; none for any other."""
+        """The leases of a current ticket; empty for any other."""
         granted = self._members.ticket_for(ticket)
         return () if granted is None else self._ledger.leases_of(granted)
 
     def extend(self, ticket: Ticket) -> Lease | None:
         """One more lease on a ticket at work (gradient accumulation); None if none is free.
 
-        None also when the ticket is no longer current: its cancellation is on the way.
+        None also if the ticket is no longer current: its cancellation is on the way.
         """
         granted = self._members.ticket_for(ticket)
         if granted is None:
@@ -175,21 +175,21 @@ class Coordinator:
         return self._ledger.extend(granted, self.live_members if self._protocol.is_spmd else ())
 
     def give_back(self, ticket: Ticket, at_s: float) -> list[Order]:
-        """The member skips this work: its leases return or are dropped, and it is granted anew.
+        """The member skips this work: its leases return or are dropped, and it gets new ones.
 
-        Nothing follows when the ticket is no longer current: its cancellation is on the way.
+        No orders if the ticket is no longer current: its cancellation is on the way.
         """
         orders: list[Order] = []
         if (granted := self._members.ticket_for(ticket)) is not None:
             self._members.withdraw(granted.member)
-            # Granted before the leases return, or it would be handed the same ones again.
+            # Grant before the leases return, or it would get the same ones again.
             self._grant(granted.member, orders)
             self._ledger.give_up(granted, is_abandoned=True)
             self._settle(at_s, orders)
         return orders
 
     def set_lookahead(self, member: int, depth: int) -> None:
-        """Keep `depth` leases for this member to fetch ahead, from its next grant on; 0: none."""
+        """Reserve `depth` leases for this member to prefetch, from its next grant on."""
         self._members.check_known(member)
         if member in self._members.live:
             self._ledger.lookahead.set_depth(member, depth)
@@ -197,7 +197,7 @@ class Coordinator:
     def stop(self, at_s: float) -> list[Order]:
         """End the run here: work in flight and pushes not applied return, all members leave.
 
-        What is left can be saved, and new members can go on from it.
+        The state can be saved then, and new members can go on from it.
         """
         orders: list[Order] = []
         for pushed in self._ledger.gathered():
@@ -207,16 +207,16 @@ class Coordinator:
                 self._cancel(Cancel(member), orders, is_abandoned=False)
             self._ledger.forget(member, is_for_good=False)
             self._book(Left(member, at_s), orders)
-        self._protocol.load(at_rest(self._protocol, self._unheard))
+        self._protocol.load(at_rest(self._protocol, self._initial))
         self._outside.clear()
         if not self.is_epoch_open and not self._ledger.is_done:
-            self.is_cut_off = True  # what rode on to the next epoch has returned
+            self.is_cut_off = True  # leases that rode on to the next epoch have returned
         return orders
 
     # -- facts --------------------------------------------------------------------------------
 
     def _is_news(self, fact: Fact, orders: list[Order]) -> bool:
-        """Whether anything can follow from a fact. Raises ProtocolError if it cannot be true."""
+        """Whether a fact can have consequences. Raises ProtocolError if it cannot be true."""
         members = self._members
         if isinstance(fact, Pushed):
             granted = members.ticket_for(fact.ticket)
@@ -230,27 +230,25 @@ class Coordinator:
             members.check_new(fact.member)
             return True
         if isinstance(fact, Exhausted):
-            raise ProtocolError(f"{fact!r}: no engine can know this, the coordinator finds it out")
+            raise ProtocolError(f"{fact!r}: only the coordinator itself can find this out")
         members.check_known(fact.member)
-        return fact.member in members.live  # or its end was noticed twice
+        return fact.member in members.live  # else its end was noticed twice
 
     def _check(self, fact: Pushed, granted: Ticket) -> None:
-        """Raise ProtocolError unless a push can be what its ticket says."""
+        """Raise ProtocolError if a push contradicts its ticket."""
         if not granted.version <= fact.ticket.version <= self.version:
             raise ProtocolError(
-                f"{fact!r}: a push has a version from {granted.version} (granted) to "
+                f"{fact!r}: the version of a push must be from {granted.version} (granted) to "
                 f"{self.version} (newest)"
             )
         if fact.num_samples < 0 or not fact.share >= 0.0 or fact.num_samples < (fact.share > 0.0):
-            raise ProtocolError(f"{fact!r}: a push that weighs something has at least 1 sample")
+            raise ProtocolError(f"{fact!r}: a push with a weight has at least 1 sample")
         if fact.kept or fact.unused:
             held = {lease.id for lease in self._ledger.leases_of(granted)}
             if len({*fact.kept, *fact.unused}) < len(fact.kept) + len(fact.unused) or (
                 not held.issuperset((*fact.kept, *fact.unused))
             ):
-                raise ProtocolError(
-                    f"{fact!r}: a push keeps or leaves leases that it does not hold"
-                )
+                raise ProtocolError(f"{fact!r}: a push can keep or leave only leases that it holds")
 
     def _book(self, fact: Fact, orders: list[Order]) -> None:
         members = self._members
@@ -276,7 +274,7 @@ class Coordinator:
             self._ledger.take_back(fact.member)
 
     def _call_off(self, beaten: Sequence[Ticket], orders: list[Order]) -> None:
-        """Another was first with a lease that these hold copies of."""
+        """Cancel tickets with copies of a lease for which another member's push was first."""
         for ticket in beaten:
             self._members.withdraw(ticket.member)
             self._ledger.give_up(ticket, is_abandoned=False)
@@ -307,10 +305,10 @@ class Coordinator:
 
     def _apply(self, update: Apply, orders: list[Order]) -> None:
         if self._weightless:
-            lighter = self._split(update, orders)
-            if lighter is None:
+            weighted = self._split(update, orders)
+            if weighted is None:
                 return
-            update = lighter
+            update = weighted
         staleness_versions = self.last_stats.staleness_versions
         for pushed in update.tickets:
             lag = self.version - pushed.version
@@ -321,25 +319,25 @@ class Coordinator:
         orders.append(update)
 
     def _split(self, update: Apply, orders: list[Order]) -> Apply | None:
-        """The update without the pushes that weigh nothing, which end here; None: no update."""
-        nothing = tuple(one for one in update.tickets if one in self._weightless)
-        if not nothing:
+        """The update without pushes that weigh nothing, which are retired; None: no update."""
+        weightless = tuple(ticket for ticket in update.tickets if ticket in self._weightless)
+        if not weightless:
             return update
-        for pushed in nothing:
+        for pushed in weightless:
             self._ledger.retire(pushed, self.version)
-        self._weightless.difference_update(nothing)
-        orders.append(Retire(nothing))
+        self._weightless.difference_update(weightless)
+        orders.append(Retire(weightless))
         pairs = [
             pair
             for pair in zip(update.tickets, update.weights, strict=True)
-            if pair[0] not in nothing
+            if pair[0] not in weightless
         ]
         return Apply(*zip(*pairs, strict=True)) if pairs else None
 
     def _cancel(self, cancel: Cancel, orders: list[Order], *, is_abandoned: bool) -> None:
         ticket = self._members.end_work(cancel.member)
         if ticket is None:
-            del self._members.pending[cancel.member]  # it had nothing to abandon yet
+            del self._members.pending[cancel.member]  # it has no work to abandon yet
             return
         self._ledger.give_up(ticket, is_abandoned=is_abandoned)
         self.last_stats.cancelled += 1
@@ -354,7 +352,7 @@ class Coordinator:
     # -- settling -----------------------------------------------------------------------------
 
     def _settle(self, at_s: float, orders: list[Order]) -> None:
-        """Do what has become possible; the numbers are those of the drawing above."""
+        """Do what has become possible; numbers as in the module docstring."""
         if not self.is_epoch_open:
             return
         ledger, members = self._ledger, self._members
@@ -370,12 +368,14 @@ class Coordinator:
                 self.is_epoch_open = False
                 orders.append(EpochEnd(self.epoch, self.version, self._num_unused))
             elif ledger.has_gathered:
-                raise ProtocolError(f"{self._protocol} kept {ledger.gathered()} when exhausted")
+                raise ProtocolError(
+                    f"{self._protocol} left {ledger.gathered()} unused when exhausted"
+                )
         if ledger.lookahead.is_used:  # 4
             protocol = self._protocol
             ledger.look_ahead(
                 protocol.long_steps, num_single=protocol.num_short - 1, in_step=protocol.is_spmd
-            )  # one short round is at work
+            )  # one of the short rounds is at work
             self._tell_upcoming(orders)
 
     def _serve(self, orders: list[Order]) -> None:
@@ -392,14 +392,14 @@ class Coordinator:
                     return
 
     def _share_evenly(self, member: int, num_waiting: int) -> None:
-        """In an epoch's tail none of those who wait gets all its steps and another nothing."""
+        """At the end of an epoch, share the remaining steps evenly among those who wait."""
         pending, num_steps = self._members.pending, self._protocol.num_steps
         if num_steps > 1:
             num_free = self._ledger.num_free(num_waiting * num_steps)
             pending[member] = max(1, even_share(num_free, num_waiting, num_steps))
 
     def _grant(self, member: int, orders: list[Order], *, may_copy: bool = False) -> bool:
-        """Give a pending member leases; False if there are none for it."""
+        """Grant leases to a pending member; False if there are none."""
         members = self._members
         ticket = Ticket(member, members.live[member].next_serial, self.version)
         leases = self._ledger.hand_out(ticket, members.pending[member])
@@ -420,7 +420,7 @@ class Coordinator:
     # -- saving -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON can carry it; coordinators of equal states go on alike."""
+        """The whole state, as JSON; coordinators with equal states go on alike."""
         return {
             "version": self.version,
             "epoch": self.epoch,
@@ -435,33 +435,33 @@ class Coordinator:
         }
 
     def resting_state(self) -> dict[str, Any]:
-        """`state()` after a `stop()`, while the run goes on: what a checkpoint holds."""
-        state = resting(self.state(), at_rest(self._protocol, self._unheard))
+        """The `state()` that a `stop()` would leave, for a checkpoint while the run goes on."""
+        state = resting(self.state(), at_rest(self._protocol, self._initial))
         is_over = self.is_between_epochs and not self._ledger.has_riding
         return {**state, "is_epoch_open": not is_over}
 
     @property
     def has_used_nothing(self) -> bool:
-        """Whether this epoch is over, or over soon since scripts have left it, and all unused."""
+        """Whether this epoch is over or has been left by scripts, with no sample used."""
         is_closed = self.is_between_epochs or bool(self._outside)
         return is_closed and self._ledger.is_unused
 
     @property
     def has_riding(self) -> bool:
-        """Whether samples of this epoch wait for a push to come."""
+        """Whether samples of this epoch ride on a later push."""
         return self._ledger.has_riding
 
     def frontier(self) -> int | None:
-        """While nobody works: the position before which all samples are used, and after it none."""
+        """See ``rest_state.frontier``; valid while nobody works."""
         return frontier(self._ledger.state(), self._ledger.every_epoch)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Become a resting state; an epoch that was open goes on with the next `open_epoch`."""
+        """Restore a resting state; an open epoch goes on with the next `open_epoch`."""
         self.load(state)
         self.is_epoch_open, self.is_cut_off = False, self.is_epoch_open
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become what `state()` described; protocol and ledger must be made with the same sizes."""
+        """Restore a `state()`; protocol and ledger must have been made with the same sizes."""
         self.version = state["version"]
         self.epoch = state["epoch"]
         self.is_epoch_open = state["is_epoch_open"]

@@ -1,11 +1,11 @@
-"""The leases of one epoch, cut out of its batches when the first of a batch is wanted.
+"""The leases of one epoch, cut from its batches one batch at a time, when needed.
 
-    taken                 cut, and not taken yet     to be cut
+    taken                 cut, and not taken yet     not cut yet
     |--0--|--1--|--2--|   |--3--|                    ...            has_more: any of the last two
 
-The end of a stream is found while it is read, so it may come when leases behind it are cut: those
-that nobody has taken were never there, those that are taken stay, and the ledger knows which. It
-must not know who holds what.
+The end of a stream is found while it is read, when leases after it may already be cut: those not
+taken are deleted, those taken stay, and the ledger knows which. This module must not know who holds
+what.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ from .batches import Batches
 
 
 class Cuts:
-    """The leases of one epoch: cut a batch at a time, when the first of them is wanted."""
+    """The leases of one epoch, cut one batch at a time."""
 
     __slots__ = ("_epoch", "_first_id", "_next_batch", "_num_taken", "batches", "end", "leases")
 
@@ -43,7 +43,7 @@ class Cuts:
         return self._first_id + len(self.leases)
 
     def take(self) -> Lease | None:
-        """The next lease that was never taken; None at the end of the epoch."""
+        """Take the next lease; None at the end of the epoch."""
         if self._num_taken == len(self.leases):
             if self._next_batch == self.batches.num_batches:
                 return None
@@ -54,7 +54,7 @@ class Cuts:
         return lease
 
     def end_at(self, position: int) -> None:
-        """There is nothing at this position, nor after it: no lease from there on is taken."""
+        """End the stream before this position: no lease from there on is taken."""
         self.end = position = min(position, self.batches.end)
         index = bisect_left(self.leases, position, key=attrgetter("start"))
         del self.leases[max(index, self._num_taken) :]
@@ -63,16 +63,16 @@ class Cuts:
         self._next_batch = min(self._next_batch, self.batches.num_batches)
 
     def cut_off(self) -> None:
-        """There is nothing behind what was taken; nobody has found an end."""
+        """End after the last lease taken; the stream's end stays unknown."""
         del self.leases[self._num_taken :]
         self._next_batch = self.batches.num_batches
 
     def is_beyond(self, lease: Lease) -> bool:
-        """Whether it lies behind the end that was found."""
+        """Whether the lease is after the end of the stream, if that is known."""
         return self.end is not None and lease.start >= self.end
 
     def num_left(self, at_most: int) -> int:
-        """How many can still be taken, counted up to this number."""
+        """How many leases can still be taken, counted up to ``at_most``."""
         num_left, batch = len(self.leases) - self._num_taken, self._next_batch
         while num_left < at_most and batch < self.batches.num_batches:
             start, end = self.batches.bounds(batch)
@@ -81,7 +81,7 @@ class Cuts:
         return min(num_left, at_most)
 
     def index(self, lease_id: int) -> int:
-        """Where in `leases` this one is."""
+        """The index of this lease in `leases`."""
         return lease_id - self._first_id
 
     def by_id(self, lease_id: int) -> Lease:
@@ -89,11 +89,12 @@ class Cuts:
         return self.leases[lease_id - self._first_id]
 
     def begins_at(self, position: int) -> bool:
-        """Whether a lease of the epoch begins there, or it ends there."""
+        """Whether a lease of the epoch begins at this position, or the epoch ends there."""
         batches = self.batches
         if position >= batches.end:
             return True
-        return any(one.start == position for one in batches.cut(batches.batch_at(position), 0, 0))
+        leases = batches.cut(batches.batch_at(position), 0, 0)
+        return any(lease.start == position for lease in leases)
 
     def first_id(self, position: int) -> int:
         """The id of the first lease from ``position`` on; 0: there is none."""
@@ -107,14 +108,14 @@ class Cuts:
         return self.next_id + num_before - batches.num_leases_before(cut_until)
 
     def all(self) -> list[Lease]:
-        """All leases of the epoch in cut order, those to come included; changes nothing."""
+        """All leases of the epoch in cut order, future ones included; changes nothing."""
         cuts = list(self.leases)
         for batch in range(self._next_batch, self.batches.num_batches):
             cuts += self.batches.cut(batch, self._epoch, self._first_id + len(cuts))
         return cuts
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON can carry it."""
+        """The whole state, as JSON."""
         return {
             "batch_ends": self.batches.own_ends,
             "end": self.end,
@@ -128,7 +129,7 @@ class Cuts:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], batches: Batches) -> "Cuts":
-        """What `state()` described; `batches` give the sizes."""
+        """Restore a `state()`; `batches` give the sizes."""
         ends = state["batch_ends"]
         cuts = cls(
             batches if ends is None else batches.with_ends(ends), state["epoch"], state["first_id"]

@@ -1,10 +1,10 @@
-"""Which member executes which update, and in which order: Apply becomes jobs.
+"""Turn Apply decisions into jobs: which member executes which update, and in which order.
 
 A pushed gradient is added to the sum by the member that pushed it; the push that completes an
 update also finishes it. So the work of an update is done by members that would wait anyway, and
-the coordinator never touches a tensor. A job whose member died is handed to another one.
-A push is added when it arrives, so what the staleness rule leaves of it is given then, and held
-against the weights when the update is decided. This module must not know sockets or tensors.
+the coordinator never touches a tensor. A job whose member died goes to another one. A push is added
+when it arrives, so its staleness scale is fixed then, and compared with the weights when the update
+is decided. This module must not know sockets or tensors.
 """
 
 from collections import deque
@@ -24,11 +24,11 @@ _WEIGHT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What came with a push beside the fact.
+    """The data of a push that are not part of the fact.
 
     Attributes:
         stepped: see ``Told``.
-        steps_again: the same: at the version that it makes no checkpoint can be taken.
+        steps_again: see ``Told``: no checkpoint can be taken at the version that it makes.
     """
 
     fault: int
@@ -43,9 +43,9 @@ class Jobs:
     Args:
         send: sends a message to a member.
         seats: the seat of each member.
-        num_done: how many jobs are done by now.
-        samples_per_update: what a whole update averages; sums are weighted with it in advance.
-        staleness: what a push is worth by its lag.
+        num_done: returns how many jobs are done.
+        samples_per_update: samples of a whole update; sums are weighted with it in advance.
+        staleness: scales pushes by their lag.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Jobs:
         self._number = 0
         self._version = 0
         self._summed: dict[Ticket, float] = {}
-        self._scales: list[float] = []  # of those, in the same order
-        self._stepped: list[int] = []  # the same: which of several optimizers each is a step of
+        self._scales: list[float] = []  # of the summed pushes, in the same order
+        self._stepped: list[int] = []  # likewise: which of several optimizers each push steps
         self._faults = 0
         self._overflow_version = NO_OVERFLOW
         self._clip = UNCLIPPED
         self._copy = 0
         self._idle: set[int] = set()
         self._open: deque[tuple[int, Job]] = deque()
-        """Jobs that may not be done yet, and who does them."""
+        """Jobs that may not be done yet, with the member that does each."""
 
     def settle(self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None) -> None:
-        """Turn the answer to ``cause`` into jobs, before its grants are sent."""
+        """Turn the orders that follow from ``cause`` into jobs, before grants are sent."""
         pushed = cause if isinstance(cause, Pushed) else None
         if pushed is not None:
             self._idle.add(pushed.ticket.member)
@@ -92,56 +92,56 @@ class Jobs:
                 self._idle.discard(order.ticket.member)
 
     def ask_copy(self, number: int) -> None:
-        """Have the version of the next update pinned for this checkpoint; 0: no longer."""
+        """Pin the version of the next update for this checkpoint; 0: cancel that."""
         self._copy = number
 
     def _give_copy(self, orders: Sequence[Order], pushed: Pushed | None) -> None:
-        """Before the grants: who made the version still waits, and nobody changes it now.
+        """Send the copy job before the grants, while the new version cannot change.
 
-        Not at an epoch's end: there one may be taken before the next begins.
+        Not at an epoch's end: there a checkpoint may be taken before the next one begins.
         """
         if self._copy and makes_border(orders):
-            member = pushed.ticket.member if pushed is not None else self._heir()
+            member = pushed.ticket.member if pushed is not None else self._substitute()
             self._give(member, Copy(self._next(), self._copy))
             self._copy = 0
 
     def joined(self, member: int) -> None:
-        """A new member can be given jobs."""
+        """Note a new member, which can do jobs."""
         self._live.add(member)
 
     def is_held_by(self, member: int) -> bool:
-        """Whether this member has to do the next job."""
+        """Whether the next job is this member's."""
         num_done = self._num_done()
-        return any(holder == member for holder, one in self._open if one.job == num_done + 1)
+        return any(holder == member for holder, job in self._open if job.job == num_done + 1)
 
     def needs(self, seat: int) -> bool:
-        """Whether what was pushed from this seat is still to be added, or to make an update."""
+        """Whether an open job still reads the push of this seat."""
         num_done = self._num_done()
         return any(
-            isinstance(one, Add | Finish) and one.job > num_done and one.seat == seat
-            for _, one in self._open
+            isinstance(job, Add | Finish) and job.job > num_done and job.seat == seat
+            for _, job in self._open
         )
 
     def idle(self, member: int) -> None:
-        """This member waits for orders and can do jobs."""
+        """Note that this member waits for orders and can do jobs."""
         self._idle.add(member)
 
     def left(self, member: int) -> None:
-        """Hand the open jobs of a dead member to another one, in order."""
+        """Give the open jobs of a dead member to another one, in order."""
         self._idle.discard(member)
         self._live.discard(member)
         self._prune()
         if any(holder == member for holder, _ in self._open):
-            heir = self._heir()
-            for holder, one in self._open:
+            substitute = self._substitute()
+            for holder, job in self._open:
                 if holder == member:
-                    self._send(heir, one)
+                    self._send(substitute, job)
             self._open = deque(
-                (heir if holder == member else holder, one) for holder, one in self._open
+                (substitute if holder == member else holder, job) for holder, job in self._open
             )
 
     def forget(self) -> None:
-        """Drop what is summed but not applied: the run stops."""
+        """Drop pushes that are summed but not applied: the run stops."""
         self._clear()
 
     def _clear(self) -> None:
@@ -150,11 +150,13 @@ class Jobs:
         self._stepped.clear()
 
     def jump(self, version: int) -> None:
-        """The members made updates among themselves up to ``version``."""
+        """Note that the members made updates among themselves up to ``version``."""
         self._version = version
 
     def _take(self, pushed: Pushed, payload: Payload, orders: Sequence[Order]) -> None:
-        is_alone = any(type(o) is Apply and o.tickets == (pushed.ticket,) for o in orders)
+        is_alone = any(
+            type(order) is Apply and order.tickets == (pushed.ticket,) for order in orders
+        )
         is_first = not self._summed
         if is_first:
             self._faults, self._clip = 0, payload.clip
@@ -163,7 +165,8 @@ class Jobs:
         if payload.fault == FOUND_INF:
             self._overflow_version = max(self._overflow_version, pushed.ticket.version)
         if payload.clip != self._clip:
-            seats = [self._seats[one.member] for one in (next(iter(self._summed)), pushed.ticket)]
+            tickets = (next(iter(self._summed)), pushed.ticket)
+            seats = [self._seats[ticket.member] for ticket in tickets]
             raise clip_conflict(seats[0], self._clip, seats[1], payload.clip)
         self._summed[pushed.ticket] = pushed.share
         self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
@@ -183,7 +186,7 @@ class Jobs:
         total = sum(self._summed.values())
         self._check_weights(order, total)
         is_alone = pushed is not None and order.tickets == (pushed.ticket,)
-        member = pushed.ticket.member if pushed is not None else self._heir()
+        member = pushed.ticket.member if pushed is not None else self._substitute()
         scale = self._scales[0] if is_alone else self._target / total
         factors = self._factors(total)
         self._clear()
@@ -196,30 +199,30 @@ class Jobs:
             self._give(member, Finish(self._next(), *update))
 
     def _factors(self, total: float) -> tuple[float, ...]:
-        """What makes the mean of all pushes that of those which are a step of each optimizer.
+        """Per optimizer: turns the mean of all pushes into that of the pushes that step it.
 
         Raises:
-            ConfigError: they are not all a step of the same ones, and their mean is clipped.
+            ConfigError: they do not all step the same optimizers, and their mean is clipped.
         """
         if len(set(self._stepped)) < 2:
             return ()
         if self._clip != UNCLIPPED:
             raise ConfigError(
-                "pushes of one update are steps of different optimizers, and it is clipped as a "
-                "whole: step all optimizers in every block, or use full-sync, where each step is "
+                "the pushes of one update are steps of different optimizers, but it is clipped as "
+                "a whole: step all optimizers in every block, or use full-sync, where each step is "
                 "an update of its own"
             )
-        every, factors = 0, []
-        for one in self._stepped:
-            every |= one
-        for bit in range(every.bit_length()):
+        all_stepped, factors = 0, []
+        for stepped in self._stepped:
+            all_stepped |= stepped
+        for bit in range(all_stepped.bit_length()):
             pairs = zip(self._summed.values(), self._stepped, strict=True)
-            share = sum(share for share, one in pairs if one >> bit & 1)
+            share = sum(share for share, stepped in pairs if stepped >> bit & 1)
             factors.append(total / share if share else 1.0)
         return tuple(factors)
 
     def _check_weights(self, order: Apply, total: float) -> None:
-        """Whether what was summed is what was decided."""
+        """Check that pushes were summed with the weights that were decided."""
         if self._rule is WHOLE:
             return
         weights = dict(zip(order.tickets, order.weights, strict=True))
@@ -227,7 +230,7 @@ class Jobs:
             summed = scale * share / total
             if abs(summed - weights[ticket]) > _WEIGHT_TOLERANCE:
                 raise ProtocolError(
-                    f"{ticket!r} was decided to weigh {weights[ticket]}, but {summed} was summed"
+                    f"{ticket!r} should weigh {weights[ticket]}, but was summed with {summed}"
                 )
 
     def _next(self) -> int:
@@ -246,15 +249,15 @@ class Jobs:
         while self._open and self._open[0][1].job <= num_done:
             self._open.popleft()
 
-    def _heir(self) -> int:
-        """Who does a job that has nobody: a member that waits, or one that soon will."""
+    def _substitute(self) -> int:
+        """The member for a job without one: a member that waits, or one that soon will."""
         if not self._live:
-            raise ProtocolError("a job is left over and nobody is alive to do it")
+            raise ProtocolError("a job is left over, but no member is alive to do it")
         return min(self._idle or self._live)
 
 
 def makes_border(orders: Sequence[Order]) -> bool:
-    """Whether these orders make a version inside an epoch, where a checkpoint can be taken."""
+    """Whether these orders make a version inside an epoch, at which a checkpoint is possible."""
     kinds = {type(order) for order in orders}
     return Apply in kinds and EpochEnd not in kinds
 

@@ -1,9 +1,9 @@
-"""What a run counts while it goes: cheap numbers, for the live table, the forecast and the tests.
+"""Counters of a run while it goes: cheap numbers for the live table, the forecast and the tests.
 
-The trace tells everything; these are for whoever cannot wait for it, or runs in virtual time
-without one. They must cost next to nothing: one addition an event. Which of a script's own metrics
-is the accuracy is found by its name. Above 300 lines with what is counted of live workers. This
-module must not know how a run is driven.
+The trace has everything; these are for use during the run, or in virtual time without a trace. They
+must cost next to nothing: one addition an event. Which of a script's own metrics is the accuracy is
+found by its name. Above 300 lines with the statistics of live workers. This module must not know
+how a run is driven.
 """
 
 import math
@@ -21,7 +21,7 @@ from ..events import Ticket
 
 
 class Stats:
-    """What a run has counted so far."""
+    """The counters of a run."""
 
     __slots__ = ("cancelled", "discarded", "late", "staleness_versions", "updates")
 
@@ -30,25 +30,27 @@ class Stats:
         self.late = 0
         self.discarded = 0
         self.cancelled = 0
-        self.staleness_versions: dict[int, int] = {}  # lag of a push at its update -> how many
+        self.staleness_versions: dict[
+            int, int
+        ] = {}  # lag of a push at its update -> number of pushes
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON can carry it."""
+        """The whole state, as JSON."""
         counters = {name: getattr(self, name) for name in self.__slots__}
         return counters | {"staleness_versions": sorted(map(list, self.staleness_versions.items()))}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become what `state()` described."""
+        """Restore a `state()`."""
         for name in self.__slots__:
             setattr(self, name, state[name])
         self.staleness_versions = dict(state["staleness_versions"])
 
 
 class SlowWorker(NamedTuple):
-    """A worker whose usual step takes longer than the others'; all are medians, in seconds.
+    """A worker whose typical step takes longer than the others'; medians, in seconds.
 
     Attributes:
-        input_s, others_input_s: of their steps, until the batches were there.
+        input_s, others_input_s: the part of a step that waits for its batches.
     """
 
     worker: int
@@ -59,25 +61,25 @@ class SlowWorker(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How many times as long."""
+        """Ratio of its step time to the others'."""
         return self.usual_s / self.others_s if self.others_s else math.inf
 
     @property
     def is_by_input(self) -> bool:
-        """Whether most of what its step takes longer is its input."""
+        """Whether most of the extra time is input."""
         return 2.0 * (self.input_s - self.others_input_s) >= self.usual_s - self.others_s
 
 
 class ServiceTimes:
-    """How long each worker's steps take, and who is slow.
+    """The step times of each worker, and which workers are slow.
 
-    Slow is who takes at least 1.5 times as long as the others, median against median, if three
+    A worker is slow if its median step takes at least 1.5 times the others' median, if three
     quarters of its steps also take longer than three quarters of theirs, and if chance would hardly
-    rank its steps so high among theirs (4 standard deviations of the Mann-Whitney statistic): a few
-    long steps make nobody slow, and neither do steps that vary much for everybody.
+    rank its steps so high (4 standard deviations of the Mann-Whitney statistic): neither a few long
+    steps nor a high variance in all workers make a worker slow.
 
     Args:
-        num_kept: steps of each worker that count, the newest ones.
+        num_kept: newest steps of each worker that count.
     """
 
     _LEAST_STEPS, _LEAST_FACTOR, _LEAST_DEVIATIONS = 8, 1.5, 4.0
@@ -88,7 +90,7 @@ class ServiceTimes:
         self._inputs_s: dict[int, deque[float]] = {}
 
     def add(self, worker: int, step_s: float, input_s: float = 0.0) -> None:
-        """A step of this worker took so long; ``input_s``: until its batches were there."""
+        """Add a step of this worker; ``input_s``: its wait for batches."""
         steps_s = self._steps_s.get(worker)
         if steps_s is None:
             steps_s = self._steps_s[worker] = deque(maxlen=self._num_kept)
@@ -97,31 +99,33 @@ class ServiceTimes:
         self._inputs_s[worker].append(input_s)
 
     def slow(self) -> list[SlowWorker]:
-        """Who is slow now, in the order of the workers."""
+        """The workers that are slow now, in order."""
         known = {
             worker: sorted(steps_s)
             for worker, steps_s in sorted(self._steps_s.items())
             if len(steps_s) >= self._LEAST_STEPS
         }
-        found = []
+        slow_workers = []
         for worker, own in known.items():
             others = [steps_s for other, steps_s in known.items() if other != worker]
             if not others:
                 continue
-            one = SlowWorker(worker, median(own), median(map(median, others)))
+            candidate = SlowWorker(worker, median(own), median(map(median, others)))
             upper = median(steps_s[len(steps_s) * 3 // 4] for steps_s in others)
-            is_longer = one.factor >= self._LEAST_FACTOR and own[len(own) // 4] > upper
+            is_longer = candidate.factor >= self._LEAST_FACTOR and own[len(own) // 4] > upper
             if is_longer and _deviations(own, others) >= self._LEAST_DEVIATIONS:
-                its, *theirs = (
+                input_s, *others_input_s = (
                     median(self._inputs_s[number])
-                    for number in (worker, *(one for one in known if one != worker))
+                    for number in (worker, *(other for other in known if other != worker))
                 )
-                found.append(one._replace(input_s=its, others_input_s=median(theirs)))
-        return found
+                slow_workers.append(
+                    candidate._replace(input_s=input_s, others_input_s=median(others_input_s))
+                )
+        return slow_workers
 
 
 def _deviations(own: list[float], others: list[list[float]]) -> float:
-    """How many standard deviations ``own`` ranks above the others, were all of one distribution.
+    """How many standard deviations ``own`` ranks above the others, if all had one distribution.
 
     Source: H. B. Mann, D. R. Whitney, "On a test of whether one of two random variables is
     stochastically larger than the other", Annals of Mathematical Statistics 18(1), 1947.
@@ -137,10 +141,10 @@ class Limits(NamedTuple):
     """How long a worker may be silent, in seconds.
 
     Attributes:
-        named_s: until it is named.
-        again_s: until one that sleeps is named once more.
-        stopped_s: until one that a signal has stopped has stalled.
-        asleep_s: until one that sleeps has stalled; infinite: it never does.
+        named_s: until it is reported.
+        again_s: until a sleeping worker is reported again.
+        stopped_s: until a worker stopped by a signal counts as stalled.
+        asleep_s: until a sleeping worker counts as stalled; infinite: never.
     """
 
     named_s: float
@@ -150,21 +154,21 @@ class Limits(NamedTuple):
 
     @property
     def least_s(self) -> float:
-        """Before this nothing follows from silence."""
+        """The shortest silence with a consequence."""
         return min(self.named_s, self.stopped_s, self.asleep_s)
 
 
 class Patience:
-    """How long silence lasts before it counts, by the steps that this run has made lately.
+    """How long to wait for a silent worker, from the recent steps of the run.
 
-    What is usual is the median of the last 64 steps of all workers. A process that the kernel has
-    stopped is waited for 3 usual steps, at least half a second, or 5 seconds where no step was made
-    yet. One that only gives no sign of life is named after 100 usual steps and 4 times the longest
-    of the last ones, at least a minute, or two before its first step; it is never given up, since
-    it may save, validate or compile, unless somebody has said after how long.
+    The usual step is the median of the last 64 steps of all workers. For a process that the kernel
+    has stopped: 3 usual steps, at least half a second, or 5 seconds before the first step. A worker
+    without a sign of life is reported after 100 usual steps and 4 times the longest of the last
+    ones, at least a minute, or two before its first step; it is not given up, since it may save,
+    validate or compile, unless a time is set.
 
     Args:
-        given_s: wait exactly so long instead, and give up who sleeps so long; None: as above.
+        given_s: wait exactly this long instead, and then give up a sleeping worker; None: as above.
     """
 
     _STOPPED_STEPS, _SILENT_STEPS, _LONGEST = 3.0, 100.0, 4.0
@@ -176,7 +180,7 @@ class Patience:
         self._steps_s: deque[float] = deque(maxlen=64)
 
     def add(self, step_s: float) -> None:
-        """A step took so long."""
+        """Add the time of a step."""
         self._steps_s.append(step_s)
 
     @property
@@ -186,7 +190,7 @@ class Patience:
 
     @property
     def stopped_s(self) -> float:
-        """For a stopped process."""
+        """The limit for a stopped process."""
         if self.given_s is not None:
             return self.given_s
         if not self._steps_s:
@@ -195,7 +199,7 @@ class Patience:
 
     @property
     def silent_s(self) -> float:
-        """For one that gives no sign of life: until it is named."""
+        """The time until a worker without a sign of life is reported."""
         if self.given_s is not None:
             return self.given_s
         if not self._steps_s:
@@ -204,11 +208,11 @@ class Patience:
         return max(self._SILENT_LEAST_S, self._SILENT_STEPS * self.usual_s, longest_s)
 
     def limits(self, *, has_stepped: bool, may_sleep: bool) -> Limits:
-        """For one worker.
+        """The limits for one worker.
 
         Args:
-            has_stepped: before its first step it may compile, or read its data for the first time.
-            may_sleep: the script wants it waited for, as long as it takes.
+            has_stepped: whether it made a step; before that it may compile, or read its data.
+            may_sleep: the script wants it to be waited for without a limit.
         """
         named_s = self.silent_s
         if not has_stepped and self.given_s is None:
@@ -221,7 +225,7 @@ _NAMES = ("acc", "accuracy")
 
 
 def accuracy_among(names: Collection[str]) -> str | None:
-    """``acc``, else ``accuracy``, else the only name that ends in one of them; None: nobody knows.
+    """``acc``, else ``accuracy``, else the only name that ends in one of them; None: none.
 
     Example:
         >>> accuracy_among(["loss", "val_acc"])
@@ -235,13 +239,13 @@ def accuracy_among(names: Collection[str]) -> str | None:
 
 
 def accuracy_in(totals: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
-    """Of the accuracy: (sum over samples, number of samples); None: nothing is called so."""
+    """The accuracy's (sum over samples, number of samples); None: there is none."""
     name = accuracy_among(totals)
     return None if name is None else totals[name]
 
 
 def better_of(totals: dict[str, tuple[float, float]]) -> float | None:
-    """What grows as a model gets better: the accuracy, or minus the loss; None: neither is there.
+    """A score that grows as a model gets better: accuracy, or minus the loss; None: neither.
 
     Args:
         totals: name -> (sum over samples, number of samples).
@@ -255,7 +259,7 @@ def better_of(totals: dict[str, tuple[float, float]]) -> float | None:
 
 _VERSION = itemgetter(Ticket._fields.index("version"))
 _NUM_BATCHES = 20
-"""Batches for the standard error: gaps between updates hang together, their batch means hardly."""
+"""Batches for the standard error: gaps between updates are correlated, batch means hardly."""
 
 
 class Counts:
@@ -268,40 +272,40 @@ class Counts:
 
     def __init__(self) -> None:
         self.times_s = array("d")  # of each update
-        self.pauses: list[tuple[int, float]] = []  # behind which update nobody trained, how long
-        self.pushes = 0  # that made updates
+        self.pauses: list[tuple[int, float]] = []  # (number of updates before it, seconds)
+        self.pushes = 0  # used in updates
         self.staleness: dict[int, int] = {}  # lag in versions -> pushes
         self.cancelled = 0  # work called off
         self.discarded = 0  # pushes not used
         self.lost = 0  # work that ended with its worker
         self.used_s = 0.0  # computed for pushes
         self.wasted_s = 0.0  # computed for nothing: cancelled, lost
-        self.there_s = 0.0  # that workers were there, summed
+        self.there_s = 0.0  # presence of all workers, summed
 
     @property
     def updates(self) -> int:
         return len(self.times_s)
 
     def applied(self, tickets: Sequence[Ticket], version: int, at_s: float) -> None:
-        """An update of ``version`` + 1."""
+        """Count the update to ``version`` + 1."""
         staleness = self.staleness
-        for begun_at, count in Counter(map(_VERSION, tickets)).items():
-            lag = version - begun_at
+        for pulled, count in Counter(map(_VERSION, tickets)).items():
+            lag = version - pulled
             staleness[lag] = staleness.get(lag, 0) + count
         self.pushes += len(tickets)
         self.times_s.append(at_s)
 
     def paused(self, pause_s: float) -> None:
-        """From here on nobody trains for so long."""
+        """Note a pause of training after the updates so far."""
         self.pauses.append((self.updates, pause_s))
 
     def trained_s(self, num_updates: int) -> float:
-        """Seconds of training until so many updates were made: without the pauses."""
-        paused_s = sum(pause_s for behind, pause_s in self.pauses if behind < num_updates)
+        """Seconds of training for the first ``num_updates`` updates, without pauses."""
+        paused_s = sum(pause_s for after, pause_s in self.pauses if after < num_updates)
         return self.times_s[num_updates - 1] - paused_s
 
     def mean_update_s(self) -> float:
-        """Seconds of training an update, from the start."""
+        """Mean seconds of training per update, from the start."""
         return self.trained_s(self.updates) / self.updates if self.times_s else math.nan
 
     def error_update_s(self) -> float:

@@ -1,19 +1,19 @@
-"""A data set by its name as samples in two tensors, and a batch of them as one gather.
+"""A named data set as samples in two tensors; a batch of them is one gather.
 
-A loader asks a data set for one sample at a time and stacks them: 128 samples of 28x28 cost about
-1 ms, as much as a small network's step. Asked for a whole batch, this data set gathers it at once.
+A loader gets one sample at a time and stacks them: 128 samples of 28x28 cost about 1 ms, as much as
+a small network's step. This data set gathers a whole batch at once.
 
-Images stay bytes and become floats by the batch. Measured on one core, batch 128 of 28x28, gather
-and convert: bytes 74 us, floats 93 us (median of 7 epochs; four times the memory to read), and
-floats cost 0.6 s and 190 MB a worker at the start, where bytes are mapped and shared.
+Images stay bytes and are converted to floats by the batch. Measured on one core, batch 128 of
+28x28, gather and convert: bytes 74 us, floats 93 us (median of 7 epochs; four times the memory to
+read), and floats cost 0.6 s and 190 MB a worker at the start, where bytes are mapped and shared.
 
-Loading reads files that are here and never fetches, so a worker cannot start a download. Files are
-in the idx format of MNIST and its kin: a header that tells the shape, then the values.
+Loading reads local files and never fetches, so a worker cannot start a download. Files are in the
+idx format of MNIST: a header with the shape, then the values.
 
     00 00 | type | num_dims | size of each dim, 4 bytes big-endian | values, last dim fastest
            0x08 = unsigned byte
 
-It must not know of leases or of workers, nor which network the samples are for.
+This module must not know leases or workers, nor which network the samples are for.
 """
 
 import math
@@ -36,11 +36,11 @@ from .sources import Outside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """What a task trains and is tested on.
+    """The training and test data of a task.
 
     Args:
-        train: map-style (with a length and samples by number).
-        test: likewise, or None if there is nothing to test on.
+        train: a map-style data set (``__len__`` and ``__getitem__``).
+        test: likewise; None if there is nothing to test on.
         source: one line for the plan, such as "Fashion-MNIST (60,000 + 10,000 images)".
         classes: the labels' names, if targets are labels.
     """
@@ -52,11 +52,11 @@ class Splits:
 
 
 class Batch(Sequence[tuple[Tensor, Tensor]]):
-    """Gathered samples: for a loader's own collate a list of samples, for ours two tensors.
+    """Gathered samples: a sequence of samples for torch's collate, two tensors for ours.
 
     Args:
         raw: (B, ...) as the data set holds them.
-        scale: what bytes are multiplied with to become inputs; None where ``raw`` are inputs.
+        scale: factor that turns bytes into inputs; None if ``raw`` already are inputs.
     """
 
     __slots__ = ("raw", "scale", "targets")
@@ -68,7 +68,7 @@ class Batch(Sequence[tuple[Tensor, Tensor]]):
 
     @property
     def inputs(self) -> Tensor:
-        """(B, ...) ready for a model."""
+        """(B, ...), ready for a model."""
         return self.raw if self.scale is None else as_input(self.raw, self.scale)
 
     def __len__(self) -> int:
@@ -92,9 +92,9 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
     """A map-style data set of ``inputs[i], targets[i]``, fast by the batch.
 
     Args:
-        inputs: (N, ...). Bytes are kept and come out as float32, times ``scale``.
+        inputs: (N, ...). Bytes are stored as they are and returned as float32, times ``scale``.
         targets: (N, ...).
-        scale: what bytes are multiplied with; 1/255 gives [0, 1].
+        scale: factor for bytes; 1/255 gives [0, 1].
 
     Example: ``DataLoader(data, batch_size=128, collate_fn=collate_batch)``. With the loader's own
     collate the batches are the same, and slower.
@@ -102,7 +102,9 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, inputs: Tensor, targets: Tensor, *, scale: float = 1 / 255) -> None:
         if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: wanted as many")
+            raise ValueError(
+                f"{len(inputs)} inputs and {len(targets)} targets: numbers must be equal"
+            )
         self.inputs = inputs
         self.targets = targets
         self.scale = scale
@@ -114,7 +116,7 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         return self._as_input(self.inputs[index]), self.targets[index]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """All of ``indices`` at once; torch's loaders call it if it is there."""
+        """Gather all ``indices`` at once; torch's loaders call this method if it exists."""
         # NumPy reads a list of integers five times as fast as torch does.
         order = torch.from_numpy(np.asarray(indices, dtype=np.int64))
         return Batch(
@@ -133,7 +135,7 @@ def as_input(values: Tensor, scale: float) -> Tensor:
 
 
 def collate_batch(samples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A loader's ``collate_fn`` that takes a gathered batch as it is."""
+    """A ``collate_fn`` that passes a gathered batch on without a copy."""
     if isinstance(samples, Batch):
         return samples.inputs, samples.targets
     inputs, targets = zip(*samples, strict=True)
@@ -151,13 +153,13 @@ _OTHER_TYPES = {
 
 
 def load(name: str, *, side_px: int | None = None, env: Mapping[str, str] | None = None) -> Splits:
-    """Training and test images of a data set that is here: float32 (1, side, side) in [0, 1].
+    """Training and test images of a local data set: float32 (1, side, side) in [0, 1].
 
     Args:
         side_px: scale the images to this height and width (bilinear); default as they are.
 
     Raises:
-        ConfigError: the data set is not here, incomplete, damaged or not what it claims to be.
+        ConfigError: the data set is not on this machine, incomplete or damaged.
     """
     data_set = find(name)
     located = locate(data_set, env)
@@ -190,7 +192,7 @@ def load_or_fallback(
     env: Mapping[str, str] | None = None,
     outside: Outside | None = None,
 ) -> tuple[Splits, str]:
-    """``choose`` and ``load`` in one: the samples, and the line that says what stands in, or ""."""
+    """``choose`` and ``load`` in one: the samples, and a note on the choice or ""."""
     choice = choose(name, fetch_missing=fetch_missing, env=env, outside=outside)
     return load(choice.name, side_px=side_px, env=env), choice.note
 
@@ -224,16 +226,16 @@ def parse_idx(content: Bytes | bytes, origin: str) -> NDArray[np.uint8]:
         origin: where the bytes came from, for messages.
 
     Raises:
-        ConfigError: no idx header, another type of value, or a size that the header denies.
+        ConfigError: no idx header, another value type, or a size that contradicts the header.
     """
     shape = _shape(content, origin)
     header_bytes = 4 + 4 * len(shape)
-    wanted_bytes = header_bytes + math.prod(shape)
-    if len(content) != wanted_bytes:
+    expected_bytes = header_bytes + math.prod(shape)
+    if len(content) != expected_bytes:
         sizes = " x ".join(map(str, shape))
         raise ConfigError(
-            f"{origin} is cut or damaged: its header says {sizes} values, "
-            f"{wanted_bytes:,} bytes in all, but it has {len(content):,}"
+            f"{origin} is truncated or damaged: its header says {sizes} values, "
+            f"{expected_bytes:,} bytes in all, but it has {len(content):,} bytes"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
 
@@ -241,19 +243,19 @@ def parse_idx(content: Bytes | bytes, origin: str) -> NDArray[np.uint8]:
 def _shape(content: Bytes | bytes, origin: str) -> tuple[int, ...]:
     if len(content) < 4 or content[:2] != b"\0\0":
         raise ConfigError(
-            f"{origin} is no idx file: it must begin with the bytes 00 00, "
+            f"{origin} is not an idx file: it must begin with the bytes 00 00, "
             f"found {bytes(content[:4]).hex(' ') or 'nothing'}"
         )
     value_type, num_dims = content[2], content[3]
     if value_type != _UNSIGNED_BYTE:
-        found = _OTHER_TYPES.get(value_type, "no type of the format")
+        type_name = _OTHER_TYPES.get(value_type, "not a type of the format")
         raise ConfigError(
             f"{origin} must hold unsigned bytes (type 0x08), found type "
-            f"0x{value_type:02x} ({found})"
+            f"0x{value_type:02x} ({type_name})"
         )
     if num_dims < 1 or len(content) < 4 + 4 * num_dims:
         raise ConfigError(
-            f"{origin} is cut inside its header: it names {num_dims} dimensions and has "
+            f"{origin} is truncated in its header: it declares {num_dims} dimensions and has "
             f"{len(content)} bytes"
         )
     return struct.unpack(f">{num_dims}I", bytes(content[4 : 4 + 4 * num_dims]))

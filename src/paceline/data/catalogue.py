@@ -1,15 +1,15 @@
 """The data sets that Paceline knows: their files, where they are looked for, and their sums.
 
-One table, so that listing, fetching and loading agree. A data set lies in a folder of its own,
-each file plain or compressed by gzip:
+One table, so that listing, fetching and loading agree. A data set has a folder of its own, each
+file plain or compressed by gzip:
 
-    looked in, first to last                        written to by a fetch
+    searched, in this order                         written to by a fetch
     1. each folder of PACELINE_DATA                  the first of them, if it is set
     2. ~/.cache/paceline/data  (XDG_CACHE_HOME)      this one otherwise
     3. where a distribution puts it                  never
 
-A file is read whole and compared with its sum: a cut download or a rotten disk shows itself as one
-sentence, and not as a strange accuracy an hour later. A plain file is mapped: the workers of one
+A file is read whole and its checksum compared: a truncated download or a bad disk gives an error
+at once, and not a strange accuracy an hour later. A plain file is mapped: the workers of one
 machine share its pages. This module must not know what the bytes mean, nor how they are fetched,
 and imports neither torch nor NumPy: the command line lists data sets with it.
 """
@@ -32,7 +32,7 @@ Bytes: TypeAlias = bytearray | mmap.mmap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One idx file, told by what it holds when it is not compressed."""
+    """One idx file; size and checksum are of its decompressed content."""
 
     name: str
     md5: str
@@ -49,10 +49,10 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """A data set of grey images with a label each.
+    """A data set of labelled grey images.
 
     Args:
-        folders: names it has inside a folder of data sets: ours, then other people's.
+        folders: its names inside a folder of data sets: ours, then those of other libraries.
         system_folders: where a distribution puts it.
         addresses: folders on the web, the publisher's own first, that hold ``NAME.gz``.
         max_value: the value of a white pixel.
@@ -88,7 +88,7 @@ class DataSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """A folder that holds files of a data set, and where each lies; ``missing`` may be empty."""
+    """A folder with files of a data set, their paths, and the names of missing ones."""
 
     folder: Path
     paths: dict[str, Path]
@@ -96,7 +96,7 @@ class Located:
 
 
 def data_folders(env: Mapping[str, str] | None = None) -> tuple[Path, ...]:
-    """The folders of data sets that are the user's, first looked in first; fetches go to [0]."""
+    """The user's folders of data sets, in search order; fetches go to the first."""
     env = os.environ if env is None else env
     cache = cache_home(env) / "paceline" / "data"
     own = env.get("PACELINE_DATA", "").split(os.pathsep)
@@ -104,7 +104,7 @@ def data_folders(env: Mapping[str, str] | None = None) -> tuple[Path, ...]:
 
 
 def looked_in(data_set: DataSet, env: Mapping[str, str] | None = None) -> tuple[Path, ...]:
-    """Every folder in which the files of ``data_set`` are looked for, in that order."""
+    """Every folder that is searched for ``data_set``, in order."""
     if data_set.is_shipped:
         return (Path(__file__).parent / data_set.name,)
     own = (root / name for root in data_folders(env) for name in data_set.folders)
@@ -112,7 +112,7 @@ def looked_in(data_set: DataSet, env: Mapping[str, str] | None = None) -> tuple[
 
 
 def locate(data_set: DataSet, env: Mapping[str, str] | None = None) -> Located | None:
-    """The first folder that holds all files, else the first that holds some, else ``None``."""
+    """The first folder with all files, else the first with some, else ``None``."""
     partial = None
     for folder in looked_in(data_set, env):
         paths = {file.name: path for file in data_set.files if (path := _present(folder, file))}
@@ -128,7 +128,7 @@ def find(name: str) -> DataSet:
     """The data set of this name.
 
     Raises:
-        ConfigError: there is none; the known ones are listed.
+        ConfigError: the name is unknown; the known ones are listed.
     """
     if name not in CATALOGUE:
         raise unknown("data set", name, CATALOGUE)
@@ -146,15 +146,15 @@ class _Damage:
 
 
 def read_checked(path: Path, file: DataFile, remedy: str) -> Bytes:
-    """The decompressed content of ``path``, which is surely that of ``file``.
+    """The decompressed content of ``path``, checked against ``file``.
 
-    Writing to what is returned changes neither the file nor another process's view.
+    Writing to the result changes neither the file nor another process's view.
 
     Args:
-        remedy: what the user can do if it is not; ends the message.
+        remedy: what the user can do if the check fails; ends the message.
 
     Raises:
-        ConfigError: cut, corrupt or not readable; tells the sum wanted and found.
+        ConfigError: truncated, corrupt or not readable; names both checksums.
     """
     try:
         content = _read_gzip(path, file) if path.suffix == ".gz" else _map(path, file)
@@ -166,13 +166,13 @@ def read_checked(path: Path, file: DataFile, remedy: str) -> Bytes:
             return content
         content = _Damage(f"md5 {md5}")
     raise ConfigError(
-        f"{path} is damaged: wanted {file.num_bytes:,} bytes with md5 {file.md5} (decompressed), "
+        f"{path} is damaged: expected {file.num_bytes:,} bytes with md5 {file.md5} (decompressed), "
         f"found {content.found}; {remedy}"
     )
 
 
 def _md5(content: Bytes | bytes) -> "hashlib._Hash":
-    # Against accidents, not attackers; builds of Python for FIPS ask to be told so.
+    # Against accidents, not attackers; FIPS builds of Python require this argument.
     return hashlib.md5(content, usedforsecurity=False)
 
 
@@ -191,7 +191,7 @@ def _read_gzip(path: Path, file: DataFile) -> Bytes | _Damage:
     filled = 0
     try:
         with open_to_read(path) as packed, gzip.open(packed) as stream:
-            # Read into a block of the right size: a file made to swell cannot fill the memory.
+            # A block of the right size: a decompression bomb cannot fill the memory.
             while count := stream.readinto(memoryview(content)[filled:]):
                 filled += count
             if stream.read(1):
@@ -209,7 +209,7 @@ def _file(name: str, md5: str, num_bytes: int) -> DataFile:
 
 _DIGIT_NAMES = tuple("0123456789")
 
-# The sums are of the decompressed bytes: mirrors and distributions compress the files anew.
+# Checksums are of the decompressed bytes: mirrors and distributions recompress the files.
 CATALOGUE: dict[str, DataSet] = {
     "fashion-mnist": DataSet(
         name="fashion-mnist",
@@ -253,7 +253,7 @@ CATALOGUE: dict[str, DataSet] = {
         max_value=255,
         classes=_DIGIT_NAMES,
         folders=("mnist", "MNIST/raw"),
-        # The publisher's own site no longer gives the files out; these are two old mirrors.
+        # The publisher's own site no longer serves the files; these are two old mirrors.
         addresses=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",

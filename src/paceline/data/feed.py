@@ -1,21 +1,21 @@
-"""The user's loader workers: fed lease by lease, or as they are where one worker trains alone.
+"""The user's loader workers, fed lease by lease, or unchanged if one worker trains alone.
 
     reserved leases -> feed -> the user's workers, collate, pin_memory -> batches, in that order
     alone                      the user's loader -> batch -> [ copy, one batch ahead ] -> device
 
-They fetch ahead what is reserved. The feed never blocks: one that waits would deadlock inside the
-loader's ``__next__``. It runs empty instead, and is begun again with the same workers. Alone, the
+They fetch reserved leases ahead. The feed never blocks, which would deadlock inside the loader's
+``__next__``: it ends when it is empty, and the same workers begin a new iteration. Alone, the
 user's sampler, generator and random state draw what they would draw without Paceline.
 
     host      load n+1 | ................ | load n+2 |
     copies             | n+1 ->|                     | n+2 ->|
     compute   | step n                    | step n+1
 
-A copy to an accelerator overlaps with computing only if it leaves from pinned memory and lies in
-another queue. Who takes the batch lets its own queue wait for the copy's event, so nothing is read
-half-copied; and tells the allocator that this queue uses the memory, so that it is not given away
-meanwhile. This module must not know what is done with a batch. Above 300 lines, since what is fed,
-fetched and copied is one batch, whose make all of them must keep.
+A copy to an accelerator overlaps with computation only if it is from pinned memory and on another
+stream. The stream that computes waits for the copy's event, so nothing is read half-copied, and the
+allocator is told that this stream uses the memory, so that it is not reused meanwhile. This module
+must not know what is done with a batch. Above 300 lines, since what is fed, fetched and copied is
+one batch, whose structure all steps must keep.
 
 Source: PyTorch documentation, "CUDA semantics": streams, ``record_stream``, pinned memory buffers.
 """
@@ -39,7 +39,7 @@ from .order import length_of
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A batch that may still be copied; ``host`` is kept until it has arrived."""
+    """A batch that may still be in transfer; ``host`` is kept until it has arrived."""
 
     batch: Any
     host: Any
@@ -47,7 +47,7 @@ class Arriving:
 
 
 class Transfer:
-    """The way to one accelerator."""
+    """Copies batches to one accelerator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -57,7 +57,7 @@ class Transfer:
 
     def begin(self, host: Any) -> Arriving:
         """Start the copy; returns at once."""
-        if self._module is None:  # one queue, as on mps and a CPU: ordered in it
+        if self._module is None:  # one stream, as on mps and a CPU, which keeps the order
             return Arriving(move(host, self._device, is_pinned=False), host, None)
         pinned = apply(_pinned, host)
         with self._module.stream(self._stream):
@@ -66,21 +66,21 @@ class Transfer:
         return Arriving(batch, pinned, event)
 
     def finish(self, arriving: Arriving) -> Any:
-        """The batch, for the queue that computes now."""
+        """The batch, ready for use on the current stream."""
         if arriving.event is None or self._module is None:
             return arriving.batch
-        queue = self._module.current_stream(self._device)
-        queue.wait_event(arriving.event)
+        stream = self._module.current_stream(self._device)
+        stream.wait_event(arriving.event)
 
-        def used(tensor: Tensor) -> Tensor:
-            tensor.record_stream(queue)
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
             return tensor
 
-        return apply(used, arriving.batch)
+        return apply(record, arriving.batch)
 
 
 def move(batch: Any, device: torch.device, *, is_pinned: bool) -> Any:
-    """``batch`` on ``device``; without waiting for it where it lies in pinned memory."""
+    """``batch`` on ``device``; from pinned memory without waiting for the copy."""
     return apply(lambda tensor: tensor.to(device, non_blocking=is_pinned), batch)
 
 
@@ -89,33 +89,33 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def apply(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``change`` every tensor in nested lists, tuples and dicts, of any make."""
+    """Apply ``change`` to every tensor in nested lists, tuples and dicts of any class."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, PackedSequence):  # its batch_sizes torch wants on the CPU
+    if isinstance(value, PackedSequence):  # torch needs its batch_sizes on the CPU
         names = ("data", "sorted_indices", "unsorted_indices")
         return value._replace(**{name: apply(change, getattr(value, name)) for name in names})
     if isinstance(value, dict | UserDict):
-        return _dict_like(value, {key: apply(change, one) for key, one in value.items()})
+        return _dict_like(value, {key: apply(change, item) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(apply(change, one) for one in value)
+        return value._make(apply(change, item) for item in value)
     if isinstance(value, list | tuple):
-        return _sequence_like(value, [apply(change, one) for one in value])
+        return _sequence_like(value, [apply(change, item) for item in value])
     return value
 
 
 def _dict_like(value: Any, items: dict[Any, Any]) -> Any:
-    """One of the same make with these items."""
+    """A mapping of the same class with these items."""
     if type(value) is dict:
         return items
-    alike = copy(value)  # with what it has beside its items: a default, an encoding
-    for key, one in items.items():
-        alike[key] = one
-    return alike
+    mapping = copy(value)  # keeps its other attributes: a default, an encoding
+    for key, item in items.items():
+        mapping[key] = item
+    return mapping
 
 
 def _sequence_like(value: Any, items: list[Any]) -> Any:
-    """The same of a list or a tuple; a plain one, where it is made of something else."""
+    """A list or tuple of the same class; a plain one if the class takes other arguments."""
     try:
         return type(value)(items)
     except TypeError:
@@ -123,18 +123,18 @@ def _sequence_like(value: Any, items: list[Any]) -> Any:
 
 
 class Indices(list[int]):
-    """The indices of one lease, with the seed that its samples are made with."""
+    """The indices of one lease, and the seed for fetching its samples."""
 
     seed: int
 
 
 class FedWorkers:
-    """The loader's workers, and what they were asked for.
+    """The loader's workers and the leases that they fetch.
 
     Args:
         loader: the user's, whose settings they have.
-        num_workers: 0: nobody fetches ahead.
-        prefetch: batches that each fetches ahead.
+        num_workers: 0: nothing is fetched ahead.
+        prefetch: batches that each worker fetches ahead.
     """
 
     def __init__(self, loader: DataLoader[Any], num_workers: int, prefetch: int) -> None:
@@ -147,55 +147,69 @@ class FedWorkers:
         self._batches: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of workers."""
         return self._num_workers
 
-    def ask(self, asked: list[tuple[Lease, Indices]]) -> None:
-        """Fetch these next."""
+    def ask(self, requests: list[tuple[Lease, Indices]]) -> None:
+        """Fetch these leases next."""
         if not self._fed:
             self._batches = None  # it ended when it ran empty
-        for lease, indices in asked:
+        for lease, indices in requests:
             self._feed.ready.append(indices)
             self._fed.append(lease)
         if self._batches is None and self._fed:
             if self._workers is None:
                 self._workers = self._make_workers()
             self._batches = iter(self._workers)
+        self._submit()
+
+    def _submit(self) -> None:
+        """Hand the workers as many batches as they prefetch.
+
+        torch submits them when its iterator begins and then one for each batch that it returns: an
+        iterator that began with one batch in the feed would keep one batch in flight.
+
+        Source: ``torch/utils/data/dataloader.py``, ``_MultiProcessingDataLoaderIter``.
+        """
+        batches: Any = self._batches
+        limit = self._num_workers * self._prefetch
+        while self._feed.ready and len(self._fed) - len(self._feed.ready) < limit:
+            batches._try_put_index()
 
     def take(self, lease: Lease) -> Any:
-        """The batch of this lease, or None where they were not asked for it."""
+        """The batch of this lease; None if the workers do not fetch it."""
         if lease not in self._fed or self._batches is None:
             return None
         while self._fed:
-            mine = self._fed.popleft()
+            fed = self._fed.popleft()
             try:
                 batch = next(self._batches)
             except StopIteration:
                 self.forget()
                 return None
-            if mine == lease:
+            if fed == lease:
                 return batch
         return None
 
     def forget(self) -> None:
-        """What was asked for is not wanted any longer."""
+        """Drop all requests."""
         self._feed.ready.clear()
         self._fed.clear()
         self._batches = None
 
     def end_epoch(self) -> None:
-        """Forget all; the workers stay if the user's loader says so."""
+        """Drop all requests; the workers stay if the user's loader says so."""
         self.forget()
         if not self._loader.persistent_workers:
             self._workers = None
 
     def close(self) -> None:
-        """Forget all, the workers too."""
+        """Drop all requests and the workers."""
         self.forget()
         self._workers = None
 
     def _make_workers(self) -> DataLoader[Any]:
-        """The user's loader with their workers and settings, over leases."""
+        """A loader over leases with the user's settings."""
         return remade(
             self._loader,
             self._num_workers,
@@ -203,12 +217,12 @@ class FedWorkers:
             init=OwnDataset(self._loader.worker_init_fn),
             batch_sampler=self._feed,
             prefetch_factor=self._prefetch,
-            persistent_workers=True,  # in an epoch: it may run empty and go on
+            persistent_workers=True,  # within an epoch the feed may run empty and go on
         )
 
 
 class _Feed:
-    """Hands leases to the workers as they become known."""
+    """A batch sampler of the leases that are known so far."""
 
     def __init__(self) -> None:
         self.ready: deque[Indices] = deque()
@@ -223,9 +237,9 @@ class _Feed:
 
 
 class OwnDataset:
-    """The user's ``worker_init_fn``, behind which ``get_worker_info().dataset`` is the user's own.
+    """The user's ``worker_init_fn``, with the user's own data set in ``get_worker_info().dataset``.
 
-    What the loader worker fetches from is one of ours, with the user's as its ``dataset``.
+    The loader worker fetches from a wrapper of ours, which has the user's as its ``dataset``.
 
     Source: ``torch/utils/data/_utils/worker.py``, ``_worker_loop``.
     """
@@ -236,14 +250,14 @@ class OwnDataset:
     def __call__(self, number: int) -> None:
         info = get_worker_info()
         assert info is not None
-        ours: Any = info.dataset
-        object.__setattr__(info, "dataset", ours.dataset)  # torch lets nobody set it
+        wrapper: Any = info.dataset
+        object.__setattr__(info, "dataset", wrapper.dataset)  # torch allows no assignment
         if self._init is not None:
             self._init(number)
 
 
 class SeededData:
-    """The user's data set in a loader worker: random state set per lease."""
+    """The user's data set in a loader worker; random state is set for each lease."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -260,14 +274,14 @@ class SeededData:
 
 
 def fetch(dataset: Any, indices: list[int]) -> Any:
-    """Samples of a map-style data set, at once where it can."""
+    """Samples of a map-style data set, in one call where it supports that."""
     if hasattr(dataset, "__getitems__") and dataset.__getitems__:
         return dataset.__getitems__(list(indices))
     return [dataset[index] for index in indices]
 
 
 def plain_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
-    """Positions and batches of an epoch, as far as they are known without drawing: at least 1."""
+    """Positions and batches of an epoch, as far as known without drawing; at least 1 each."""
     if isinstance(loader.dataset, IterableDataset):
         return 1, 1
     num_batches = 1 if length_of(loader.batch_sampler) is None else len(loader)
@@ -288,19 +302,19 @@ def plain_batches(loader: DataLoader[Any], device: torch.device, speed: Speed) -
 
 
 def _ahead(batches: Iterator[Any], transfer: Transfer) -> Iterator[Any]:
-    """Each batch's copy begins while the step on the one before is under way."""
+    """Start the copy of each batch during the step on the one before."""
     arriving = None
     for batch in batches:
-        begun = transfer.begin(batch)
+        started = transfer.begin(batch)
         if arriving is not None:
             yield transfer.finish(arriving)
-        arriving = begun
+        arriving = started
     if arriving is not None:
         yield transfer.finish(arriving)
 
 
 def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
-    """The same loader with another number of workers; -1: its own."""
+    """The loader with another number of workers; -1: its own."""
     if num_workers in (-1, loader.num_workers):
         return loader
     return remade(
@@ -316,7 +330,7 @@ def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
 def remade(
     user: DataLoader[Any], num_workers: int, *, init: Callable[[int], None] | None, **others: Any
 ) -> DataLoader[Any]:
-    """A loader with these workers and otherwise the user's settings, but for ``others``."""
+    """A loader with ``num_workers`` workers, the user's settings, and ``others`` on top."""
     return DataLoader(
         num_workers=num_workers,
         collate_fn=user.collate_fn,

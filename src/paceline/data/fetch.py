@@ -1,13 +1,12 @@
-"""Bring a data set onto this machine, or say of each way why it did not work.
+"""Fetch a data set to this machine, or say why each source failed.
 
-    source -> work folder -> sum of each file -> rename into the data folder
+    source -> work folder -> checksums -> rename into the data folder
               (beside it)    (decompressed)      (all four, or none)
 
-The work folder lies on the same file system, so the last step is a rename: a fetch that is
-interrupted leaves what was there before. Nothing here runs unless it is called: loading never
-fetches. A launcher chooses once, before workers start, what a run uses: the data set that was
-wished for, or the digits that ship in its place. It must not know what the samples mean, and
-imports no torch.
+The work folder is on the same file system, so the last step is a rename: an interrupted fetch
+leaves what was there before. Loading never fetches. A launcher chooses once, before workers start,
+what a run uses: the requested data set, or the digits that ship with the package. This module must
+not know what the samples mean, and imports no torch.
 """
 
 import errno
@@ -38,7 +37,7 @@ class FetchState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What was found of a data set: ``problem`` says what is wrong with one that is damaged."""
+    """The state of a data set on this machine; ``problem`` says why it is damaged."""
 
     data_set: DataSet
     state: FetchState
@@ -48,7 +47,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Where a data set lies now; ``source`` is empty if nothing had to be done."""
+    """Where a data set is now; ``source`` is empty if it did not have to be fetched."""
 
     data_set: DataSet
     folder: Path
@@ -56,7 +55,7 @@ class Fetched:
 
 
 def inspect(data_set: DataSet, env: Mapping[str, str] | None = None) -> Inspection:
-    """Look for ``data_set`` and compare all sums (about 0.1 s for 55 MB)."""
+    """Look for ``data_set`` and check all files (about 0.1 s for 55 MB)."""
     located = locate(data_set, env)
     if located is None:
         return Inspection(data_set=data_set, state=FetchState.MISSING, folder=None)
@@ -76,8 +75,8 @@ def inspect(data_set: DataSet, env: Mapping[str, str] | None = None) -> Inspecti
 def remedy(data_set: DataSet) -> str:
     """What a user can do about a data set that is missing or damaged."""
     if data_set.is_shipped:
-        return "install paceline again: this file is part of it"
-    return f"`paceline data get {data_set.name}` fetches a sound copy"
+        return "reinstall paceline: this file is part of the package"
+    return f"`paceline data get {data_set.name}` fetches it"
 
 
 def fetch(
@@ -87,24 +86,24 @@ def fetch(
     outside: Outside | None = None,
     say: Say = lambda line: None,
 ) -> Fetched:
-    """Make sure that the data set is here and sound, and fetch it if not.
+    """Make sure that the data set is here and intact, and fetch it if not.
 
     Args:
         env: the environment, which names the data folder; default this process's.
         outside: the programs and the network; default this machine's.
-        say: is told a line before each slow thing.
+        say: called with a line before each slow step.
 
     Raises:
-        ConfigError: no source gave it (each one's reason is told), or the folder is not writable.
+        ConfigError: all sources failed (with each one's reason), or the folder is not writable.
     """
     data_set = find(name)
-    found = inspect(data_set, env)
-    if found.state is FetchState.HERE and found.folder is not None:
-        return Fetched(data_set=data_set, folder=found.folder, source="")
+    inspection = inspect(data_set, env)
+    if inspection.state is FetchState.HERE and inspection.folder is not None:
+        return Fetched(data_set=data_set, folder=inspection.folder, source="")
     if data_set.is_shipped:
-        raise ConfigError(found.problem or f"{name} is not in the package; {remedy(data_set)}")
-    if found.problem:
-        say(found.problem)
+        raise ConfigError(inspection.problem or f"{name} is not in the package; {remedy(data_set)}")
+    if inspection.problem:
+        say(inspection.problem)
     root = data_folders(env)[0]
     target = root / data_set.folders[0]
     try:
@@ -112,16 +111,16 @@ def fetch(
     except OSError as error:
         raise ConfigError(
             f"cannot write {name} to {target}: {error.strerror or error}; "
-            f"set PACELINE_DATA to a folder that you may write to"
+            f"set PACELINE_DATA to a writable folder"
         ) from error
     return Fetched(data_set=data_set, folder=target, source=source)
 
 
 def _fetch_into(target: Path, root: Path, data_set: DataSet, outside: Outside, say: Say) -> str:
-    """Put sound files into ``target``, all or none; the source that had them."""
+    """Put checked files into ``target``, all or none; returns the source's name."""
     root.mkdir(parents=True, exist_ok=True)
     for folder in (root, target):
-        _refuse_everybodys(folder)
+        _refuse_shared_folder(folder)
     with tempfile.TemporaryDirectory(prefix=f".{data_set.name}-", dir=root) as work:
         source = _from_any_source(data_set, Path(work), target, outside, say)
         target.mkdir(parents=True, exist_ok=True)
@@ -130,10 +129,10 @@ def _fetch_into(target: Path, root: Path, data_set: DataSet, outside: Outside, s
     return source
 
 
-def _refuse_everybodys(folder: Path) -> None:
-    """OSError where others can exchange what is fetched, or where it is put."""
-    now = os.stat(folder) if folder.exists() else None
-    if now is not None and now.st_mode & stat.S_IWOTH:
+def _refuse_shared_folder(folder: Path) -> None:
+    """Raise OSError if other users can replace the files or the folder."""
+    status = os.stat(folder) if folder.exists() else None
+    if status is not None and status.st_mode & stat.S_IWOTH:
         raise OSError(errno.EPERM, "everybody may write to it", str(folder))
     if folder.is_symlink() and folder.lstat().st_uid not in (os.geteuid(), 0):
         raise OSError(errno.EPERM, "it is another user's link", str(folder))
@@ -142,7 +141,11 @@ def _refuse_everybodys(folder: Path) -> None:
 def _from_any_source(
     data_set: DataSet, work: Path, target: Path, outside: Outside, say: Say
 ) -> str:
-    """Sound plain files in ``work/sound`` by the first source that works; gives its name."""
+    """Get checked plain files into ``work/sound`` from the first source that works.
+
+    Returns:
+        The source's name.
+    """
     reasons = []
     for index, (title, source) in enumerate(sources_of(data_set)):
         say(f"{data_set.title}: trying {title}")
@@ -162,16 +165,16 @@ def _from_any_source(
 
 
 def _keep_sound(data_set: DataSet, folder: Path, sound: Path) -> None:
-    """Copy the files of ``folder``, decompressed and compared with their sums, to ``sound``."""
+    """Copy the files of ``folder``, decompressed and checked, to ``sound``."""
     sound.mkdir(exist_ok=True)
     for file in data_set.files:
         plain = folder / file.name
         path = plain if plain.is_file() else folder / f"{file.name}.gz"
-        content = read_checked(path, file, "another source is tried")
+        content = read_checked(path, file, "trying another source")
         with (sound / file.name).open("wb") as stream:
             stream.write(content)
             stream.flush()
-            # Renamed files must not turn up empty after a power cut.
+            # Renamed files must not be empty after a power failure.
             os.fsync(stream.fileno())
 
 
@@ -180,7 +183,7 @@ STAND_IN = "digits"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The data set to use, and one line that says so if it is not the one that was wished for."""
+    """The data set to use, and a note if it is not the one that was requested."""
 
     name: str
     note: str = ""
@@ -196,8 +199,7 @@ def choose(
 ) -> Choice:
     """``name`` if it is here or can be fetched, else the digits that ship with the package.
 
-    Files that are here but damaged are never passed over in silence: they are fetched anew if
-    that is allowed, and else an error.
+    Damaged files are never ignored: they are fetched again if that is allowed, else an error.
 
     Raises:
         ConfigError: ``name`` is unknown; or it is here, damaged, and was not or cannot be fetched.
@@ -219,15 +221,15 @@ def choose(
 
 
 def _stand_in(data_set: DataSet, reason: str) -> Choice:
-    other = find(STAND_IN)
+    digits = find(STAND_IN)
     note = (
-        f"{data_set.title} {reason}: training on {other.title} instead, "
-        f"{other.num_train:,} + {other.num_test:,} real images that ship with paceline"
+        f"{data_set.title} {reason}: training on {digits.title} instead, "
+        f"{digits.num_train:,} + {digits.num_test:,} real images that ship with paceline"
     )
     return Choice(name=STAND_IN, note=note)
 
 
 Chooser: TypeAlias = Callable[[str], Choice]
 
-# Looks only at what is here.
+# Uses only what is on this machine.
 choose_here: Chooser = partial(choose, fetch_missing=False)

@@ -1,12 +1,12 @@
-"""A mini-batch as bytes that outlive who read it: files without a name, in memory.
+"""A mini-batch as bytes that outlive the process that read it: unnamed files in memory.
 
     0   skeleton (pickle) | small tensor | ...      written here
     1   a large tensor                              where its loader worker has put it: no copy
     2   another one
 
-Who asks for a mini-batch is handed the open files and reads them by itself, so giving it takes no
-time of who made it, however large it is, and nothing is lost where that one is killed. This module
-must not know streams.
+A client gets the open files and reads them by itself, so sending a mini-batch takes the reader no
+time, however large it is, and nothing is lost if the reader is killed. This module must not know
+streams.
 
 Source: PEP 574, "Pickle protocol 5 with out-of-band data"; memfd_create(2).
 """
@@ -25,16 +25,16 @@ from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
 
 _LARGE_BYTES = 1 << 15
-"""From where on a tensor is left where it is: an open file more takes as long as that to copy."""
+"""A tensor of this size or more stays where it is: passing a file takes as long as a copy."""
 _MOST_FILES = 3
-"""Of a mini-batch, of which a reader keeps many: a process may have 1024."""
+"""Files of a mini-batch: a reader keeps many of those, and a process may have 1024."""
 
 
 class Memory:
-    """An open file without a name, closed when nobody here refers to it any more.
+    """An open file without a name, closed with the last reference to this object.
 
     Args:
-        handle: of the open file; it is this object's from now on.
+        handle: of the open file; this object owns it from now on.
     """
 
     __slots__ = ("handle",)
@@ -44,7 +44,7 @@ class Memory:
 
     @classmethod
     def new(cls) -> "Memory":
-        """An empty one."""
+        """A new empty file."""
         if sys.platform == "linux":
             return cls(os.memfd_create("paceline-stream"))
         with tempfile.TemporaryFile() as file:
@@ -54,10 +54,10 @@ class Memory:
         os.close(self.handle)
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """One part after the other, from its beginning.
+        """Write the parts one after the other, from the beginning of the file.
 
         Raises:
-            MemoryError: there is no room for them.
+            MemoryError: there is no room for the parts.
         """
         position = 0
         for part in parts:
@@ -70,20 +70,20 @@ class Memory:
                 left, position = left[count:], position + count
 
     def read_into(self, buffer: memoryview, position: int) -> None:
-        """As many bytes as the buffer has, from there on.
+        """Fill ``buffer`` with the bytes from ``position`` on.
 
         Raises:
-            EOFError: there are fewer.
+            EOFError: there are too few.
         """
         while len(buffer):
             count = os.preadv(self.handle, [buffer], position)
             if not count:
-                raise EOFError("a mini-batch is cut short")
+                raise EOFError("a mini-batch is truncated")
             buffer, position = buffer[count:], position + count
 
 
 class Part(NamedTuple):
-    """Where the skeleton or a tensor lies: so many bytes of a file, from a position on."""
+    """Where the skeleton or a tensor lies: ``size`` bytes of a file, from ``position`` on."""
 
     file: int
     position: int
@@ -104,10 +104,10 @@ class Frame:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors leave their memory aside: torch's own way would write it twice.
+    """Pickles tensors with their memory out of band; torch's own way would write it twice.
 
     Attributes:
-        tensors: in the order of their buffers.
+        tensors: as flat bytes, in the order of their buffers.
     """
 
     def __init__(self, file: io.BytesIO, callback: Any) -> None:
@@ -131,41 +131,44 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 class Packed(NamedTuple):
-    """A batch taken apart: a queue carries it with one open file for each large tensor alone."""
+    """A batch as its skeleton and parts; a queue needs an open file for each large tensor only."""
 
     head: bytes
     parts: tuple[bytes | Tensor, ...]
 
 
 def pack(batch: Any) -> Packed:
-    """What stands in a batch: its skeleton, a copy of what is small, and its large tensors."""
+    """Split a batch into its skeleton, copies of small tensors, and the large tensors."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     pickler = _Pickler(file, buffers.append)
     pickler.dump(batch)
     pairs = zip(pickler.tensors, buffers, strict=True)
     return Packed(
         file.getvalue(),
-        tuple(one if one.numel() >= _LARGE_BYTES else bytes(memory.raw()) for one, memory in pairs),
+        tuple(
+            tensor if tensor.numel() >= _LARGE_BYTES else bytes(buffer.raw())
+            for tensor, buffer in pairs
+        ),
     )
 
 
 def encode(num_samples: int, batch: Any) -> Frame:
-    """A copy of what stands in a batch, or in a packed one.
+    """Copy a batch, or a packed one, into a frame.
 
     Raises:
-        MemoryError: there is no room for it.
+        MemoryError: there is no room for the frame.
     """
     packed = batch if isinstance(batch, Packed) else pack(batch)
     written: list[bytes | memoryview] = [packed.head]
     parts, files, position = [Part(0, 0, len(packed.head))], [Memory.new()], len(packed.head)
-    for one in packed.parts:
-        if isinstance(one, Tensor):
-            lies_at = _memory_of(one) if len(files) < _MOST_FILES else None
-            if lies_at is not None:
-                parts.append(Part(len(files), lies_at[1], one.numel()))
-                files.append(lies_at[0])
+    for part in packed.parts:
+        if isinstance(part, Tensor):
+            shared = _memory_of(part) if len(files) < _MOST_FILES else None
+            if shared is not None:
+                parts.append(Part(len(files), shared[1], part.numel()))
+                files.append(shared[0])
                 continue
-        memory: Any = one.numpy() if isinstance(one, Tensor) else one
+        memory: Any = part.numpy() if isinstance(part, Tensor) else part
         written.append(memoryview(memory))
         parts.append(Part(0, position, len(written[-1])))
         position += len(written[-1])
@@ -174,25 +177,25 @@ def encode(num_samples: int, batch: Any) -> Frame:
 
 
 def _memory_of(tensor: Tensor) -> tuple[Memory, int] | None:
-    """The file that a loader worker has put it into, and where; None: there is none."""
+    """The file in which a loader worker has put the tensor, and its offset; None: there is none."""
     storage: Any = tensor.untyped_storage()
-    by_files = get_sharing_strategy() == "file_descriptor"
-    if not (by_files and storage.is_shared()):
+    has_handles = get_sharing_strategy() == "file_descriptor"
+    if not (has_handles and storage.is_shared()):
         return None
-    handle, _ = storage._share_fd_cpu_()  # its own; torch's queues hand it on so
+    handle, _ = storage._share_fd_cpu_()  # the file's own handle, as torch's queues pass it
     return Memory(os.dup(handle)), int(tensor.storage_offset())
 
 
 def decode(frame: Frame) -> Any:
-    """The batch, each time anew, in memory of torch's own: sums come out as in the reader's.
+    """A new copy of the batch in memory of torch's own, so that sums come out as in the reader.
 
     Raises:
-        EOFError: the frame is cut short.
+        EOFError: the frame is truncated.
     """
     buffers = []
     for part in frame.parts:
         memory: Any = torch.empty(part.size, dtype=torch.uint8).numpy()
         buffers.append(memoryview(memory))
         frame.files[part.file].read_into(buffers[-1], part.position)
-    head, *others = buffers
-    return pickle.loads(head, buffers=others)
+    head, *tensors = buffers
+    return pickle.loads(head, buffers=tensors)

@@ -1,12 +1,12 @@
-"""Whether workers hold the same data: a comparison of a few samples' digests.
+"""Compare a few samples' digests, to check that workers hold the same data.
 
-    first, middle, last sample -> fetched again and again under one seed -> digest of the contents
+    first, middle, last sample -> fetched repeatedly under one seed -> digest of the contents
 
-Tensors and arrays count by their bytes, numbers and texts by their value, containers by what is in
-them, anything else by its type. A sample that differs when it is fetched again has random numbers
-of its own, and is not compared. One that is flipped in half of all cases may come out alike a few
-times in one worker, and flipped as often in another: ``are_others`` weighs that. This module must
-not know workers, and imports torch only where samples are fetched: who compares is the launcher.
+Tensors and arrays count by their bytes, numbers and strings by their value, containers by their
+contents, anything else by its type. A sample that differs when it is fetched again has random
+numbers of its own, and is not compared. One that is flipped half of the time may come out the same
+a few times in one worker, and flipped as often in another: ``are_others`` allows for that. This
+module must not know workers, and imports torch only to fetch samples: the launcher compares.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 _LEAST_BITS = 14
-"""Different samples are other data where chance does that less than once in 16,000 runs."""
+"""Samples are different data if chance would explain it less than once in 16,000 runs."""
 _SEED = 0
 _LEAST_TIMES, _MOST_TIMES, _PATIENCE_S = 3, 8, 0.05
-"""How often a sample is fetched: more than the least only within this time."""
+"""How often a sample is fetched; more than the minimum only within this time."""
 
 
 class Likeness(NamedTuple):
-    """A sample: its number, a digest of it, and how often it came out so; 0: not to be compared."""
+    """A sample's number, its digest, and how often that came out; 0 times: not comparable."""
 
     number: int
     digest: str
@@ -34,24 +34,24 @@ class Likeness(NamedTuple):
 
 
 def are_others(mine: Sequence[Likeness], theirs: Sequence[Likeness]) -> int | None:
-    """The number of a sample that shows that data differ; None: none does.
+    """The number of a sample that shows that the data differ; None: there is none.
 
-    A sample with two outcomes of its own choice is k times the one here, and k times the other
-    there, with a probability of at most 2 / 4^k.
+    A sample with two random outcomes is k times the first here, and k times the second there, with
+    a probability of at most 2 / 4^k.
     """
     differing = [
-        (one.number, 2 * min(one.times, other.times) - 1)
-        for one, other in zip(mine, theirs, strict=False)
-        if one.times and other.times and one.digest != other.digest
+        (ours.number, 2 * min(ours.times, other.times) - 1)
+        for ours, other in zip(mine, theirs, strict=False)
+        if ours.times and other.times and ours.digest != other.digest
     ]
     return differing[0][0] if sum(bits for _, bits in differing) >= _LEAST_BITS else None
 
 
 def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
-    """Of the first, the middle and the last sample of the loader's data set.
+    """The digests of the first, the middle and the last sample of the loader's data set.
 
-    Where the loader has workers, one of its own fetches: a data set may open its files in the
-    first process that asks, and must not do so in one that is forked afterwards.
+    If the loader has workers, one of them fetches: a data set may open its files in the first
+    process that reads, and that must not be one that is forked later.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -73,7 +73,7 @@ def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
                 batch_size=None,
                 sampler=indices,
                 num_workers=1,
-                collate_fn=_as_it_is,
+                collate_fn=_unchanged,
                 worker_init_fn=OwnDataset(loader.worker_init_fn),
                 multiprocessing_context=loader.multiprocessing_context,
                 timeout=loader.timeout,
@@ -82,7 +82,7 @@ def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
 
 
 class _Probe:
-    """A data set of the digests of another one's samples."""
+    """A data set of the digests of another data set's samples."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -93,7 +93,7 @@ class _Probe:
     def __getitem__(self, index: int) -> Likeness:
         try:
             return self._fetched(index)
-        except Exception:  # a sample that the sampler leaves out may be one that cannot be read
+        except Exception:  # a sample that the sampler leaves out may be unreadable
             return Likeness(index, "", 0)
 
     def _fetched(self, index: int) -> Likeness:
@@ -113,35 +113,35 @@ class _Probe:
         return digest_of(fetch(self.dataset, [index]))
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 def digest_of(value: Any) -> str:
-    """Of the contents of a sample."""
-    found = hashlib.sha256()
-    _add(value, found)
-    return found.hexdigest()
+    """The digest of a sample's contents."""
+    digest = hashlib.sha256()
+    _add(value, digest)
+    return digest.hexdigest()
 
 
-def _add(value: Any, found: Any) -> None:
-    """Each value by its type and then by what is in it."""
-    found.update(f"{type(value).__qualname__};".encode())
+def _add(value: Any, digest: Any) -> None:
+    """Add a value to the digest: its type, then its contents."""
+    digest.update(f"{type(value).__qualname__};".encode())
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.layout is torch.strided and not value.is_quantized and not value.is_meta:
-            found.update(f"{value.dtype}{tuple(value.shape)};".encode())
+            digest.update(f"{value.dtype}{tuple(value.shape)};".encode())
             data = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            found.update(data.flatten().view(torch.uint8).numpy())
+            digest.update(data.flatten().view(torch.uint8).numpy())
     elif numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
         if not value.dtype.hasobject:
-            found.update(f"{value.dtype}{value.shape};".encode() + value.tobytes())
+            digest.update(f"{value.dtype}{value.shape};".encode() + value.tobytes())
     elif isinstance(value, str | bytes | bytearray | int | float | complex | None):
-        found.update(f"{value!r};".encode())
+        digest.update(f"{value!r};".encode())
     elif isinstance(value, Mapping):
         for key in value:
-            _add(key, found)
-            _add(value[key], found)
+            _add(key, digest)
+            _add(value[key], digest)
     elif isinstance(value, Sequence):
-        for one in value:
-            _add(one, found)
+        for item in value:
+            _add(item, digest)

@@ -3,8 +3,8 @@
     epoch order (the user's sampler, drawn once an epoch) -> lease = range of positions -> batch
 
 The sampler, data set, collate function and loader workers stay the user's. With loader workers,
-reserved leases are fetched ahead; a batch that does not come (its lease was taken back, or the
-lease is another's) is fetched here. This module must not know protocols or what is done with a
+reserved leases are fetched ahead; a batch that was not fetched ahead (its lease was taken back, or
+was another member's) is fetched here. This module must not know protocols or what is done with a
 batch.
 """
 
@@ -29,11 +29,11 @@ _BETWEEN_SALT = 5
 _CACHE_LINE = 64
 _GATHERED_BYTES = 2 << 20
 PREFETCH = 2
-"""Batches that a worker loads ahead where the loader does not say: torch's own default."""
+"""Batches that a loader worker fetches ahead by default, as in torch."""
 
 
 NOTHING = object()
-"""In the place of a batch: there is none."""
+"""In place of a batch: there is none."""
 
 
 class LeasedLoader:
@@ -41,8 +41,8 @@ class LeasedLoader:
 
     Args:
         loader: a DataLoader over a map-style data set.
-        seed: of the run: orders and random state follow from it, the epoch and the lease.
-        device: where batches are put.
+        seed: of the run; orders and random state follow from it, the epoch and the lease.
+        device: where batches go.
         speed: how many workers load, and whether a batch is copied ahead of the step.
     """
 
@@ -56,11 +56,11 @@ class LeasedLoader:
         self.order = EpochOrder(loader, seed)
         self._seed = seed
         self.samples_each = 1
-        """Of a position of the order."""
+        """Samples at each position of the order."""
         self.is_stream = False
-        """Whether a position is a mini-batch, and nobody knows how many there are."""
+        """Whether a position is a mini-batch, of an unknown number."""
         self.gives_batches = False
-        """Whether the data set of a stream makes the mini-batches, of any size."""
+        """Whether the data set of a stream makes the mini-batches itself, of any size."""
         self.seeds_between = False
         """Whether an epoch's end leaves the same random state in every worker."""
         self._device = device
@@ -85,30 +85,30 @@ class LeasedLoader:
 
     @property
     def num_loading(self) -> int:
-        """Processes that load for it."""
+        """Number of its loader workers."""
         return self.loader.num_workers if self.is_stream else len(self._workers)
 
     @property
     def lookahead(self) -> int:
-        """Mini-batches that are known ahead: for the loader's workers, and the next copy."""
+        """Mini-batches to reserve ahead: for the loader's workers, and the next copy."""
         return max(self._fetches_ahead, 1 if self._transfer is not None else 0)
 
     def reserve(self, leases: Sequence[Lease]) -> None:
-        """These come next: let the loader's workers fetch them, and the next copy begin early."""
+        """Note the next leases: loader workers fetch them, and the next copy can begin early."""
         self._known.extend(leases)
         if self._workers:
             self._workers.ask([(lease, self._indices(lease)) for lease in leases])
 
     def has(self, lease: Lease) -> bool:
-        """Whether there is a batch of it: a stream may end before."""
+        """Whether the lease has a batch: a stream may end before."""
         return True
 
     def num_samples_of(self, lease: Lease) -> int:
-        """Of the batch that was fetched last, which is this lease's."""
+        """Samples of this lease's batch, which was fetched last."""
         return lease.num_samples
 
     def fetch(self, lease: Lease) -> Any:
-        """The batch of ``lease``, on the device; the step's random state is set."""
+        """The batch of ``lease``, on the device; sets the step's random state."""
         if lease in self._known:
             while self._known.popleft() != lease:
                 pass
@@ -127,7 +127,7 @@ class LeasedLoader:
         seed_all(step_seed(self._seed, lease.epoch, lease.start))
 
     def fetch_ahead(self) -> None:
-        """Load the batch that comes next and start its copy; for a moment in which one waits."""
+        """Load the next batch and start its copy; called while the member waits."""
         if self._transfer is None or self._arriving is not None or not self._known:
             return
         lease = self._known[0]
@@ -136,9 +136,9 @@ class LeasedLoader:
         self._arriving = lease, self._transfer.begin(batch), scale
 
     def _load(self, lease: Lease) -> tuple[Any, float | None]:
-        """The batch in this process's memory, and what its bytes are still to be multiplied with.
+        """The batch in this process's memory, and the scale of its bytes, still to be applied.
 
-        Samples that are gathered as bytes travel so: a quarter of what floats would be.
+        Samples that are gathered as bytes are copied as bytes: a quarter of the size of floats.
         """
         batch = self._workers.take(lease)
         if batch is not None:
@@ -154,13 +154,13 @@ class LeasedLoader:
             batch, scale = (samples.raw, samples.targets), samples.scale
         else:
             batch = self._collate(samples)
-        return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), scale
+        return (apply(lambda tensor: tensor.pin_memory(), batch) if self._pins else batch), scale
 
     def each(self, leases: Sequence[Lease], *, is_seeded: bool = True) -> Iterator[Any]:
-        """Their batches in turn; those of one size are gathered a few at a time.
+        """Yield the batches of these leases in turn; equal sizes are gathered a few at a time.
 
         Args:
-            is_seeded: each comes with its step's random state; else that may be left as it is.
+            is_seeded: set each step's random state; else it may be left as it is.
         """
         is_one_size = len({lease.num_samples for lease in leases}) == 1
         if not self._is_plain or len(leases) == 1 or not is_one_size:
@@ -175,13 +175,13 @@ class LeasedLoader:
                 yield tuple(map(_by_itself, batch))
 
     def _num_at_once(self, num_samples: int) -> int:
-        """Mini-batches that are gathered in one go: what a cache holds."""
+        """Mini-batches to gather at once: as many as fit into a cache."""
         assert type(self.dataset) is ArrayDataset
         num_bytes = num_samples * self.dataset.inputs[0].numel() * torch.float32.itemsize
         return max(1, _GATHERED_BYTES // max(1, num_bytes))
 
     def fetch_together(self, leases: Sequence[Lease]) -> tuple[Tensor, Tensor]:
-        """The batches of leases of one size, stacked: (leases, samples, ...) and their targets."""
+        """The batches of leases of one size, stacked to (leases, samples, ...): inputs, targets."""
         if self._is_plain:
             inputs, targets = self._collate(self._gathered(leases))
             shape = (len(leases), leases[0].num_samples)
@@ -192,13 +192,15 @@ class LeasedLoader:
         return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
 
     def _gathered(self, leases: Sequence[Lease]) -> Gathered:
-        """All samples of these leases; nothing in it is random, so nothing is seeded."""
+        """All samples of these leases; nothing here is random, so nothing is seeded."""
         assert type(self.dataset) is ArrayDataset
-        indices = [one for lease in leases for one in self.order.indices[lease.start : lease.stop]]
+        indices = [
+            index for lease in leases for index in self.order.indices[lease.start : lease.stop]
+        ]
         return self.dataset.__getitems__(indices)
 
     def end_epoch(self) -> None:
-        """Forget what was fetched ahead; what the script draws until the next one is seeded."""
+        """Drop what was fetched ahead; with ``seeds_between``, seed what the script draws next."""
         self._workers.end_epoch()
         self._known.clear()
         self._arriving = None
@@ -206,7 +208,7 @@ class LeasedLoader:
             seed_all(mix(self._seed, self.order.epoch, _BETWEEN_SALT))
 
     def close(self) -> None:
-        """It gives nothing any more."""
+        """End the loader workers."""
         self._workers.close()
 
     def _indices(self, lease: Lease) -> Indices:
@@ -220,7 +222,7 @@ class LeasedLoader:
 
 
 def _by_itself(batch: Tensor) -> Tensor:
-    """As if it were gathered alone: free to be changed, and where sums come out alike.
+    """The batch as if gathered alone: it may be changed, and sums over it come out the same.
 
     A sum may depend on whether its memory begins at a cache line.
     """
@@ -228,24 +230,27 @@ def _by_itself(batch: Tensor) -> Tensor:
 
 
 def _refuse(loader: DataLoader[Any]) -> None:
-    """Say by name what cannot be leased."""
+    """Raise ConfigError for a loader that cannot be leased."""
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
             f"{type(loader.dataset).__name__} is an iterable data set, whose samples have no "
-            "numbers: a script's own loop takes it (pace.prepare), here make it map-style "
+            "numbers: use it in a script's own loop (pace.prepare), or make it map-style "
             "(__len__ and __getitem__)"
         )
     if loader.batch_size is None and loader.batch_sampler is None:
         raise ConfigError(
-            "the loader has batch_size=None: give it a batch size, the samples of one update"
+            "the loader has batch_size=None: set a batch size, the number of samples of an update"
         )
     refuse_shares(loader)
     if getattr(loader, "in_order", True) is False:
-        raise ConfigError("the loader has in_order=False; batches are matched to leases in order")
+        raise ConfigError(
+            "the loader has in_order=False, but batches are matched to leases in order; "
+            "leave it out"
+        )
 
 
 def refuse_begun(loader: DataLoader[Any]) -> None:
-    """Say by name that the loader would begin in the middle of a pass, which only one worker can.
+    """Raise ConfigError if the loader would begin in the middle of a pass: only one worker can.
 
     Source: torchdata, ``StatefulDataLoader.load_state_dict``.
     """
@@ -254,20 +259,20 @@ def refuse_begun(loader: DataLoader[Any]) -> None:
 
 
 def refuse_state(call: str, *_: Any, **__: Any) -> NoReturn:
-    """In the place of this call of a loader's own."""
+    """Replaces this method of the user's loader: raises ConfigError."""
     raise ConfigError(
-        f"the loader's {call}() is about what it reads by itself, and here workers share its "
-        "mini-batches: leave it out; checkpoints of the run hold where it stands, and --resume "
+        f"the loader's {call}() covers only its own reading, but here workers share its "
+        "mini-batches: leave it out; checkpoints of the run hold the position, and --resume "
         "goes on there"
     )
 
 
 def refuse_shares(loader: DataLoader[Any]) -> None:
-    """Say by name that the loader's sampler gives each worker a part of its own."""
-    for one in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if getattr(one, "num_replicas", 1) != 1:
+    """Raise ConfigError if the loader's sampler gives each worker a part of its own."""
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if getattr(sampler, "num_replicas", 1) != 1:
             raise ConfigError(
-                f"the loader has the sampler {type(one).__name__}, which gives each worker a part "
-                "of its own; leave it out: Paceline shares the samples out (DataLoader(data, "
+                f"the loader has the sampler {type(sampler).__name__}, which gives each worker a "
+                "part of its own; leave it out: Paceline shares the samples out (DataLoader(data, "
                 "batch_size=..., shuffle=True))"
             )

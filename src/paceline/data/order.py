@@ -1,12 +1,12 @@
-"""The order of an epoch's samples: the user's sampler, drawn once an epoch, the same by everybody.
+"""The order of an epoch's samples: the user's sampler, drawn once an epoch, equal in all members.
 
     (seed, epoch) -> random state, generators, set_epoch -> sampler        -> positions
-                                                            batch sampler  -> and where batches end
+                                                            batch sampler  -> and ends of batches
 
-All positions are listed, 8 bytes each. A sampler that never ends, or gives another number than it
-says, is refused before it fills the memory; torch's own that draws with replacement, which scripts
-use as one without an end, is drawn as far as its positions are asked for. This module must not know
-leases, or what a sample is. Above 300 lines, since all that an order may follow from is here.
+All positions are listed, 8 bytes each. A sampler that never ends, or gives another number than its
+length, is refused before it fills the memory; torch's own sampler with replacement, which scripts
+use as an endless one, is drawn only as far as needed. This module must not know leases, or what a
+sample is. Above 300 lines, since all that an order may depend on is here.
 """
 
 import copy
@@ -27,14 +27,15 @@ from .positions import CHUNK, MOST_POSITIONS, DrawnLater, Positions, is_drawn_la
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
-"""Positions from a sampler without a length: so many, or so many times the data set."""
+"""Limits for a sampler without a length: so many positions, or so many times the data set."""
 
 
 class _SetEpoch:
-    """In the place of a sampler's ``set_epoch``: it notes that the script calls it.
+    """Replaces a sampler's ``set_epoch`` to note whether the script calls it.
 
     Attributes:
-        call: the sampler's own.
+        call: the sampler's own method.
+        is_scripts: whether the script has called it.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -46,16 +47,16 @@ class _SetEpoch:
 
 
 class EpochOrder:
-    """The orders of a loader.
+    """Draws the orders of a loader's epochs.
 
     Args:
-        seed: of the run: orders follow from it and the epoch.
+        seed: of the run; orders follow from it and the epoch.
 
     Attributes:
-        epoch: the one that was drawn last.
-        indices: of the data set's samples, by position in that epoch.
+        epoch: the epoch that was drawn last.
+        indices: indices into the data set, by position in that epoch.
         has_own_batches: whether the user's batch sampler decides where batches end.
-        is_kept: whether the script keeps the state of this sampler, which has one of its own.
+        is_kept: whether the script keeps the state of a sampler (``pace.keep``).
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -66,17 +67,18 @@ class EpochOrder:
         self.has_own_batches = not is_plain
         inner = getattr(own, "sampler", None)
         self._samplers: list[Any] = list(
-            {id(one): one for one in (loader.sampler, own, inner)}.values()
+            {id(sampler): sampler for sampler in (loader.sampler, own, inner)}.values()
         )
-        found = [getattr(one, "generator", None) for one in (loader, *self._samplers)]
+        owners = (loader, *self._samplers)
+        generators = [getattr(owner, "generator", None) for owner in owners]
         self._generators = [
-            (one, one.initial_seed())
-            for one in {id(one): one for one in found}.values()
-            if isinstance(one, torch.Generator)
+            (generator, generator.initial_seed())
+            for generator in {id(generator): generator for generator in generators}.values()
+            if isinstance(generator, torch.Generator)
         ]
         self.is_kept: Callable[[Any], bool] = lambda sampler: False
         self._before: dict[int, Any] = {}
-        """Of each that is kept: its state before it drew the order of ``epoch``."""
+        """Per kept sampler: its state before it drew the order of ``epoch``."""
         self.epoch = 0
         self._num_positions: int | None = None
         self.indices: Sequence[int] = ()
@@ -86,7 +88,7 @@ class EpochOrder:
 
     @property
     def kind(self) -> str:
-        """Whether `redraw` can draw this loader's orders again: "in order", "shuffled" or "own"."""
+        """How `redraw` draws this loader's orders: "in order", "shuffled"; "own": it cannot."""
         sampler: Any = self._loader.sampler
         if self.has_own_batches or self._generators:
             return "own"
@@ -97,9 +99,9 @@ class EpochOrder:
         return "shuffled" if has_all else "own"
 
     def count(self) -> tuple[int, int]:
-        """Positions and batches an epoch; of the first one, where the user's differ.
+        """Positions and batches an epoch; those of the first epoch, if the user's differ.
 
-        A ``set_epoch`` that the script calls from here on is its own.
+        From here on, calls of ``set_epoch`` are taken for the script's own.
 
         Raises:
             ConfigError: an epoch has no end, or too many positions to be listed.
@@ -116,77 +118,77 @@ class EpochOrder:
         return num_positions, self._num_batches()
 
     def _num_batches(self) -> int:
-        """As ``len(loader)``, which a sampler without a length has not."""
+        """As ``len(loader)``, also for a sampler without a length."""
         size, num = self._loader.batch_size or 1, len(self.indices)
         if length_of(self._loader.sampler) is not None:
             return len(self._loader)
         return num // size if self._loader.drop_last else -(-num // size)
 
     def draw(self, epoch: int) -> list[int] | None:
-        """Draw the order of ``epoch``; the ends of the user's own batches, where there are any.
+        """Draw the order of ``epoch``; returns the ends of the user's own batches, if any.
 
-        A pure function of the seed and the epoch, where the sampler draws from Python's, NumPy's
-        or torch's own generator, from a ``torch.Generator`` of a sampler or the loader, or
-        follows ``set_epoch``: every member draws the same. The epoch's number is told to
-        ``set_epoch`` where the script does not call it: it may count otherwise.
+        The order is a pure function of the seed and the epoch if the sampler draws from Python's,
+        NumPy's or torch's own generator, from a ``torch.Generator`` of a sampler or the loader, or
+        follows ``set_epoch``: every member draws the same. ``set_epoch`` is called with the epoch
+        only if the script does not call it, since it may count differently.
 
         Raises:
             ConfigError: the order has no end, or another number of samples than an epoch has.
         """
         self.epoch = epoch
-        kept = [one for one in self._samplers if self.is_kept(one)]
-        self._before = {id(one): copy.deepcopy(one.state_dict()) for one in kept}
+        kept = [sampler for sampler in self._samplers if self.is_kept(sampler)]
+        self._before = {id(sampler): copy.deepcopy(sampler.state_dict()) for sampler in kept}
         with self._seeded(mix(self._seed, epoch, _ORDER_SALT)), self._told(epoch):
             self._list()
-        expected, found = self._num_positions, len(self.indices)
-        if expected is not None and found != expected:
+        expected, num_drawn = self._num_positions, len(self.indices)
+        if expected is not None and num_drawn != expected:
             raise ConfigError(
-                f"the sampler {type(self._loader.sampler).__name__} gave {found} samples for "
-                f"epoch {epoch + 1}, and {expected} before: an epoch must always have as many"
+                f"the sampler {type(self._loader.sampler).__name__} gave {num_drawn} samples for "
+                f"epoch {epoch + 1}, and {expected} before: all epochs must have the same number"
             )
         return self._ends
 
     def before(self, thing: Any) -> list[Any] | None:
-        """The epoch that was drawn last, and a kept sampler's state before; None: it is none.
+        """The epoch drawn last, and a kept sampler's state before it; None: not a kept sampler.
 
-        A run that goes on in the midst of that epoch draws its order once more, from there.
+        A run that resumes inside that epoch draws its order again from this state.
         """
         return [self.epoch, self._before[id(thing)]] if id(thing) in self._before else None
 
     def _note_set_epoch(self) -> None:
-        """Know from here on whether the script calls it."""
-        for one in self._samplers:
-            call = getattr(one, "set_epoch", None)
+        """Note from here on whether the script calls ``set_epoch``."""
+        for sampler in self._samplers:
+            call = getattr(sampler, "set_epoch", None)
             if call is not None and not isinstance(call, _SetEpoch):
-                with suppress(AttributeError):  # an object without room for it
-                    one.set_epoch = _SetEpoch(call)
+                with suppress(AttributeError):  # an object with __slots__
+                    sampler.set_epoch = _SetEpoch(call)
 
     @contextmanager
     def _told(self, epoch: int) -> Iterator[None]:
-        """Samplers know the epoch; what they tell one another meanwhile is not the script's."""
-        calls = [getattr(one, "set_epoch", None) for one in self._samplers]
-        noted = [one for one in calls if isinstance(one, _SetEpoch)]
-        is_scripts = any(one.is_scripts for one in noted)
-        before = [one.is_scripts for one in noted]
+        """Set the samplers' epoch; calls among themselves meanwhile are not the script's."""
+        calls = [getattr(sampler, "set_epoch", None) for sampler in self._samplers]
+        noted = [call for call in calls if isinstance(call, _SetEpoch)]
+        is_scripts = any(call.is_scripts for call in noted)
+        before = [call.is_scripts for call in noted]
         try:
             for call in calls:
                 if call is not None and not is_scripts:
                     call(epoch)
             yield
         finally:
-            for one, was in zip(noted, before, strict=True):
-                one.is_scripts = was
+            for call, was_scripts in zip(noted, before, strict=True):
+                call.is_scripts = was_scripts
 
     def draw_for_evaluation(self, version: int) -> list[int] | None:
-        """As ``draw``, once for an evaluation at this version; nobody is told of an epoch."""
+        """As ``draw``, for an evaluation at this version; ``set_epoch`` is not called."""
         with self._seeded(mix(self._seed, version, _EVALUATION_SALT)):
             self._list()
         return self._ends
 
     @contextmanager
     def _seeded(self, seed: int) -> Iterator[None]:
-        """Every generator that is known starts from here, and stands afterwards where it stood."""
-        states = [(one, one.get_state()) for one, _ in self._generators]
+        """Seed all known generators inside the block, and restore their states afterwards."""
+        states = [(generator, generator.get_state()) for generator, _ in self._generators]
         with kept_random_state():
             seed_all(seed)
             for generator, first_seed in self._generators:
@@ -198,7 +200,7 @@ class EpochOrder:
                     generator.set_state(state)
 
     def _list(self) -> None:
-        """Keep what the sampler gives now."""
+        """List what the sampler gives now."""
         loader, self._digest, self._ends = self._loader, None, None
         if self.has_own_batches:
             assert loader.batch_sampler is not None
@@ -218,7 +220,7 @@ class EpochOrder:
         """The epoch that was drawn last, and a digest of its order."""
         if self._digest is None:
             try:
-                # Of these there are as many as a script likes.
+                # Too many to hash them all.
                 is_counted = isinstance(self.indices, DrawnLater) or (
                     type(self._loader.sampler) is Numbers
                 )
@@ -229,34 +231,36 @@ class EpochOrder:
         return [self.epoch, self._digest]
 
     def expect(self, digest: list[Any]) -> None:
-        """Refuse another order than this when its epoch is drawn: the run goes on inside it."""
+        """Let ``check`` refuse another order of that epoch: the run resumes inside it."""
         self._expected = digest
 
     def check(self) -> None:
-        """Raise ConfigError where another order was drawn than when the run was cut off."""
+        """Raise ConfigError if another order was drawn than before the run was cut off."""
         if (expected := self._expected) is not None and expected[0] == self.epoch:
             if expected != self.digest():
                 raise ConfigError(
                     f"the sampler gave another order for epoch {self.epoch + 1} than before the "
-                    "run was cut off, so some samples would be used twice: has the data changed, "
-                    "or does the sampler keep a state of its own? pace.keep(sampler=sampler)"
+                    "run was cut off, so some samples would be used twice: has the data changed? "
+                    "If the sampler has state of its own: pace.keep(sampler=sampler)"
                 )
             self._expected = None
 
 
 def _bytes(indices: Sequence[int]) -> Any:
-    """Of these numbers, 8 each."""
-    if isinstance(indices, range):  # ten million from a range take a second, this way a hundredth
+    """The indices as bytes, 8 each."""
+    if isinstance(
+        indices, range
+    ):  # ten million from a range: a hundredth of a second instead of one
         return torch.arange(indices.start, indices.stop, indices.step).numpy()
     return indices if isinstance(indices, array) else array("q", indices)
 
 
 def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
-    """The order of an epoch of a run with several workers, drawn once more.
+    """The order of an epoch of a run with several workers, drawn again.
 
-    The loader's own sampler draws it, under a random state that follows from seed and epoch alone:
-    Python's, NumPy's and torch's generators and those of loader and sampler are seeded, and stand
-    afterwards where they stood.
+    The loader's own sampler draws it, under a random state that depends on seed and epoch alone:
+    the generators of Python, NumPy, torch, the loader and the sampler are seeded, and restored
+    afterwards.
 
     Args:
         loader: as it was given to ``prepare``.
@@ -267,7 +271,7 @@ def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
         The data set's indices, in order; with a batch sampler of your own a list of them a batch.
 
     Raises:
-        ConfigError: it has no end, or another length than the sampler says.
+        ConfigError: the order has no end, or another length than the sampler's.
     """
     order = EpochOrder(loader, seed)
     ends = order.draw(epoch)
@@ -277,7 +281,7 @@ def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
 
 
 def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
-    """The order of an epoch once more, of a loader whose orders are of this ``kind``.
+    """The order of an epoch, drawn again for a loader of this `EpochOrder.kind`.
 
     Raises:
         ConfigError: only the user's own sampler can draw it.
@@ -286,8 +290,8 @@ def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
         return range(num_samples)
     if kind != "shuffled":
         raise ConfigError(
-            "the order of this run's samples was the script's own sampler's, which its trace does "
-            "not hold; ask for a position in an epoch's order instead: --position N"
+            "the order of this run's samples came from the script's own sampler, which the trace "
+            "does not hold; ask for a position in an epoch's order instead: --position N"
         )
     with kept_random_state():
         seed_all(mix(seed, epoch, _ORDER_SALT))
@@ -295,7 +299,7 @@ def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
 
 
 def length_of(source: Any) -> int | None:
-    """How long it says that it is; None: it does not."""
+    """``len(source)``; None: it has no length."""
     try:
         return len(source) if isinstance(source, Sized) else None
     except (TypeError, NotImplementedError):
@@ -305,10 +309,13 @@ def length_of(source: Any) -> int | None:
 def list_positions(
     source: Iterable[Any], dataset: Any, ends: list[int] | None = None
 ) -> Sequence[int]:
-    """What a sampler gives, or with ``ends`` a batch sampler; where its batches end goes there.
+    """The positions that a sampler gives.
+
+    Args:
+        ends: for a batch sampler: a list to which the ends of its batches are added.
 
     Raises:
-        ConfigError: it has no end, or gives another number than it says.
+        ConfigError: it has no end, or gives another number than its length.
     """
     if type(source) is SequentialSampler:
         return range(len(source))
@@ -316,27 +323,29 @@ def list_positions(
         return source.numbers
     if is_drawn_later(source):
         return DrawnLater(source)
-    said, listed, num_given, drawn = length_of(source), Positions(), 0, iter(source)
-    most = max(_MOST_UNSAID, _MOST_ROUNDS * (length_of(dataset) or 0)) if said is None else said
-    while chunk := list(islice(drawn, min(CHUNK, most + 1 - num_given))):
-        num_given += len(chunk)
+    length, listed, num_listed, drawn = length_of(source), Positions(), 0, iter(source)
+    limit = (
+        max(_MOST_UNSAID, _MOST_ROUNDS * (length_of(dataset) or 0)) if length is None else length
+    )
+    while chunk := list(islice(drawn, min(CHUNK, limit + 1 - num_listed))):
+        num_listed += len(chunk)
         for batch in [chunk] if ends is None else chunk:
             listed.add(batch if isinstance(batch, list) else list(batch))
             if ends is not None:
                 ends.append(len(listed.values))
-        if num_given > most or len(listed.values) > MOST_POSITIONS:
+        if num_listed > limit or len(listed.values) > MOST_POSITIONS:
             break
     kind, what = ("sampler", "samples") if ends is None else ("batch sampler", "batches")
     name = f"the {kind} {type(source).__name__}"
     refuse_many(f"{name} gave", len(listed.values))
-    if said is None and num_given > most:
+    if length is None and num_listed > limit:
         raise ConfigError(
-            f"{name} has no __len__ and gave more than {most:,} {what} for "
-            f"{type(dataset).__name__}: an epoch must end; end its __iter__, give it a __len__"
+            f"{name} has no __len__ and gave more than {limit:,} {what} for "
+            f"{type(dataset).__name__}: an epoch must end; end its __iter__, or give it a __len__"
         )
-    if said is not None and num_given != said:
+    if length is not None and num_listed != length:
         raise ConfigError(
-            f"{name} says that an epoch has {said:,} {what} (__len__) and gave "
-            f"{'more' if num_given > said else f'{num_given:,}'}; let both say the same"
+            f"{name} has a __len__ of {length:,} {what} and gave "
+            f"{'more' if num_listed > length else f'{num_listed:,}'}; both must agree"
         )
     return listed.values

@@ -1,10 +1,10 @@
-"""A loader class that does something with batches while it is iterated, which workers leave out.
+"""Detect loader classes whose iteration changes batches: workers do not call it.
 
     plain PyTorch   iter(loader) -> the class's __iter__ -> DataLoader's -> data set, collate_fn
     workers         lease -> data set, collate_fn
 
-A class that fetches ahead, or puts batches on a device, gives what it was given, and is let by: a
-batch is sent through it to see. This module must not know leases or workers.
+A class that fetches ahead, or moves batches to a device, is accepted: a batch is sent through it to
+check that it comes out unchanged. This module must not know leases or workers.
 """
 
 import copy
@@ -21,15 +21,15 @@ from .feed import remade
 from .likeness import digest_of
 
 _FEW = 8
-"""Samples of the batch, where the loader does not say how many there are."""
+"""Samples of the test batch, if the loader has no batch size."""
 _LOOKED = "_paceline_has_looked"
 
 
 def refuse_own_iteration(loader: DataLoader[Any]) -> list[str]:
-    """What is to be known for the plan, where nobody can say what the class does.
+    """Notes for the plan, if it cannot be found out what the class does.
 
     Raises:
-        ConfigError: it gives other batches than it is given.
+        ConfigError: its iteration changes batches.
     """
     name = _own_method(loader)
     if name is None or _LOOKED in vars(loader):
@@ -37,23 +37,22 @@ def refuse_own_iteration(loader: DataLoader[Any]) -> list[str]:
     changes = None if isinstance(loader.dataset, IterableDataset) else _changes(loader)
     if changes:
         raise ConfigError(
-            f"{name} makes other batches of those that it is given, and workers, which fetch each "
-            "mini-batch from the data set, never call it: put that into collate_fn, or into the "
-            "loop (x, y = changed(x, y))"
+            f"{name} changes batches, and workers, which fetch each mini-batch from the data set, "
+            "never call it: put that into collate_fn, or into the loop (x, y = changed(x, y))"
         )
     vars(loader)[_LOOKED] = True
     if changes is None:
         return [
-            f"{name} is not called: workers fetch each mini-batch from the data set; what it does "
-            "with batches belongs into collate_fn"
+            f"{name} is not called: workers fetch each mini-batch from the data set; if it changes "
+            "batches, do that in collate_fn"
         ]
     return []
 
 
 def _own_method(loader: DataLoader[Any]) -> str | None:
-    """What a class that is not torch's iterates by."""
+    """The method by which a class other than torch's iterates; None: torch's own."""
     for name in ("__iter__", "_get_iterator"):
-        owner = next((one for one in loader.__class__.__mro__ if name in vars(one)), DataLoader)
+        owner = next((kind for kind in loader.__class__.__mro__ if name in vars(kind)), DataLoader)
         if not _is_known(owner):
             return f"{owner.__name__}.{name}"
     return None
@@ -64,53 +63,53 @@ def _is_known(kind: type) -> bool:
 
 
 def _changes(loader: DataLoader[Any]) -> bool | None:
-    """Whether what comes out is another batch than what goes in; None: nobody can say."""
+    """Whether iteration changes a batch; None: it cannot be found out."""
     try:
         with kept_random_state(), torch.no_grad():
             batch = next(iter(_of_one_batch(loader)))
-            double, given = _double(loader, copy.deepcopy(batch))
-            found = next(iter(double), None)
-    except Exception:  # code of the user's, in a pass that is made up
+            double, left = _double(loader, copy.deepcopy(batch))
+            result = next(iter(double), None)
+    except Exception:  # the user's code, in a pass that we made up
         return None
-    return None if given else not _are_alike(batch, found)
+    return None if left else not _are_alike(batch, result)
 
 
 def _of_one_batch(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Over the first samples; where the loader has workers, one of its own fetches them."""
+    """A loader of the first samples; if the user's has workers, one of them fetches."""
     data: Any = loader.dataset
     indices = list(range(min(loader.batch_size or _FEW, len(data))))
-    which: dict[str, Any] = {"batch_sampler": [indices]}
+    options: dict[str, Any] = {"batch_sampler": [indices]}
     if loader.batch_sampler is None:
-        which = {"batch_size": None, "sampler": indices}
+        options = {"batch_size": None, "sampler": indices}
     workers = min(1, loader.num_workers)
-    return remade(loader, workers, init=loader.worker_init_fn, dataset=data, **which)
+    return remade(loader, workers, init=loader.worker_init_fn, dataset=data, **options)
 
 
 def _double(loader: DataLoader[Any], batch: Any) -> tuple[DataLoader[Any], list[Any]]:
-    """A loader of the same class, under which lies one batch; what it has not taken of that."""
-    kind, given = loader.__class__, [batch]
-    plain = next(one for one in kind.__mro__ if _is_known(one) and issubclass(one, DataLoader))
+    """A loader of the same class whose base gives one batch; and what it has not taken of it."""
+    kind, left = loader.__class__, [batch]
+    plain = next(base for base in kind.__mro__ if _is_known(base) and issubclass(base, DataLoader))
 
     def give(_: object) -> Iterator[Any]:
-        while given:
-            yield given.pop()
+        while left:
+            yield left.pop()
 
-    below = type(
+    base = type(
         plain.__name__, (plain,),
         {"__iter__": lambda self: self._get_iterator(), "_get_iterator": give},
     )  # fmt: skip
-    double: DataLoader[Any] = object.__new__(type(kind.__name__, (kind, below), {}))
+    double: DataLoader[Any] = object.__new__(type(kind.__name__, (kind, base), {}))
     vars(double).update(vars(loader))
-    return double, given
+    return double, left
 
 
-def _are_alike(one: Any, other: Any) -> bool:
-    """The same numbers, wherever they lie, and in whichever sequence."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return digest_of(one.detach().cpu()) == digest_of(other.detach().cpu())
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_are_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_are_alike(*pair) for pair in pairs)
-    return digest_of(one) == digest_of(other)
+def _are_alike(a: Any, b: Any) -> bool:
+    """Whether two batches have the same values, on any device and in lists or tuples."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return digest_of(a.detach().cpu()) == digest_of(b.detach().cpu())
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_are_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        pairs = zip(a, b, strict=False)
+        return len(a) == len(b) and all(_are_alike(*pair) for pair in pairs)
+    return digest_of(a) == digest_of(b)

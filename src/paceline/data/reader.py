@@ -1,13 +1,13 @@
 """The process that reads a stream for all members of a machine.
 
-    member --begin--> 1  the main thread: the data set, m samples, collate -> what is kept
-                      2  a server, with a thread for each member that asks
-           <--news--     states of the data set, how far it is, its end
-           --stop-->  3  a thread that hears it, or sees that the member is gone
+    member --start--> 1  the main thread: data set, m samples, collate -> kept mini-batches
+                      2  a server, with a thread for each client
+           <--news--     states of the data set, progress, its end
+           --stop-->  3  a thread that waits for it, or notices that the member is gone
 
-The user's Python, and what is made of what it gives, take nothing from a step: of the member only a
-thread is left, which sleeps until there is news. Where the process dies, that thread says so to
-whoever asks. This module must not know leases, nor what is done with a mini-batch.
+The user's code and the encoding of batches run outside the member, so they take no time from its
+steps; the member only has a thread that sleeps until there is news. If the process dies, that
+thread tells all clients. This module must not know leases, nor what is done with a mini-batch.
 """
 
 import multiprocessing
@@ -24,17 +24,17 @@ from .stream import Answer, Broken, Extent, News, StreamReading, explain_end
 from .stream_source import StreamPass
 
 _PATIENCE_S = 2.0
-"""For which the end of a pass waits until who reads has heard it."""
+"""How long ``stop`` waits for the reading process before it kills it."""
 _LOOK_S = 5.0
-"""How often who reads looks whether the member is there; on Linux it dies with it at once."""
+"""How often the process checks that its member is alive; on Linux it dies with it at once."""
 
 
 class StreamReader:
     """One pass, read in a process of its own.
 
     Attributes:
-        place: where its mini-batches are given.
-        news: what the run should hear of it.
+        place: the address of its server.
+        news: what to report to the run.
     """
 
     def __init__(self, of: StreamPass, extent: Extent) -> None:
@@ -44,15 +44,17 @@ class StreamReader:
         self._stand_in: StreamServer | None = None
         context = of.context or multiprocessing.get_context()
         self._pipe: Connection
-        self._pipe, theirs = context.Pipe()
-        arguments = (of, extent, self.place, theirs)
+        self._pipe, child_pipe = context.Pipe()
+        arguments = (of, extent, self.place, child_pipe)
         self._process = context.Process(target=_read, args=arguments, daemon=True)
         self._process.start()
-        theirs.close()
-        self._thread = threading.Thread(target=self._hear, name="paceline-stream", daemon=True)
+        child_pipe.close()
+        self._thread = threading.Thread(
+            target=self._receive_news, name="paceline-stream", daemon=True
+        )
         self._thread.start()
 
-    def _hear(self) -> None:
+    def _receive_news(self) -> None:
         with suppress(EOFError, OSError):
             while True:
                 self.news.put(self._pipe.recv())
@@ -62,16 +64,17 @@ class StreamReader:
             self._stand_in = StreamServer(self.place, lambda *_: broken, lambda *_: None)
 
     def stop(self) -> None:
-        """The pass is over."""
+        """End the pass and its process."""
         self._is_stopped = True
         with suppress(OSError):
             self._pipe.send(None)
         self._thread.join(_PATIENCE_S)
-        if self._thread.is_alive():  # the user's code has not come back
+        if self._thread.is_alive():  # the user's code does not return
             self._process.kill()
             self._thread.join()
         if self._stand_in is not None:
             self._stand_in.close()
+        self.place.remove()
         self._pipe.close()
 
 
@@ -79,17 +82,17 @@ class StreamReader:
 
 
 def _read(of: StreamPass, extent: Extent, place: Endpoint, pipe: Any) -> None:
-    """Read, and give what was read, until the member says stop."""
+    """Read the pass and serve its mini-batches until the member sends stop."""
     if not of.reads_itself:
         multiprocessing.current_process().daemon = False  # it has loader workers of its own
 
     def tell(news: News) -> None:
-        with suppress(OSError):  # nobody is there to hear it
+        with suppress(OSError):  # the member is gone
             pipe.send(news)
 
     def find(epoch: int, number: int) -> Answer | None:
         if epoch != extent.epoch:
-            reading.wait_for_stop()  # who asks is told of another reader
+            reading.wait_for_stop()  # the run tells the client of another reader
         return reading.answer(number)
 
     def done_with(epoch: int, first: int, others: tuple[int, ...]) -> None:
@@ -98,30 +101,30 @@ def _read(of: StreamPass, extent: Extent, place: Endpoint, pipe: Any) -> None:
 
     reading = StreamReading(extent, tell)
     server = StreamServer(place, find, done_with)
-    threading.Thread(target=_obey, args=(reading, pipe, os.getppid()), daemon=True).start()
-    with suppress(KeyboardInterrupt):  # the member hears it, too
-        reading.read(lambda: _in_turn(of, server))
+    threading.Thread(target=_wait_for_stop, args=(reading, pipe, os.getppid()), daemon=True).start()
+    with suppress(KeyboardInterrupt):  # the member gets it, too
+        reading.read(lambda: _on_each_core(of, server))
         reading.wait_for_stop()
 
 
-def _in_turn(of: StreamPass, server: StreamServer) -> Iterator[Any]:
-    """Each mini-batch is read on the next core, where those who ask leave none free.
+def _on_each_core(of: StreamPass, server: StreamServer) -> Iterator[Any]:
+    """Read each mini-batch on the next core in turn, if there are as many clients as cores.
 
-    Left to the scheduler, who reads shares one core with one of them for a whole step; members in
-    step wait for that one, and the other cores stand still.
+    Left to the scheduler, the reader shares one core with one member for a whole step; members in
+    step wait for that one, and the other cores are idle.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     for number, batch in enumerate(of):
         yield batch
         if 1 < len(cores) <= server.num_asking:
-            with suppress(OSError):  # it is no longer allowed there
-                os.sched_setaffinity(0, {cores[number % len(cores)]})  # it goes there now,
-                os.sched_setaffinity(0, cores)  # and from there wherever it is sent
+            with suppress(OSError):  # the core is no longer allowed
+                os.sched_setaffinity(0, {cores[number % len(cores)]})  # move there now,
+                os.sched_setaffinity(0, cores)  # then let the scheduler decide again
 
 
-def _obey(reading: StreamReading, pipe: Any, parent: int) -> None:
+def _wait_for_stop(reading: StreamReading, pipe: Any, parent: int) -> None:
     with suppress(EOFError, OSError):
         while not pipe.poll(_LOOK_S):
-            if os.getppid() != parent:  # the member, or the fork server that its loader asks for
+            if os.getppid() != parent:  # the member, or the loader's fork server
                 os._exit(1)
     reading.stop()

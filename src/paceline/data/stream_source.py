@@ -1,13 +1,13 @@
 """The mini-batches of a user's stream, one after the other, as loader workers read them.
 
-    loader worker    worker_init_fn -> a state, where there is one -> the data set -> m samples
-                     -> collate_fn -> how many, their batch, the data set's state after them
+    loader worker    worker_init_fn -> saved state, if any -> the data set -> m samples
+                     -> collate_fn -> number of samples, their batch, the data set's state
 
-One loader worker is the process that iterates here: a queue between it and another one would cost
-more than all else but the user's own code. Several are torch's own, and take their batches apart
-for the queue (frames.py). Random state follows from the run's seed and
-the pass, so who reads the stream again, after a death, reads the same. This module must not know
-who wants them, nor what is done with them.
+A single loader worker is the process that iterates here: a queue to another process would cost more
+than everything but the user's own code. Several are torch's own, and pack their batches for the
+queue (frames.py). Random state follows from the run's seed and the pass, so the stream can be read
+again after a death and gives the same. This module must not know who wants the mini-batches, nor
+what is done with them.
 
 Source: PyTorch documentation, ``torch.utils.data``, "Iterable-style datasets"; torchdata,
 "Stateful DataLoader", for ``state_dict`` and ``load_state_dict`` of a data set.
@@ -30,26 +30,35 @@ from .frames import pack
 
 _STREAM_SALT = 6
 _STATE_S = 0.5
-"""Between two looks at the data set's own state: it may be long."""
+"""The data set's own state is saved at most this often: it may be long."""
 _MOST_STATE = 1 << 18
-"""Characters of it: it goes to the run, and into each checkpoint."""
+"""Characters of a state: it is sent to the run, and goes into each checkpoint."""
 
 
 class _Collated:
-    """The user's ``collate_fn``, and beside its batch what else is to be known of it.
+    """The user's ``collate_fn``, whose batch comes with its size and the data set's state.
 
-    It is called where the data set is, right after it gave the last of these samples.
+    It is called in the data set's process, right after it gave the last of these samples.
+
+    Args:
+        size: samples of a mini-batch; None: the data set gives whole batches.
+        saves: whether to save the data set's state.
+        packs: whether to pack the batch for a queue.
     """
 
-    def __init__(self, user: DataLoader[Any], *, is_batch: bool, saves: bool, packs: bool) -> None:
-        self._collate, self._is_batch, self._saves = user.collate_fn, is_batch, saves
+    def __init__(
+        self, user: DataLoader[Any], size: int | None, *, saves: bool, packs: bool
+    ) -> None:
+        self._collate, self._size, self._saves = user.collate_fn, size, saves
         self._packs, self._next_s = packs, 0.0
 
     def __call__(self, samples: Any) -> tuple[int, Any, str]:
-        """Number of samples, their batch, and the state after them or nothing."""
-        num_samples = 1 if self._is_batch else len(samples)
+        """Returns the number of samples, their batch, and the state after them or ``""``."""
+        num_samples = 1 if self._size is None else len(samples)
         batch, state = self._collate(samples), ""
-        if self._saves and time.monotonic() >= self._next_s:
+        # A short mini-batch ends the pass, and the data set may have gone back to its beginning.
+        is_last = self._size is not None and num_samples < self._size
+        if self._saves and not is_last and time.monotonic() >= self._next_s:
             state = self._state()
             self._next_s = time.monotonic() + _STATE_S
         return num_samples, pack(batch) if self._packs else batch, state
@@ -58,19 +67,21 @@ class _Collated:
         info = get_worker_info()
         assert info is not None
         try:
-            state = info.dataset.state_dict()  # type: ignore[attr-defined]  # asked for before
-            text = json.dumps([state, _random()]) if state else ""
+            state = info.dataset.state_dict()  # type: ignore[attr-defined]  # checked by StreamSource.saves
+            text = json.dumps([state, _random_state()]) if state else ""
+            if text and json.loads(text)[0] != state:
+                text = ""  # JSON changes it: keys that are numbers, tuples
         except (TypeError, ValueError):
             text = ""
         self._saves = 0 < len(text) <= _MOST_STATE
         return text if self._saves else ""
 
 
-class _Begun:
-    """The user's ``worker_init_fn``, and after it the data set goes on from a state.
+class _Start:
+    """The user's ``worker_init_fn``; then the data set goes on from a saved state.
 
     Args:
-        is_another: whether who iterates is the parent of this process, and not itself.
+        is_another: whether it runs in a child of the process that iterates.
     """
 
     def __init__(self, init: Callable[[int], None] | None, state: str, *, is_another: bool) -> None:
@@ -84,12 +95,12 @@ class _Begun:
         info = get_worker_info()
         if self._state and info is not None:
             state, random = json.loads(self._state)
-            info.dataset.load_state_dict(state)  # type: ignore[attr-defined]  # it gave it
-            _go_on(random)
+            info.dataset.load_state_dict(state)  # type: ignore[attr-defined]  # it was saved by it
+            _restore_random(random)
 
 
-def _random() -> dict[str, Any]:
-    """The random state of this process, as JSON can carry it."""
+def _random_state() -> dict[str, Any]:
+    """The random state of this process, as JSON."""
     states = random_states()
     numpy = states.get("numpy")
     return {
@@ -99,8 +110,8 @@ def _random() -> dict[str, Any]:
     }
 
 
-def _go_on(saved: dict[str, Any]) -> None:
-    """Draw from here on what would have been drawn after ``_random``."""
+def _restore_random(saved: dict[str, Any]) -> None:
+    """Restore the random state that ``_random_state`` returned."""
     version, words, gauss = saved["python"]
     states: dict[str, Any] = {
         "python": (version, tuple(words), gauss),
@@ -111,12 +122,12 @@ def _go_on(saved: dict[str, Any]) -> None:
     restore_random_states(states)
 
 
-def _loses_some(dataset: Any) -> bool:
-    """Whether its state leaves out what it has read and not given yet.
+def _loses_samples(dataset: Any) -> bool:
+    """Whether its state leaves out samples that it has read and not given yet.
 
-    Two parts of Hugging Face's data sets, wherever one is mixed or mapped from others: a shuffle
-    buffer is filled anew from where the reading stood, and of a map over batches of tables a batch
-    may be skipped, as their ``state_dict`` says itself; may go when it holds both.
+    Two parts of Hugging Face's data sets do, at any depth: a shuffle buffer is refilled from the
+    position where reading stopped, and a map over batches of tables may skip a batch, as their
+    ``state_dict`` documents. Can be removed once it saves both.
     """
     parts = [getattr(dataset, "_ex_iterable", None)]
     while parts:
@@ -136,14 +147,14 @@ class StreamPass:
 
     Attributes:
         size: samples of a mini-batch; None: the data set gives whole batches.
-        seed: of this pass; own_seed: of the loader's generator, where it has one.
-        prefetch: of each loader worker of torch's.
+        seed: of this pass; own_seed: of the loader's generator, if it has one.
+        prefetch: batches that each of torch's loader workers fetches ahead.
         reads_itself: whether the process that iterates is the loader worker.
     """
 
     dataset: Any
     collate: _Collated
-    begin: _Begun
+    begin: _Start
     size: int | None
     drop_last: bool
     num_workers: int
@@ -155,26 +166,26 @@ class StreamPass:
     reads_itself: bool
 
     def __iter__(self) -> Iterator[tuple[int, Any, str]]:
-        """It begins now; this process is the pass's from now on."""
+        """Begin the pass; this process is used for nothing else from now on."""
         seed_all(self.seed)
-        drawn = self.own_seed is not None
-        generator = torch.Generator().manual_seed(self.own_seed or 0) if drawn else None
-        more: dict[str, Any] = {"generator": generator}
+        has_own = self.own_seed is not None
+        generator = torch.Generator().manual_seed(self.own_seed or 0) if has_own else None
+        options: dict[str, Any] = {"generator": generator}
         if self.reads_itself:
             self._be_the_loader_worker(generator)
-            more["generator"] = torch.Generator()  # from which torch draws a seed that nobody uses
+            options["generator"] = torch.Generator()  # torch draws a seed from it, unused here
         else:
-            more |= {
+            options |= {
                 "num_workers": self.num_workers, "prefetch_factor": self.prefetch,
                 "timeout": self.timeout_s, "worker_init_fn": self.begin,
                 "multiprocessing_context": self.context,
             }  # fmt: skip
         return iter(DataLoader(
-            self.dataset, self.size, drop_last=self.drop_last, collate_fn=self.collate, **more
+            self.dataset, self.size, drop_last=self.drop_last, collate_fn=self.collate, **options
         ))  # fmt: skip
 
     def _be_the_loader_worker(self, generator: torch.Generator | None) -> None:
-        """As torch has them: one thread, seeds of its own, a number that the data set can ask for.
+        """Set up this process as torch does a loader worker: one thread, own seeds, a WorkerInfo.
 
         Source: ``torch/utils/data/_utils/worker.py``, ``_worker_loop``.
         """
@@ -187,7 +198,7 @@ class StreamPass:
 
 
 class StreamSource:
-    """A user's loader over an iterable data set.
+    """Makes the passes over a user's loader with an iterable data set.
 
     Args:
         loader: the user's.
@@ -204,57 +215,60 @@ class StreamSource:
 
     @property
     def reads_itself(self) -> bool:
-        """Whether no queue lies between the data set and what is kept; a timeout is the queue's."""
+        """Whether no queue lies behind the data set; a loader's timeout needs torch's queue."""
         return self.num_workers == 1 and not self._loader.timeout
 
     @property
     def saves(self) -> bool:
-        """Whether the data set can say where it is, so that nothing has to be read again."""
+        """Whether the data set can save its position, so that nothing has to be read again."""
         dataset = self._loader.dataset
-        if _loses_some(dataset):
+        if _loses_samples(dataset):
             return False
         can = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
         return can and self.num_workers == 1
 
     @property
     def num_prefetched(self) -> int:
-        """Mini-batches that the user's loader workers would hold ready."""
+        """Mini-batches that the user's loader workers fetch ahead."""
         return self.num_workers * (self._loader.prefetch_factor or 2)
 
     def of(self, epoch: int, state: str) -> StreamPass:
-        """One pass, from this state of the data set on; empty: from its beginning."""
+        """One pass, from a saved state of the data set; empty: from its beginning."""
         user, seed = self._loader, mix(self._seed, epoch, _STREAM_SALT)
         own = user.generator if isinstance(user.generator, torch.Generator) else None
-        is_batch, itself = self._size is None, self.reads_itself
+        reads_itself = self.reads_itself
         return StreamPass(
             dataset=user.dataset,
-            collate=_Collated(user, is_batch=is_batch, saves=self.saves, packs=not itself),
-            begin=_Begun(user.worker_init_fn, state, is_another=not itself),
+            collate=_Collated(user, self._size, saves=self.saves, packs=not reads_itself),
+            begin=_Start(user.worker_init_fn, state, is_another=not reads_itself),
             size=self._size,
-            drop_last=user.drop_last and not is_batch,
+            drop_last=user.drop_last and self._size is not None,
             num_workers=self.num_workers,
             prefetch=user.prefetch_factor,
             timeout_s=user.timeout,
             seed=seed,
             own_seed=None if own is None else mix(own.initial_seed(), seed),
             context=user.multiprocessing_context,
-            reads_itself=itself,
+            reads_itself=reads_itself,
         )
 
 
 def mini_batch(loader: DataLoader[Any], parts: int, *, is_global: bool) -> int | None:
-    """Samples of a mini-batch; None: the data set gives it whole.
+    """Samples of a mini-batch; None: the data set gives whole batches.
 
     Raises:
-        ConfigError: it cannot be shared so.
+        ConfigError: a batch cannot be split into ``parts`` mini-batches.
     """
     size = loader.batch_size
     if getattr(loader, "in_order", True) is False:
-        raise ConfigError("the loader has in_order=False; a stream's mini-batches have numbers")
+        raise ConfigError(
+            "the loader has in_order=False, but a stream's mini-batches are numbered in order: "
+            "leave it out"
+        )
     if size is None and is_global and parts > 1:
         raise ConfigError(
-            f"the loader has batch_size=None: its data set makes the batches, and each would be "
-            f"shared by {parts} mini-batches; where one of them is a mini-batch: "
+            f"the loader has batch_size=None: its data set makes the batches, and each would have "
+            f"to be split into {parts} mini-batches; to use each as one mini-batch: "
             "pace.prepare(..., batch='per-worker')"
         )
     if size is None or not is_global:

@@ -1,12 +1,12 @@
-"""The batches of leases, where a lease is a mini-batch of a stream: a number.
+"""The batches of leases on a stream, where a lease is the number of a mini-batch.
 
-    lease = number, or several -> client -> who reads (this member, or another) -> batch
-                                     |
-                                     nothing there: the stream is over, or the work is another's
+    lease = one number or several -> client -> the reader (this member or another) -> batch
+                                        |
+                                        no batch: the stream is over, or the work is another's
 
-In the run one member is told to read; each is told where. What a member learns on the way, that the
-stream is over or where the data set is, it tells the run. This module must not know who decides
-that, nor what a step does with a batch.
+The run tells one member to read, and all members where. A member reports to the run when the stream
+ends, and the data set's own state. This module must not know who decides that, nor what a step does
+with a batch.
 """
 
 import time
@@ -39,29 +39,33 @@ from .stream import Broken, Extent, Gone, Over
 from .stream_source import StreamSource, mini_batch
 
 _LOOK_S, _MOST_LOOKS = 0.001, 1000
-"""Between two looks for who reads; and how often, before the next message of the run is awaited."""
+"""Between two attempts to reach the reader; after so many it blocks for the run's messages."""
 
 
 class StreamLink(Protocol):
-    """What this asks of the run."""
+    """What a streamed loader needs of the run."""
 
     def tell(self, message: FromMember) -> None: ...
 
     def look_for_stream(self, *, is_blocking: bool) -> bool:
-        """Hear what has come, or what comes; False: what this member waits for is not its own."""
+        """Handle messages of the run; False: this member no longer holds the lease it waits for.
+
+        Args:
+            is_blocking: wait for the next message.
+        """
 
 
 class StreamedLoader(LeasedLoader):
-    """A user's loader over an iterable data set, handed out by numbers.
+    """A user's loader over an iterable data set, whose mini-batches are leased by number.
 
     Args:
         loader: the user's.
-        numbers: of the pass that comes; an update averages ``size`` of them.
-        num_each: of them in a lease.
+        numbers: the numbers of the next pass; an update averages ``size`` of them.
+        num_each: numbers in a lease.
         is_global: the loader's batch size is what an update averages, not a mini-batch.
 
     Attributes:
-        samples_each: of a mini-batch; 1 where the data set gives whole batches.
+        samples_each: samples of a mini-batch; 1 where the data set gives whole batches.
     """
 
     def __init__(
@@ -92,35 +96,36 @@ class StreamedLoader(LeasedLoader):
         self._pace = Strides()
         self._guess: tuple[int, int] | None = None
         self._over = -1
-        """The last pass whose end was told."""
+        """The last pass whose end was reported."""
 
     link: StreamLink
 
     @property
     def lookahead(self) -> int:
-        """More than 0: it is to be told what it is granted. None are reserved for it.
+        """1, so that it is told of its grants; no leases are reserved for it.
 
-        Which mini-batches make an update would depend on who joins when; it guesses instead.
+        With reserved ones, the mini-batches of an update would depend on when members join; it
+        guesses the next number instead.
         """
         return 1
 
     def notes(self) -> list[str]:
-        """What is to be known of it, for the plan."""
+        """The plan's notes about the stream."""
         source, each = self._source, f"{self.samples_each:,} samples"
-        what = "one that the data set gives" if self._size is None else f"{each} in a row"
-        resumes = "by the data set's own state_dict" if source.saves else "by reading it again"
+        what = "a batch of the data set's own" if self._size is None else f"{each} in a row"
+        resumes = "from the data set's own state_dict" if source.saves else "by reading it again"
         inside = "" if source.reads_itself else f" and {source.num_prefetched} in loader workers"
         return [
             f"stream: one worker reads it for all; a mini-batch is {what}, and each is used once",
-            f"stream: at most {self.most_ahead} mini-batches are read ahead{inside}, and those at "
-            "work are kept",
+            f"stream: at most {self.most_ahead} mini-batches are read ahead{inside}; those in use "
+            "are kept",
             f"stream: after a death, and with --resume, it goes on {resumes}; "
-            "what it gives must be the same again",
-            "stream: each epoch reads a copy of the data set as the script has it then, to its end;"
-            " one that never ends needs pace.updates(n, loader)",
+            "it must give the same samples again",
+            "stream: each epoch reads a copy of the data set, as it is when the epoch begins, to "
+            "its end; for an endless one use pace.updates(n, loader)",
         ]
 
-    # -- what the run says ----------------------------------------------------------------------
+    # -- messages of the run --------------------------------------------------------------------
 
     def hear(self, message: OfStream) -> None:
         if isinstance(message, StreamAt):
@@ -131,7 +136,7 @@ class StreamedLoader(LeasedLoader):
             self._client.done_with(*message)
 
     def _read(self, message: ReadStream) -> None:
-        """Be the one who reads."""
+        """Start to read this pass for all members."""
         if self._reader is not None:
             self._reader.stop()
         drops_rest = self._size is not None and self.loader.drop_last
@@ -143,7 +148,7 @@ class StreamedLoader(LeasedLoader):
         self.link.tell(StreamServed(message.epoch, *self._reader.place))
 
     def _tell_news(self) -> None:
-        """What the process that reads has found."""
+        """Report to the run what the reading process has sent."""
         reader = self._reader
         while reader is not None:
             try:
@@ -171,11 +176,11 @@ class StreamedLoader(LeasedLoader):
         self._ask()
 
     def _ask(self) -> None:
-        for one in self._known:
-            self._client.ask(one.epoch, one.start)
+        for lease in self._known:
+            self._client.ask(lease.epoch, lease.start)
 
     def fetch(self, lease: Lease) -> Any:
-        """The batch of this number, or ``NOTHING``.
+        """The batch of this lease, or ``NOTHING``.
 
         Raises:
             WorkerError: the stream cannot be read.
@@ -187,7 +192,7 @@ class StreamedLoader(LeasedLoader):
         return batch
 
     def _guess_next(self) -> None:
-        """Ask for what probably comes, and leave what was guessed before and did not come."""
+        """Request the likely next numbers; drop the last guess if it was wrong."""
         guess, before = self._pace.guess(), self._guess
         if guess == before:
             return
@@ -200,15 +205,15 @@ class StreamedLoader(LeasedLoader):
         self._guess = guess
 
     def _numbers_from(self, first: int) -> range:
-        """Those of the lease that begins with this one."""
+        """The numbers of the lease that begins with ``first``."""
         return range(first, first + self._num_each)
 
     def has(self, lease: Lease) -> bool:
-        """Whether there is a mini-batch of this number: it is read when this returns."""
-        found = self._wait(lease)
-        if found is not None:
-            self._client.put_back(lease.epoch, lease.start, found)
-        return isinstance(found, Received | Broken)
+        """Whether the stream has this mini-batch, which is read when this returns."""
+        answer = self._wait(lease)
+        if answer is not None:
+            self._client.put_back(lease.epoch, lease.start, answer)
+        return isinstance(answer, Received | Broken)
 
     def num_samples_of(self, lease: Lease) -> int:
         return self._counts.pop(lease.start)
@@ -218,37 +223,37 @@ class StreamedLoader(LeasedLoader):
             super().fetch_ahead()
 
     def _load(self, lease: Lease) -> tuple[Any, float | None]:
-        found = self._wait(lease)
-        if isinstance(found, Broken):
-            raise WorkerError(found.text)
-        if isinstance(found, Over):
-            self._tell_end(lease.epoch, found.end)
-        if not isinstance(found, Received):
+        answer = self._wait(lease)
+        if isinstance(answer, Broken):
+            raise WorkerError(answer.text)
+        if isinstance(answer, Over):
+            self._tell_end(lease.epoch, answer.end)
+        if not isinstance(answer, Received):
             return NOTHING, None
-        self._counts[lease.start], batch = found.num_samples, found.batch
-        return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), None
+        self._counts[lease.start], batch = answer.num_samples, answer.batch
+        return (apply(lambda tensor: tensor.pin_memory(), batch) if self._pins else batch), None
 
     def _wait(self, lease: Lease) -> Received | Over | Gone | Broken | None:
-        """What there is of it; None: it is another's by now."""
+        """Wait for the reader's answer; None: the lease is another member's by now."""
         is_wanted, num_looks = True, 0
         while is_wanted:
-            if self._at.epoch != lease.epoch:  # nobody reads this pass yet
+            if self._at.epoch != lease.epoch:  # no member reads this pass yet
                 is_wanted = self.link.look_for_stream(is_blocking=True)
                 continue
-            if not self._is_connected():  # who reads has not begun, or is gone
+            if not self._is_connected():  # the reader has not begun, or is gone
                 time.sleep(_LOOK_S)
                 num_looks += 1
                 is_wanted = self.link.look_for_stream(is_blocking=num_looks > _MOST_LOOKS)
                 continue
-            found = self._client.take(lease.epoch, lease.start)
-            if found is not None:
-                return found
+            answer = self._client.take(lease.epoch, lease.start)
+            if answer is not None:
+                return answer
             self._tell_news()
             is_wanted = self.link.look_for_stream(is_blocking=False)
         return None
 
     def _is_connected(self) -> bool:
-        """Whether it asks who reads now; all that is known to come is asked for at once."""
+        """Whether it is connected to the reader; a new connection requests all known leases."""
         if self._client.is_at(self._at.address):
             return True
         if self._client.connect(self._at.address, self._at.key):
@@ -265,7 +270,7 @@ class StreamedLoader(LeasedLoader):
         self._tell_news()
         self._end_reading()
         self._client.forget_all()
-        self._client.drop()  # who reads the next pass is asked elsewhere
+        self._client.drop()  # the reader of the next pass has another address
         self._guess = None
         self._counts.clear()
         super().end_epoch()

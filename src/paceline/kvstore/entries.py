@@ -1,13 +1,13 @@
-"""All keys of one store, as one process sees them: found, added, pushed to by the store's rule.
+"""All keys of one store, as one process sees them: find, add, and push by the store's rule.
 
     words        | published version | newest begun | whose state: of block 0, of block 1 |
     block 0      | v8                     published: pulls copy it
-    block 1      | v9 . . . . .           a push reads v8 and writes here, the shard being held
+    block 1      | v9 . . . . .           a push reads v8 and writes here, holding the shard's lock
 
-Version v lies in block v & 1, and one word publishes it. A push that dies or raises has changed
-nothing that anybody sees, and the next one writes over what it left. What a rule remembers lies in
-two blocks, too. Every process applies the rule itself, so all must name the same one. This module
-must not know what a user may pass: values come checked, as dense tensors on the CPU.
+Version v is in block v & 1, and one word publishes it. A push that dies or raises has changed
+nothing visible, and the next one overwrites what it left. The state of a rule has two blocks, too.
+Every process applies the rule itself, so all must use the same one. This module must not know what
+a user may pass: values are already checked, as dense tensors on the CPU.
 """
 
 import math
@@ -27,14 +27,14 @@ from .updaters import NAMED, Change, Rule, make_rule
 
 _PUBLISHED, _BEGUN, _STATES = range(3)
 _TRIES = 4
-"""Copies that a pull may lose to pushes before it asks them to wait."""
+"""Attempts that a pull may lose to pushes before it takes the lock."""
 
 
 class StoredState:
-    """What one rule remembers about one key, the same bytes in each block.
+    """The state of one rule for one key, with the same layout in each block.
 
     Args:
-        offset: of block 0, in bytes; 0 where nothing is remembered.
+        offset: of block 0, in bytes; 0 if the rule has no state.
     """
 
     def __init__(self, region: Region, entries: tuple[StateEntry, ...], offset: int) -> None:
@@ -45,7 +45,7 @@ class StoredState:
 
 
 class StoredKey:
-    """One key.
+    """One key and its two blocks.
 
     Args:
         lock: of its shard.
@@ -67,7 +67,7 @@ class StoredKey:
         return self._words[self._at + _PUBLISHED]
 
     def read(self, copy: Callable[[Tensor], object]) -> None:
-        """Call ``copy`` with one whole version, more than once if need be."""
+        """Call ``copy`` with one whole version, several times if necessary."""
         for _ in range(_TRIES if HAS_ORDER else 0):
             version = self.version
             copy(self.blocks[version & 1])
@@ -77,14 +77,14 @@ class StoredKey:
             copy(self.blocks[self.version & 1])
 
     def push(self, rule: Rule, pushed: Tensor, state: StoredState) -> int:
-        """Write the next version, then publish it; its number."""
+        """Write the next version and publish it; returns its number."""
         words, at = self._words, self._at
         with self._lock:
             version = self.version + 1
             old, new = ~version & 1, version & 1
             words[at + _BEGUN] = version
             if words[at + _STATES + old] != state.offset:
-                state.blocks[old].zero_()  # another rule made this version: nothing is remembered
+                state.blocks[old].zero_()  # another rule made this version: no state
             rule.write(
                 Change(
                     self.record.key, pushed, self.blocks[old], self.blocks[new],
@@ -100,7 +100,7 @@ class Entries:
     """The keys of ``region``.
 
     Args:
-        rule: what this process applies; None: the store's, if a name is enough to make it.
+        rule: the rule of this process; None: the store's, if its name is enough to make it.
     """
 
     def __init__(self, region: Region, rule: Rule | None, patience_s: float) -> None:
@@ -113,10 +113,10 @@ class Entries:
         self._states: dict[tuple[str, str], StoredState] = {}
 
     def find(self, key: str) -> StoredKey:
-        """The key, whoever has added it.
+        """The key, whichever process has added it.
 
         Raises:
-            ConfigError: nobody has added it; an updater called.
+            ConfigError: there is no such key; or an updater called.
         """
         refuse_updaters(self.directory.hold)
         if key not in self._keys:
@@ -134,8 +134,8 @@ class Entries:
             for key in values:
                 if record := self.directory.records.get(key):
                     raise ConfigError(
-                        f"key {key!r} is there already ({record.dtype}, shape {record.shape}): init"
-                        " each key once, in one process; push changes its value"
+                        f"key {key!r} exists already ({record.dtype}, shape {record.shape}): init "
+                        "each key once, in one process; push changes its value"
                     )
             rule = self._agreed_rule()
             for value in values.values():
@@ -149,7 +149,7 @@ class Entries:
                 self._keys[key] = stored
 
     def set_rule(self, rule: Rule) -> None:
-        """Apply ``rule`` from now on; the first process to say so decides for all."""
+        """Apply ``rule`` from now on; the first process to set it decides for all."""
         directory = self.directory
         with directory.lock:
             directory.refresh()
@@ -162,7 +162,7 @@ class Entries:
         self.rule = rule
 
     def push(self, stored: StoredKey, pushed: Tensor) -> int:
-        """Apply the rule to one key; the version that it makes."""
+        """Apply the rule to one key; returns the new version."""
         rule = self._agreed_rule()
         return stored.push(rule, pushed, self._state_of(stored.record, rule))
 
@@ -170,9 +170,9 @@ class Entries:
         self.directory.refresh()
         agreed = self.directory.rule
         if self.rule is None or self.rule.name != agreed:
-            mine = "none" if self.rule is None else self.rule.name
+            own = "none" if self.rule is None else self.rule.name
             raise ConfigError(
-                f"the store's updater is {agreed!r}, this process has {mine!r}: call "
+                f"the store's updater is {agreed!r}, but this process has {own!r}: call "
                 "set_optimizer or set_updater with the same arguments in every process"
             )
         return self.rule
@@ -181,41 +181,42 @@ class Entries:
         return StoredKey(self.region, record, self.directory.shards[record.shard])
 
     def _place(self, key: str, value: Tensor) -> Record:
-        """Take memory for a key on the lightest shard; others know it only once it is listed."""
+        """Allocate memory for a key on the emptiest shard; not visible until it is listed."""
         loads, num_bytes = self.directory.loads_bytes(), LINE_BYTES + 2 * _in_lines(value.nbytes)
-        what = f"key {key!r}, 2 blocks of {value.nbytes:,} bytes,"
+        purpose = f"key {key!r}, 2 blocks of {value.nbytes:,} bytes,"
         return Record(
             key=key,
             dtype=value.dtype,
             shape=tuple(value.shape),
             shard=loads.index(min(loads)),
-            offset=self.directory.take(num_bytes, what),
+            offset=self.directory.take(num_bytes, purpose),
         )
 
     def _place_state(self, record: Record, rule: Rule) -> list[dict[str, Any]]:
-        """Take memory for what the rule remembers; no row if that is nothing, or has its place."""
-        num_bytes = 2 * _size(_remembered(record, rule))
+        """Allocate memory for the rule's state; no row if there is none, or it is allocated."""
+        num_bytes = 2 * _size(_state_entries(record, rule))
         if not num_bytes or (record.key, rule.name) in self.directory.states:
             return []
         offset = self.directory.take(num_bytes, f"the state of {rule.name} for {record.key!r}")
         return [{"key": record.key, "rule": rule.name, "offset": offset}]
 
     def _state_of(self, record: Record, rule: Rule) -> StoredState:
-        """Where the rule's state of a key lies; that of rules that remember nothing is empty."""
+        """The rule's state of a key; empty if the rule has none."""
         name = (record.key, rule.name)
         if name not in self._states:
             offset = self.directory.states.get(name, 0)
-            self._states[name] = StoredState(self.region, _remembered(record, rule), offset)
+            self._states[name] = StoredState(self.region, _state_entries(record, rule), offset)
         return self._states[name]
 
 
-def _remembered(record: Record, rule: Rule) -> tuple[StateEntry, ...]:
+def _state_entries(record: Record, rule: Rule) -> tuple[StateEntry, ...]:
     return rule.entries(torch.empty(record.shape, dtype=record.dtype))
 
 
 def _size(entries: tuple[StateEntry, ...]) -> int:
     """Bytes of one block of a state, in whole lines."""
-    return _in_lines(max((one.place.offset + one.place.num_bytes for one in entries), default=0))
+    ends = (entry.place.offset + entry.place.num_bytes for entry in entries)
+    return _in_lines(max(ends, default=0))
 
 
 def _in_lines(num_bytes: int) -> int:

@@ -1,16 +1,16 @@
-"""What stands before the values of a store: locks that a death opens again, and the list of keys.
+"""The head of a store's memory: locks that are released by a death, and the list of keys.
 
-    line 0      what the memory is: format, shards, bytes of the list, bytes taken
+    line 0      the header: format, shards, bytes of the list, bytes taken
     locks       of the list; of each shard:  [ mutex: 64 bytes ][ its owner's process | 7 words ]
     the list    lines of JSON: a key, the state of a key, or a rule; it only grows
-    the rest    handed out from the start to the end, never given back
+    the rest    allocated from the start to the end, never freed
 
-A line is written first and counted in afterwards, so a process that dies while it adds a key
-leaves the list as it was. On Linux the locks are robust mutexes of the C library: a futex that
-holds its owner's thread, which the kernel opens when that thread ends in any way. Elsewhere a
-record lock of the file, which the kernel opens too, stands beside a lock of this process. Neither
-says whether what it guards is whole. A bit above 300 lines, for the sake of the C library's own
-types. This module must not know how a key's value is changed.
+A line is written first and counted afterwards, so a process that dies while it adds a key leaves
+the list unchanged. On Linux the locks are robust mutexes of the C library: a futex with its owner's
+thread, which the kernel releases when that thread ends in any way. Elsewhere a record lock of the
+file, which the kernel releases too, is combined with a lock of this process. Neither says whether
+the guarded data are whole. A bit above 300 lines because of the C library's types. This module must
+not know how a key's value is changed.
 """
 
 import abc
@@ -33,7 +33,7 @@ from ..store.fences import HAS_ORDER
 from ..store.memory import LINE_BYTES, WORD_BYTES, Region, SharedMemory
 
 LIST_BYTES = 16 * 2**20
-"""Address space for the list: some hundred thousand keys. Pages are taken when they are used."""
+"""Address space for the list: some hundred thousand keys. Pages are allocated when used."""
 
 _PAGE_BYTES = 4096
 _MAGIC = int.from_bytes(b"PACEKV02", "little")
@@ -43,13 +43,13 @@ _FORMAT, _SHARDS, _LISTED, _TAKEN = range(4)
 _MUTEX_BYTES, _LOCK_BYTES = 64, 128
 _SHARED, _ROBUST, _ERRORCHECK = 1, 1, 2
 _SLICE_S = 0.5
-"""Between two looks at pending signals while waiting: Ctrl-C is answered in this time."""
+"""Interval at which a waiting thread checks for signals: the delay of Ctrl-C."""
 _POLL_S = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One key. ``offset`` is that of its words, in bytes; ``shard`` guards it."""
+    """One key; ``offset`` of its words in bytes, ``shard`` is the lock that guards it."""
 
     key: str
     dtype: torch.dtype
@@ -63,19 +63,19 @@ class Record:
 
 
 class ThreadHold(threading.local):
-    """Whether this thread holds a lock of the store: an updater runs in one that does."""
+    """Whether this thread holds a lock of the store, as one does that runs an updater."""
 
     is_held = False
 
 
 class Directory:
-    """The list and the locks of ``region``, as one process sees them. Writers hold ``lock``."""
+    """The list of keys and the locks of ``region``, in one process. Writers hold ``lock``."""
 
     def __init__(self, region: Region, patience_s: float) -> None:
         words = region.words
         if region.num_bytes < LINE_BYTES or words[_FORMAT] != _MAGIC:
             raise ConfigError(
-                f"descriptor {region.fd} holds no store of this version of Paceline; hand over "
+                f"descriptor {region.fd} is not a store of this version of Paceline; pass "
                 "store.fd, and use one version in all processes"
             )
         self._region = region
@@ -90,18 +90,18 @@ class Directory:
         self._num_read = 0
         self.records: dict[str, Record] = {}
         self.states: dict[tuple[str, str], int] = {}
-        """Key and rule -> the offset of what the rule remembers about the key."""
+        """(key, rule) -> the offset of the rule's state of the key."""
         self.rule = ""
-        """The newest rule, in words; every process applies the same one."""
+        """The name of the newest rule, which every process must apply."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what was added since; safe from several threads at once: all read the same."""
+        """Read new lines; safe in several threads at once: all read the same."""
         if self._region.words[_LISTED] == self._num_read:
             return
         if HAS_ORDER or self.hold.is_held:
             self._read_new()
-        else:  # that there is more may be seen before what it is
+        else:  # the new count may be visible before the new lines
             with self.lock:
                 self._read_new()
 
@@ -119,35 +119,35 @@ class Directory:
         self._num_read = listed
 
     def loads_bytes(self) -> list[int]:
-        """Per shard: bytes of the values that it guards."""
+        """Per shard, the bytes of the values that it guards."""
         loads = [0] * len(self.shards)
         for record in list(self.records.values()):
             loads[record.shard] += record.num_bytes
         return loads
 
-    def take(self, num_bytes: int, what: str) -> int:
-        """The offset of zeroed bytes, aligned to a line or, if many, to a page; under the lock."""
+    def take(self, num_bytes: int, purpose: str) -> int:
+        """Allocate zeroed bytes, aligned to a line or page; returns the offset. Needs ``lock``."""
         words, total = self._region.words, self._region.num_bytes
         align = _PAGE_BYTES if num_bytes >= _PAGE_BYTES else LINE_BYTES
         start = -(-words[_TAKEN] // align) * align
         if start + num_bytes > total:
             raise ConfigError(
-                f"the store is full: {what} needs {num_bytes:,} bytes, {max(0, total - start):,} "
-                f"of {total - self._list - LIST_BYTES:,} are left; create it with a larger "
-                "capacity_bytes (memory is taken only when it is used)"
+                f"the store is full: {purpose} needs {num_bytes:,} bytes, "
+                f"{max(0, total - start):,} of {total - self._list - LIST_BYTES:,} are left; "
+                "create it with a larger capacity_bytes (memory is taken only when it is used)"
             )
         words[_TAKEN] = start + num_bytes
         return start
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """List keys, states of keys, or a rule; others see all or none. Under the lock."""
+        """Add keys, states of keys, or a rule; others see all or none. Needs ``lock``."""
         content = "".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in rows).encode()
         words = self._region.words
         listed = words[_LISTED]
         if listed + len(content) > LIST_BYTES:
             raise ConfigError(
                 f"the store's list of keys is full ({len(self.records):,} keys); "
-                "join small tensors to fewer keys"
+                "combine small tensors into fewer keys"
             )
         start = self._list + listed
         self._region.data[start : start + len(content)].copy_(
@@ -158,7 +158,7 @@ class Directory:
 
 
 def make_region(num_shards: int, capacity_bytes: int, rule: str) -> Region:
-    """Memory that holds an empty store."""
+    """New memory with an empty store."""
     num_bytes = _list_start(num_shards) + LIST_BYTES + capacity_bytes
     region = Region(SharedMemory.create(num_bytes))
     region.words[_SHARDS] = num_shards
@@ -176,11 +176,11 @@ def _list_start(num_shards: int) -> int:
 
 @dataclasses.dataclass
 class Lock(abc.ABC):
-    """Held by one thread of one process, in a ``with``; free again when its holder ends.
+    """A lock of one thread of one process, used by ``with``; released if its holder ends.
 
     Args:
         offset: in bytes, a multiple of 64, where ``_prepare_lock`` has made it.
-        name: says in messages what it guards.
+        name: for messages: what it guards.
         hold: shared by the locks of one store in this process.
     """
 
@@ -191,11 +191,11 @@ class Lock(abc.ABC):
     hold: ThreadHold
 
     def __enter__(self) -> None:
-        """Wait for it.
+        """Wait for the lock.
 
         Raises:
-            LinkError: somebody has held it for ``patience_s``: it is stopped or hangs.
-            ConfigError: this thread holds one already.
+            LinkError: another process has held it for ``patience_s``: it is stopped or hangs.
+            ConfigError: this thread already holds one.
         """
         refuse_updaters(self.hold)
         words, owner = self.region.words, (self.offset + _MUTEX_BYTES) // WORD_BYTES
@@ -205,11 +205,13 @@ class Lock(abc.ABC):
             if left_s <= 0:
                 raise LinkError(
                     f"{self.name} of the store has been held by process {words[owner]} for "
-                    f"{self.patience_s:g} s: it is stopped or hangs in an updater; when it ends, "
-                    "the others go on by themselves"
+                    f"{self.patience_s:g} s: it is stopped or hangs in an updater; once it ends, "
+                    "the others go on"
                 )
         words[owner] = os.getpid()
-        self.hold.is_held = True  # last: Ctrl-C before it leaves a lock that the next call takes
+        self.hold.is_held = (
+            True  # last: after Ctrl-C before this line the next call still gets the lock
+        )
 
     def __exit__(self, *error: object) -> None:
         self.hold.is_held = False
@@ -217,7 +219,7 @@ class Lock(abc.ABC):
 
     @abc.abstractmethod
     def _take(self, wait_s: float) -> bool:
-        """Take it if it is free, or becomes free within a part of ``wait_s``."""
+        """Try to take the lock, waiting for at most ``wait_s``, or less."""
 
     @abc.abstractmethod
     def _release(self) -> None: ...
@@ -236,7 +238,7 @@ class MutexLock(Lock):
             return False
         if answer == errno.EOWNERDEAD:
             _c.pthread_mutex_consistent(address)
-        elif answer not in (0, errno.EDEADLK):  # ours: Ctrl-C fell between taking and noting it
+        elif answer not in (0, errno.EDEADLK):  # EDEADLK: ours, Ctrl-C came before it was noted
             raise LinkError(f"{self.name} of the store cannot be locked: {os.strerror(answer)}")
         return True
 
@@ -247,7 +249,7 @@ class MutexLock(Lock):
 class RecordLock(Lock):
     """A record lock on bytes ``[offset, offset + 1)`` of the region's file.
 
-    Closing any descriptor of that file in this process opens it: one process attaches once.
+    Closing any descriptor of that file in this process releases it: attach once per process.
     """
 
     _pid = 0
@@ -256,7 +258,7 @@ class RecordLock(Lock):
     def _take(self, wait_s: float) -> bool:
         if wait_s > 0:
             time.sleep(_POLL_S)
-        if self._pid != os.getpid():  # a fork copies the state of a lock, but not its holder
+        if self._pid != os.getpid():  # a fork copies the lock's state, but not its holder
             self._here, self._pid = threading.Lock(), os.getpid()
         if not self._here.acquire(blocking=False):
             return False
@@ -288,7 +290,7 @@ def _prepare_lock(region: Region, offset: int) -> None:
 
 
 def _lock_within(mutex: ctypes.c_void_p, wait_s: float) -> int:
-    """The C library's answer: by a clock that nobody sets back, where it can tell the time so."""
+    """Lock with a timeout, by a monotonic clock if the C library has that; returns its result."""
     if hasattr(_c, "pthread_mutex_clocklock"):
         spec = _time_spec(time.monotonic() + wait_s)
         return int(_c.pthread_mutex_clocklock(mutex, time.CLOCK_MONOTONIC, ctypes.byref(spec)))
@@ -297,7 +299,7 @@ def _lock_within(mutex: ctypes.c_void_p, wait_s: float) -> int:
 
 
 def refuse_updaters(hold: ThreadHold) -> None:
-    """Raise ConfigError where this thread holds a lock: an updater called."""
+    """Raise ConfigError if this thread holds a lock: an updater called."""
     if hold.is_held:
         raise ConfigError(
             "an updater may change `stored`, but must not use the store that calls it"

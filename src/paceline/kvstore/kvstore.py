@@ -1,8 +1,8 @@
 """Values by key that threads and processes push to and pull from: no trainer, no server.
 
-The store is memory, and whoever pushes does the work, so nothing has to run beside its users and
-nothing is left when they end. This file is what a user holds, and checks what a user can get
-wrong; entries.py says how a push stays whole when its process dies. It must not know of training.
+The store is shared memory, and a pushing process does the work itself, so no server has to run and
+nothing is left when its users end. This file has the public class and its checks; entries.py keeps
+a push whole if its process dies. It must not know of training.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,29 +22,29 @@ from .index import make_region
 from .updaters import Optimize, Rule, UpdateFunction, Values, make_rule
 
 _MOST_BYTES = 64 * 2**30
-"""Of address space, where the machine does not say how much memory is free."""
+"""Address space, if the machine does not say how much memory is free."""
 
 
 class KVStore:
     """Tensors by key, in memory that several threads and processes share.
 
     A push applies the updater to the stored value and raises the key's version by one; a pull
-    copies one whole version. Each key lies on one shard, the one that guards the fewest bytes when
-    it comes; pushes to keys of different shards run side by side, those to one shard in turn. A
-    process that dies in the middle of a push has changed nothing and holds up nobody. That is why
-    a large key is not divided among shards: ranges under locks of their own would be published one
-    by one, so that a pull could see half of a push, and a death leave it. Give such a tensor as
-    several keys where its parts need not be of one version.
+    copies one whole version. Each key belongs to one shard, the one that guards the fewest bytes
+    when the key is added; pushes to keys of different shards run in parallel, those to one shard in
+    turn. A process that dies in the middle of a push has changed nothing and blocks nobody. That is
+    why a large key is not divided among shards: ranges under locks of their own would be published
+    one by one, so that a pull could see half of a push, and a death could leave it. Store such a
+    tensor as several keys if its parts need not be of one version.
 
     Pass the store to processes of ``multiprocessing`` (fork or spawn) as an argument. Others get
     ``store.fd``, by ``subprocess.Popen(pass_fds=[store.fd])`` or
     ``multiprocessing.reduction.send_handle``, and call ``KVStore.attach(fd)``.
 
     Args:
-        num_shards: locks that keys are spread over, >= 1.
-        capacity_bytes: the most memory it may take (a key takes twice its size, and the same for
-            an optimizer's state), >= 1; pages are taken when they are used. None: half of what is
-            free.
+        num_shards: number of locks that keys are spread over, >= 1.
+        capacity_bytes: the maximum of memory (a key takes twice its size, and so does an
+            optimizer's state), >= 1; pages are allocated when they are used. None: half of the free
+            memory.
         updater: "sum" (value += pushed), "assign", or a function (key, pushed, stored) that
             changes ``stored`` in place.
         patience_s: how long to wait for a process that holds a shard before LinkError, > 0.
@@ -90,7 +90,7 @@ class KVStore:
         """The store behind another process's ``store.fd``, which stays open.
 
         Args:
-            updater: the store's own, if it is a function; "sum" and "assign" are found out. After
+            updater: the store's own, if it is a function; "sum" and "assign" are detected. After
                 ``set_optimizer`` there, call it with the same arguments here.
         """
         rule = make_rule(updater) if updater is not None else None
@@ -106,14 +106,14 @@ class KVStore:
         """Add a key with its first value (version 0), or many: ``init({"w": w, "b": b})``.
 
         Raises:
-            ConfigError: a key is there already (nothing is added), or the store is full (of many
+            ConfigError: a key exists already (nothing is added), or the store is full (of many
                 keys, those that had room are added).
         """
         pairs = updaters.pairs_of(key, value)
-        for name, one in pairs:
+        for name, tensor in pairs:
             if not isinstance(name, str) or not name:
-                raise ConfigError(f"a key must be a text that is not empty, got {name!r}")
-            updaters.check_tensor(name, one)
+                raise ConfigError(f"a key must be a non-empty string, got {name!r}")
+            updaters.check_tensor(name, tensor)
         with torch.no_grad():
             self._entries.add(dict(pairs))
 
@@ -126,16 +126,16 @@ class KVStore:
     ) -> int | dict[str, int]:
         """Update a key with a tensor, or with the sum of a list of them; many keys by a dict.
 
-        Returns the version that this push made. Nothing is pushed if anything is wrong.
+        Returns the version that this push made. On an error nothing is pushed.
         """
         entries, pairs = self._entries, updaters.pairs_of(key, value)
         with torch.no_grad():
-            found = [(entries.find(name), one) for name, one in pairs]
-            ready = [
-                (stored, updaters.total_of(stored.record.key, stored.blocks[0], one))
-                for stored, one in found
+            targets = [(entries.find(name), values) for name, values in pairs]
+            totals = [
+                (stored, updaters.total_of(stored.record.key, stored.blocks[0], values))
+                for stored, values in targets
             ]
-            versions = {stored.record.key: entries.push(stored, pushed) for stored, pushed in ready}
+            versions = {stored.record.key: entries.push(stored, total) for stored, total in totals}
         return versions[key] if isinstance(key, str) else versions
 
     @overload
@@ -153,27 +153,27 @@ class KVStore:
     ) -> Any:
         """One whole version of a key, as a new tensor or copied into ``out``.
 
-        Many keys by a list, or by a dict of key and ``out``; each is one version, and different
-        keys may be of different pushes. ``out`` may be a list of tensors: all get the same.
+        Many keys by a list, or by a dict of key and ``out``; each is one whole version, but
+        different keys may be of different pushes. ``out`` may be a list of tensors: all get a copy.
         """
         if isinstance(key, str):
             return self._pull(self._entries.find(key), out)
         if out is not None:
-            raise ConfigError("out goes with one key; for many: store.pull({key: out, ...})")
+            raise ConfigError("out is for one key; for many: store.pull({key: out, ...})")
         outs = dict(key) if isinstance(key, Mapping) else updaters.each_once(key)
-        found = {name: self._entries.find(name) for name in outs}
-        return {name: self._pull(found[name], outs[name]) for name in outs}
+        stored = {name: self._entries.find(name) for name in outs}
+        return {name: self._pull(stored[name], outs[name]) for name in outs}
 
     def set_optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> None:
         """Treat what is pushed as gradients: ``set_optimizer(torch.optim.SGD, lr=0.1)``.
 
-        The optimizer's state lies in the store. Every process says the same; processes that get
-        the store as an argument afterwards know it.
+        The optimizer's state is in the store. Call it with the same arguments in every process;
+        processes that get the store as an argument afterwards know it.
         """
         if isinstance(kind, Optimizer):
             name = type(kind).__name__
             raise ConfigError(
-                f"set_optimizer wants the class and its settings, not a finished {name}: "
+                f"set_optimizer takes the class and its settings, not an instance of {name}: "
                 f"set_optimizer(torch.optim.{name}, lr=...)"
             )
         self._entries.set_rule(Optimize(kind, options))
@@ -182,10 +182,10 @@ class KVStore:
         """Change what a push does: "sum", "assign" or a function (key, pushed, stored)."""
         self._entries.set_rule(make_rule(updater))
 
-    # -- what is in it -----------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """All keys, in the order in which they were added, by whomever."""
+        """All keys, in the order in which they were added by any process."""
         self._entries.directory.refresh()
         return list(self._entries.directory.records)
 
@@ -196,7 +196,7 @@ class KVStore:
         return len(self.keys())
 
     def version(self, key: str) -> int:
-        """Pushes that the key has had."""
+        """Number of pushes to the key."""
         return self._entries.find(key).version
 
     @property
@@ -209,18 +209,18 @@ class KVStore:
         return self._entries.directory.loads_bytes()
 
     def used_bytes(self) -> int:
-        """Memory that the store really takes, all told."""
+        """The memory that the store actually uses, in total."""
         return self._entries.region.used_bytes()
 
-    # -- its life ----------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     @property
     def fd(self) -> int:
-        """The descriptor of the memory, to be handed to other processes."""
+        """The descriptor of the memory, to pass to other processes."""
         return self._entries.region.fd
 
     def close(self) -> None:
-        """Let go of it; the memory is freed when the last process has."""
+        """Close the store; the memory is freed when the last process has closed it."""
         if self._held is not None:
             self._held.region.close()
         self._held = None
@@ -256,12 +256,12 @@ class KVStore:
         if out is None:
             out = torch.empty_like(stored.blocks[0])
         outs = [out] if isinstance(out, Tensor) else list(out)
-        for one in outs:
-            updaters.check_like(stored.record.key, stored.blocks[0], one, "out")
+        for tensor in outs:
+            updaters.check_like(stored.record.key, stored.blocks[0], tensor, "out")
 
         def copy(block: Tensor) -> None:
-            for one in outs:
-                one.copy_(block)
+            for tensor in outs:
+                tensor.copy_(block)
 
         with torch.no_grad():
             stored.read(copy)
@@ -269,5 +269,5 @@ class KVStore:
 
 
 def _unpickled(kind: type[KVStore], fd: Any, rule: Rule | None, patience_s: float) -> KVStore:
-    """The store in another process; ``fd`` is a descriptor on its way there."""
+    """The store in another process; ``fd`` is a pickled descriptor."""
     return kind._opened(Entries(Region(SharedMemory(fd.detach())), rule, patience_s))

@@ -1,12 +1,12 @@
-"""What is pushed, checked, and what it does to the value: sum, assign, a function, an optimizer.
+"""Checks of pushed values, and the rules of a push: sum, assign, a function, an optimizer.
 
     value of the user -> checked -> total on the CPU -> rule: old value + pushed -> new value
 
-A wrong shape would otherwise be broadcast and a wrong dtype converted, without a word. A rule reads
-the old value and writes the new one beside it, so the rules of one line of arithmetic take one pass
-over the data and the others one copy more. What an optimizer remembers lies in shared memory, too,
-and is read and written in the same way. Above 300 lines, since what is pushed is checked beside
-what it does. This module must not know about locks, versions or where the memory comes from.
+Without checks a wrong shape would be broadcast and a wrong dtype converted silently. A rule reads
+the old value and writes the new one beside it, so simple rules take one pass over the data and the
+others one more copy. An optimizer's state is in shared memory, too, and is read and written in the
+same way. Above 300 lines, since the checks of a push are beside its rules. This module must not
+know about locks, versions or where the memory comes from.
 """
 
 import abc
@@ -36,29 +36,29 @@ def pairs_of(key: str | Mapping[str, _V], value: _V | None) -> list[tuple[str, _
     """``(key, value)`` of a call with one key and its value, or with a dict."""
     if isinstance(key, Mapping):
         if value is not None:
-            raise ConfigError("a dict of keys brings its own values: leave the second argument out")
+            raise ConfigError(
+                "a dict of keys already has the values: leave the second argument out"
+            )
         return list(key.items())
     if value is None:
-        raise ConfigError(
-            f"key {key!r} came without a value; many keys go as a dict {{key: value}}"
-        )
+        raise ConfigError(f"key {key!r} has no value; for many keys pass a dict {{key: value}}")
     return [(key, value)]
 
 
 def each_once(keys: Iterable[str]) -> dict[str, None]:
-    """The keys of a list, refused if one stands there twice."""
-    found: dict[str, None] = {}
+    """The keys of a list; raises ConfigError if one is there twice."""
+    unique: dict[str, None] = {}
     for name in keys:
-        if name in found:
+        if name in unique:
             raise ConfigError(f"key {name!r} is given twice; leave one out")
-        found[name] = None
-    return found
+        unique[name] = None
+    return unique
 
 
 def check_tensor(key: str, value: object, what: str = "value") -> None:
-    """A dense tensor with memory."""
+    """Raise ConfigError unless ``value`` is a dense tensor with memory."""
     if not isinstance(value, Tensor):
-        hint = "; torch.as_tensor(it) makes one" if hasattr(value, "__array__") else ""
+        hint = "; convert it by torch.as_tensor(value)" if hasattr(value, "__array__") else ""
         raise ConfigError(f"{what} of key {key!r} must be a tensor, got {_kind(value)}{hint}")
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise ConfigError(
@@ -68,7 +68,7 @@ def check_tensor(key: str, value: object, what: str = "value") -> None:
 
 
 def check_like(key: str, stored: Tensor, value: object, what: str = "value") -> None:
-    """A tensor of the key's own shape and dtype."""
+    """Raise ConfigError unless ``value`` is a tensor of the key's shape and dtype."""
     check_tensor(key, value, what)
     assert isinstance(value, Tensor)
     if value.shape != stored.shape:
@@ -84,7 +84,7 @@ def check_like(key: str, stored: Tensor, value: object, what: str = "value") -> 
 
 
 def total_of(key: str, stored: Tensor, value: Values) -> Tensor:
-    """What is pushed, as one dense tensor on the CPU: the sum where it is a list."""
+    """The pushed value as one dense tensor on the CPU; the sum of a list."""
     if isinstance(value, Tensor):
         check_like(key, stored, value)
         return _dense(value)
@@ -92,8 +92,8 @@ def total_of(key: str, stored: Tensor, value: Values) -> Tensor:
         raise ConfigError(
             f"value of key {key!r} must be a tensor or a list of at least one, got {_kind(value)}"
         )
-    for one in value:
-        check_like(key, stored, one, "each value")
+    for tensor in value:
+        check_like(key, stored, tensor, "each value")
     return functools.reduce(torch.add, map(_dense, value))
 
 
@@ -116,13 +116,13 @@ class Change:
     old: Tensor
     new: Tensor
     entries: tuple[StateEntry, ...]
-    """What the rule remembers about the key, and where it lies in the bytes of its states."""
+    """The rule's state of the key, and where each entry is in its bytes."""
     old_state: Tensor
     new_state: Tensor
 
 
 class Rule(abc.ABC):
-    """How a pushed value becomes part of the stored one. ``name`` is the same in all processes."""
+    """How a push changes the stored value. ``name`` is the same in all processes."""
 
     name: str
 
@@ -131,11 +131,11 @@ class Rule(abc.ABC):
         """Write ``change.new``; ``change.old`` may be read by others meanwhile."""
 
     def entries(self, like: Tensor) -> tuple[StateEntry, ...]:
-        """What is kept for a key like this one; offsets count from 0."""
+        """The state that is kept for a key like this one; offsets count from 0."""
         return ()
 
     def check(self, like: Tensor) -> None:  # noqa: B027  most rules take everything
-        """Raise ConfigError where keys like this cannot be updated."""
+        """Raise ConfigError if keys like this cannot be updated."""
 
 
 class Sum(Rule):
@@ -177,7 +177,7 @@ class Optimize(Rule):
         self._options = dict(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
         self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
-        trial = self._tried()  # refused here, where it is named, and not at the first push
+        trial = self._tried()  # to refuse it here, and not at the first push
         self._begins_with_state = bool(trial.state)
         # One for each key: the lock of the key is also the lock of its optimizer.
         self._optimizers: dict[str, Optimizer] = {}
@@ -208,28 +208,30 @@ class Optimize(Rule):
         optimizer.param_groups[0]["params"] = [parameter]
         parameter.grad = change.pushed
         optimizer.step()
-        if parameter.data_ptr() != change.new.data_ptr():  # p.data = ..., of a class of one's own
+        if (
+            parameter.data_ptr() != change.new.data_ptr()
+        ):  # p.data = ..., in a class of the user's own
             change.new.copy_(parameter.data)
         _write(change, optimizer.state.get(parameter, {}))
         parameter.grad = None
 
     def _tried(self) -> Optimizer:
-        """One over a small parameter, which is a matrix where it takes nothing else.
+        """An optimizer over a small parameter, a matrix if it takes nothing else.
 
         Raises:
-            ConfigError: it cannot be made, or keeps what the store does not hold.
+            ConfigError: it cannot be made, or keeps state outside the store.
         """
         small, matrix = (nn.Parameter(torch.zeros(shape)) for shape in ((1,), (1, 1)))
         try:
             optimizer = self._build(small)
         except ConfigError:
             raise
-        except Exception:  # code of the user's: Muon's takes matrices alone
+        except Exception:  # code of the user's: Muon, for example, takes only matrices
             optimizer = self._made(matrix)
         if memory := own_memory(optimizer):
             raise ConfigError(
-                f"{self.name} keeps {memory} from push to push, which the store does not hold and "
-                "each process would have another: keep it for each parameter from the first step "
+                f"{self.name} keeps {memory} from push to push, which is not in the store and "
+                "would differ between processes: keep it for each parameter from the first step "
                 "on, self.state[p]['t']"
             )
         return optimizer
@@ -250,7 +252,7 @@ class Optimize(Rule):
         optimizer = self._kind([parameter], **self._options)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
-                f"set_optimizer wants a class of torch.optim, or a function of parameters that "
+                f"set_optimizer takes a class of torch.optim, or a function of parameters that "
                 f"returns an optimizer; {self._kind!r} returned {type(optimizer).__name__}"
             )
         return optimizer
@@ -263,7 +265,7 @@ NAMED: dict[str, type[Rule]] = {"sum": Sum, "assign": Assign}
 
 
 def make_rule(updater: "str | UpdateFunction") -> Rule:
-    """The rule for what a user wrote."""
+    """The rule for the user's ``updater`` argument."""
     if isinstance(updater, str):
         if updater not in NAMED:
             raise unknown("updater", updater, NAMED, "or a function (key, pushed, stored)")

@@ -1,14 +1,14 @@
 """One member's copy of the model.
 
     replica      parameters, buffers and gradients as flat memory
-    absent       a parameter whose numbers another worker holds
-    own_gradients  gradients where torch makes them, and whether they were changed
-    lent         places of gradients that are .grad, and whether a script holds one still
-    held         whether the model still holds that memory, and nobody else changed it
-    held_state   the same of the state of its optimizers
+    absent       a parameter whose values are on another worker
+    own_gradients  gradients that stay where torch makes them, and whether they were changed
+    lent         gradient memory lent to the script as .grad, and whether it still holds it
+    held         whether the model still uses that memory, unchanged by others
+    held_state   the same for the state of its optimizers
     set_aside    gradients of several optimizers that are not pushed together
-    clips        what the averaged gradient is to be clipped to
-    layers       leaving a step between two of them, and what the plan says of them
+    clips        clips of the averaged gradient that the script has requested
+    layers       leaving a step between two layers, and the plan's notes on layers
     rates        learning rates scaled by an update's samples, and warmed up
     seeding      random state as a function of what is computed
 

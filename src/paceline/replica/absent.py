@@ -1,8 +1,8 @@
-"""A parameter whose numbers another worker holds: what looks at them is told so.
+"""A parameter whose values are on another worker: reading them raises an error.
 
-It stays the script's own object, of its shape, in its module, without memory. A sum over
-``model.parameters()`` that silently left out what lies elsewhere would be another number than plain
-PyTorch's; so each look is refused by name. This module must not know who holds what.
+It stays the script's own object, with its shape, in its module, but without memory. A sum over
+``model.parameters()`` that silently left out remote values would differ from plain PyTorch's, so
+every access is refused by name. This module must not know who holds what.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ _ALLOWED = {
         )
     ),
 }  # fmt: skip
-"""What tells of its shape and kind."""
+"""Functions that read only its shape and kind."""
 _FLAGS = {Tensor.requires_grad_, vars(torch._C.TensorBase)["requires_grad"].__set__}
 _SET_GRAD = vars(torch._C.TensorBase)["grad"].__set__
-"""Whether it is trained, and that it has no gradient: both also of what this worker has of it."""
+"""Setters of requires_grad and of an empty .grad; they act on this worker's part, too."""
 
 
 class AbsentParameter(nn.Parameter):
-    """In the place of a parameter that lies elsewhere; made of one by `forget`."""
+    """Stands for a parameter that is elsewhere; made from one by `forget`."""
 
     called = ""
     place = ""
     held: nn.Parameter | None = None
-    """What this worker has of it; None: nothing."""
+    """This worker's part of it; None: nothing."""
 
     @classmethod
     def __torch_function__(
@@ -48,13 +48,13 @@ class AbsentParameter(nn.Parameter):
                 return func(*args, **(kwargs or {}))
         if func in _FLAGS or (func == _SET_GRAD and args[1] is None):
             with torch._C.DisableTorchFunctionSubclass():
-                made = func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
                 if args[0].held is not None:
                     func(args[0].held, *args[1:], **(kwargs or {}))
-            return made
+            return result
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-        found = next(one for one in leaves if isinstance(one, AbsentParameter))
-        return found._refuse(getattr(func, "__name__", str(func)))
+        absent = next(leaf for leaf in leaves if isinstance(leaf, AbsentParameter))
+        return absent._refuse(getattr(func, "__name__", str(func)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         self._refuse("copy.deepcopy")
@@ -68,24 +68,24 @@ class AbsentParameter(nn.Parameter):
     def _refuse(self, what: str) -> NoReturn:
         what = "grad" if what == "__get__" else what
         raise ConfigError(
-            f"parameter {self.called!r} lies {self.place}, since the model is split, and here "
-            f"{what} looks at its numbers: model.state_dict() and pace.save() give the whole "
-            "model's, pace.clip_grad_norm_(model.parameters(), ...) clips by all gradients; what "
-            "changes weights or copies the model comes before prepare()"
+            f"parameter {self.called!r} is {self.place}, since the model is split, and here "
+            f"{what} reads its values: use model.state_dict() or pace.save() for the whole model, "
+            "pace.clip_grad_norm_(model.parameters(), ...) to clip by all gradients; change "
+            "weights or copy the model before prepare()"
         )
 
 
 def forget(
     parameter: nn.Parameter, name: str, where: str, held: nn.Parameter | None = None
 ) -> None:
-    """Its numbers are needed here no more, and their memory is given back.
+    """Free a parameter's memory and make it an `AbsentParameter`.
 
     Args:
-        where: they lie, in words: ``on worker 1``.
-        held: what of it this worker has elsewhere.
+        where: where its values are, in words: ``on worker 1``.
+        held: this worker's part of it.
     """
     parameter.grad = None
-    parameter.data = torch.empty_like(parameter.data)  # it may be a view of more
+    parameter.data = torch.empty_like(parameter.data)  # it may be a view of a larger storage
     parameter.untyped_storage().resize_(0)
     parameter.__class__ = AbsentParameter
     assert isinstance(parameter, AbsentParameter)

@@ -1,10 +1,10 @@
-"""Clips of the averaged gradient that a script has asked for, until a push brings them along.
+"""Clips of the averaged gradient that a script has requested, until a push takes them along.
 
-    clip(G's) -> ask --> step of G's optimizer ----------> its push is clipped
-    clip(D's) -> ask --> step of D's: the block's end ---> one push of both: they must be one clip
+    clip(G's) -> request --> step of G's optimizer ----------> its push is clipped
+    clip(D's) -> request --> step of D's: the block's end ---> one push of both: one common clip
 
-A norm is of all gradients of one push; a limit of values is each element's own. This module must
-not know who pushes, nor how an update is clipped.
+A norm is of all gradients of one push; a limit of values is per element. This module must not know
+who pushes, nor how an update is clipped.
 """
 
 import math
@@ -22,8 +22,8 @@ from ..store.clip import UNCLIPPED, Clip
 from ..store.joint import parameters_of
 
 
-class _Ask(NamedTuple):
-    """What was asked for the gradients of these optimizers, a bit each."""
+class _Request(NamedTuple):
+    """A clip of the gradients of these optimizers, one bit each in ``mask``."""
 
     mask: int
     clip: Clip
@@ -31,7 +31,7 @@ class _Ask(NamedTuple):
 
 
 class Clips:
-    """What one member has asked for, and no push has brought along.
+    """The clips that one member has requested and not pushed yet.
 
     Args:
         optimizers: of the model, over different parameters.
@@ -40,110 +40,113 @@ class Clips:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
         self._optimizers = optimizers
-        self._asks: list[_Ask] = []
+        self._requests: list[_Request] = []
         self._norms: list[LaterNorm] = []
-        """Of the push under way."""
+        """The norms of the current push."""
 
     def ask_norm(self, parameters: Any, max_norm: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
         mask = self._mask("clip_grad_norm_", parameters)
-        if any(one.mask & mask for one in self._asks):
+        if any(request.mask & mask for request in self._requests):
             raise ConfigError(
                 "pace.clip_grad_norm_ was called after another clip of the same step: call it "
                 "once, after the last backward(), and pace.clip_grad_value_ only after it"
             )
         norm = LaterNorm.unknown(next(self._model.parameters()).dtype)
-        self._asks.append(_Ask(mask, Clip(max_norm=_limit("max_norm", max_norm)), norm))
+        self._requests.append(_Request(mask, Clip(max_norm=_limit("max_norm", max_norm)), norm))
         return norm
 
     def ask_value(self, parameters: Any, clip_value: float) -> None:
         """See ``Pace.clip_grad_value_``."""
         mask = self._mask("clip_grad_value_", parameters)
-        if any(one.mask & mask and one.clip.has_value for one in self._asks):
+        if any(request.mask & mask and request.clip.has_value for request in self._requests):
             raise ConfigError(
                 "pace.clip_grad_value_ was called twice in one step: call it once, after the last "
                 "backward()"
             )
-        self._asks.append(_Ask(mask, Clip(max_value=_limit("clip_value", clip_value))))
+        self._requests.append(_Request(mask, Clip(max_value=_limit("clip_value", clip_value))))
 
     def _mask(self, name: str, parameters: Any) -> int:
-        """Whose gradients these are, a bit for each optimizer.
+        """The optimizers of these parameters, one bit each.
 
         Raises:
-            ConfigError: of an optimizer, or of the model, they are a part.
+            ConfigError: they are only a part of an optimizer's, or of the model's.
         """
-        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        ours, theirs = _with_gradient(self._model.parameters()), _with_gradient(given)
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        of_model, clipped = _with_gradient(self._model.parameters()), _with_gradient(parameters)
         if len(self._optimizers) == 1:
-            if ours == theirs:
+            if of_model == clipped:
                 return 1
             raise ConfigError(
-                f"pace.{name} was given {len(theirs)} parameters that have gradients, and the "
-                f"model has {len(ours)}; an average is clipped as a whole: "
+                f"pace.{name} was given {len(clipped)} parameters that have gradients, and the "
+                f"model has {len(of_model)}; an average is clipped as a whole: "
                 f"pace.{name}(model.parameters(), ...)"
             )
-        owned = [_with_gradient(parameters_of(one)) for one in self._optimizers]
-        whole = [part for part, mine in enumerate(owned) if mine and mine <= theirs]
-        if whole and theirs <= reduce(or_, (owned[part] for part in whole)):
+        owned = [_with_gradient(parameters_of(optimizer)) for optimizer in self._optimizers]
+        whole = [part for part, own in enumerate(owned) if own and own <= clipped]
+        if whole and clipped <= reduce(or_, (owned[part] for part in whole)):
             return sum(1 << part for part in whole)
         raise ConfigError(
-            f"pace.{name} was given {len(theirs)} parameters that have gradients, which are not "
+            f"pace.{name} was given {len(clipped)} parameters that have gradients, which are not "
             f"those of one or more of the {len(owned)} optimizers; an average is clipped as a "
             f"whole: pace.{name}(one_model.parameters(), ...)"
         )
 
     def waits(self, stepped: int = 0) -> bool:
-        """Whether something is to be clipped for optimizers that are none of these."""
-        return any(one.mask & ~stepped for one in self._asks)
+        """Whether a clip is requested for other optimizers than these."""
+        return any(request.mask & ~stepped for request in self._requests)
 
     def take(self, stepped: int) -> Clip:
-        """What a push of these optimizers' gradients is clipped to, once and as a whole.
+        """The clip of a push of these optimizers' gradients, applied once to the whole.
 
         Raises:
-            ConfigError: they are not all to be clipped alike.
+            ConfigError: different clips are requested for them.
         """
-        if not self._asks:
+        if not self._requests:
             self._norms = []
             return UNCLIPPED
-        mine = [one for one in self._asks if one.mask & stepped]
-        norms = [one for one in mine if one.clip.has_norm]
-        values = [one for one in mine if one.clip.has_value]
-        covered = reduce(or_, (one.mask for one in values), 0)
-        limits = {one.clip.max_value for one in values}
-        is_one_norm = len(norms) <= 1 and all(one.mask == stepped for one in norms)
+        requests = [request for request in self._requests if request.mask & stepped]
+        norms = [request for request in requests if request.clip.has_norm]
+        values = [request for request in requests if request.clip.has_value]
+        covered = reduce(or_, (request.mask for request in values), 0)
+        limits = {request.clip.max_value for request in values}
+        is_one_norm = len(norms) <= 1 and all(request.mask == stepped for request in norms)
         if not is_one_norm or (values and (len(limits) > 1 or stepped & ~covered)):
             raise ConfigError(
-                f"what is pushed now is the step of {stepped.bit_count()} of the "
-                f"{len(self._optimizers)} optimizers, and is clipped once, as a whole: where a "
-                "block is one update, clip the gradients of all that step in it by one call; with "
-                "--protocol full-sync, where each step is an update, those of each by a call of "
-                "its own"
+                f"this push is the step of {stepped.bit_count()} of the "
+                f"{len(self._optimizers)} optimizers, and is clipped once, as a whole: if a block "
+                "is one update, clip the gradients of all optimizers that step in it by one call; "
+                "with --protocol full-sync, where each step is an update, use one call for each"
             )
-        self._norms = [one.norm for one in norms if one.norm is not None]
+        self._norms = [request.norm for request in norms if request.norm is not None]
         self._forget(stepped)
         clip = norms[0].clip if norms else UNCLIPPED
         return clip._replace(max_value=limits.pop()) if limits else clip
 
     def drop(self, mask: int) -> None:
-        """The gradients of these optimizers are gone; what they would have been clipped to, too."""
-        self._norms += [one.norm for one in self._asks if one.mask & mask and one.norm is not None]
+        """Drop the requests for these optimizers, whose gradients are gone."""
+        self._norms += [
+            request.norm
+            for request in self._requests
+            if request.mask & mask and request.norm is not None
+        ]
         self._forget(mask)
         self.fill(math.nan)
 
     def _forget(self, mask: int) -> None:
-        rest = [one._replace(mask=one.mask & ~mask) for one in self._asks]
-        self._asks = [one for one in rest if one.mask]
+        rest = [request._replace(mask=request.mask & ~mask) for request in self._requests]
+        self._requests = [request for request in rest if request.mask]
 
     def fill(self, norm: float) -> None:
-        """The norm of the averaged gradient is known; nan: none has used the push yet."""
-        for one in self._norms:
-            one.is_known = True
-            one.fill_(norm)
+        """Set the norm of the averaged gradient; nan: no update has used the push."""
+        for result in self._norms:
+            result.is_known = True
+            result.fill_(norm)
         self._norms = []
 
 
 class LaterNorm(Tensor):
-    """A number that is known after the step: whoever decides by it before would decide by nan."""
+    """A number that is known only after the step; reading it earlier raises an error."""
 
     is_known = False
 
@@ -153,10 +156,10 @@ class LaterNorm(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(one, LaterNorm) and not one.is_known for one in args):
+        if any(isinstance(value, LaterNorm) and not value.is_known for value in args):
             raise ConfigError(
-                "the norm that pace.clip_grad_norm_ gives is of the averaged gradient, which "
-                "is there after optimizer.step(): look at it then (an update that is not finite "
+                "the norm that pace.clip_grad_norm_ returns is of the averaged gradient, which "
+                "exists only after optimizer.step(): read it then (a non-finite update "
                 "is refused, or left out with --nonfinite skip)"
             )
         with torch._C.DisableTorchFunctionSubclass():
@@ -164,7 +167,7 @@ class LaterNorm(Tensor):
 
 
 def _with_gradient(parameters: Iterable[Tensor]) -> set[int]:
-    return {id(one) for one in parameters if one.grad is not None}
+    return {id(parameter) for parameter in parameters if parameter.grad is not None}
 
 
 def _limit(name: str, value: float) -> float:

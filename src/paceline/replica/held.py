@@ -1,20 +1,19 @@
-"""Whether a model still holds the memory that its tensors were given, and nobody else changed it.
+"""Check that a model still uses the memory of the run, and that nothing else has changed it.
 
-    parameter.data = ...      of equal content: put back; of other content or another type: refused
-    module.mean = 0.9 * ...   a buffer made anew: its values go where the old one lies
-    module.mean.data = ...    the same of its memory
+    parameter.data = ...      equal content: put back; other content or type: refused
+    module.mean = 0.9 * ...   a new buffer object: its values are copied into the old one
+    module.mean.data = ...    the same for its memory
 
-A script that replaces memory leaves the run without a word, so this is looked at before each push.
-So is whether the bytes in it are what they were: all of few, of many a sample that moves.
+A script that replaces memory would silently leave the run, so this is checked before each push. So
+is whether its bytes are unchanged: all of them if they are few, else a sample that moves.
 
     few     |################|                 every byte, against a copy
     many    |#...|#...|#...|#...|   step 1     as many lines in every step, evenly spread,
-            |.#..|.#..|.#..|.#..|   step 2     so that each is looked at in its turn
+            |.#..|.#..|.#..|.#..|   step 2     so that each is checked in turn
 
-An edit of a whole tensor is seen at once, one of a few bytes after a round of the sample at the
-latest, if it is made again and again; who must know for certain compares everything. A bit above
-300 lines, since what is held and how its bytes are looked at are read together. This module must
-not know who else uses the memory.
+An edit of a whole tensor is seen at once, a repeated edit of a few bytes after one round of the
+sample at the latest; for certainty compare everything. A bit above 300 lines, since what is held
+and how its bytes are checked are read together. This module must not know who else uses the memory.
 """
 
 import ctypes
@@ -28,9 +27,9 @@ from ..errors import ConfigError
 from ..store.layout import Layout, TensorPlace
 
 _WHOLE_BYTES = 128 << 10
-"""To copy and to compare so much takes 10 us; 60 us where it is in no cache any more."""
+"""To copy and compare this much takes 10 us; 60 us if it is not in a cache."""
 _LINE_BYTES = 256
-"""Two pairs of cache lines: what the processor fetches together."""
+"""Two pairs of cache lines, which the processor fetches together."""
 _NUM_LINES = 128
 """Each costs two misses of the caches and of the page table; together less than 0.3 % of a step of
 60 ms."""
@@ -39,7 +38,7 @@ Range = tuple[int, int]
 
 
 class HeldMemory:
-    """The tensors of one model.
+    """The parameters and buffers of one model.
 
     Args:
         layout: where each lies in a block.
@@ -50,12 +49,12 @@ class HeldMemory:
         self._layout = layout
         self._parameters = list(model.parameters())
         self._buffers = list(model.buffers())
-        number_of = {id(one): number for number, one in enumerate(self._buffers)}
+        number_of = {id(buffer): number for number, buffer in enumerate(self._buffers)}
         self._owners = [
             (module, key, number_of[id(buffer)])
             for module in model.modules()
             for key, buffer in module._buffers.items()
-            if buffer is not None
+            if id(buffer) in number_of
         ]
         named = {
             number
@@ -63,84 +62,89 @@ class HeldMemory:
             if key not in module._non_persistent_buffers_set
         }
         self._of_any_size = frozenset(range(len(self._buffers))) - named
-        """Buffers that are caches: no state dict has them."""
+        """Numbers of buffers that are in no state dict: caches."""
         self._block: Tensor | None = None
         self._buffer_block: Tensor | None = None
 
     def lie_in(self, block: Tensor) -> None:
-        """The parameters were just made views into ``block``."""
+        """Note that the parameters are now views into ``block``."""
         self._block = block
-        self._places = [(one.data_ptr(), one.numel()) for one in self._parameters]
+        self._places = [(parameter.data_ptr(), parameter.numel()) for parameter in self._parameters]
 
     def buffers_lie_in(self, block: Tensor) -> None:
-        """The buffers were just made views into ``block``, which may be another one."""
+        """Note that the buffers are now views into ``block``, which may be another one."""
         self._buffer_block = block
-        self._buffer_places = [(one.data_ptr(), one.numel()) for one in self._buffers]
+        self._buffer_places = [(buffer.data_ptr(), buffer.numel()) for buffer in self._buffers]
 
     def versions(self) -> list[int]:
-        """How often each parameter was written through a name that torch counts."""
-        return [one._version for one in self._parameters]
+        """Torch's count of in-place changes of each parameter."""
+        return [parameter._version for parameter in self._parameters]
 
     # -- parameters -----------------------------------------------------------------------------
 
     def check_parameters(self) -> None:
-        """Take back parameters whose memory the script has replaced by one of equal content.
+        """Put back parameters whose memory the script has replaced by equal content.
 
         Raises:
-            ConfigError: it has another content, type, shape or device.
+            ConfigError: the content, type, shape or device differs.
         """
         for number in self._moved():
-            ours, found = self._put_back(number)
-            if not _are_equal(ours, found):
+            held, replacement = self._put_back(number)
+            if not _are_equal(held, replacement):
                 raise edited(self._layout.parameters.places[number].name)
 
     def check_kinds(self) -> None:
-        """Before a backward pass, whose gradients would not fit. Raises: as above, but content."""
+        """Refuse another type or shape before a backward pass, whose gradients would not fit."""
         for number in self._moved():
-            place, found = self._layout.parameters.places[number], self._parameters[number].detach()
-            if (found.dtype, tuple(found.shape)) != (place.dtype, place.shape):
-                raise replaced("parameter", place, found)
+            place = self._layout.parameters.places[number]
+            current = self._parameters[number].detach()
+            if (current.dtype, tuple(current.shape)) != (place.dtype, place.shape):
+                raise replaced("parameter", place, current)
 
     def take_parameters(self) -> None:
-        """As ``check_parameters``, but other contents are taken over."""
+        """As ``check_parameters``, but other content is accepted."""
         for number in self._moved():
-            ours, found = self._put_back(number)
-            ours.copy_(found)
+            held, replacement = self._put_back(number)
+            held.copy_(replacement)
 
     def drop_parameters(self) -> None:
-        """As ``check_parameters``, but other contents are forgotten."""
+        """As ``check_parameters``, but other content is dropped."""
         for number in self._moved():
             self._put_back(number)
 
     def _moved(self) -> list[int]:
-        """Parameters that lie elsewhere, or have another size."""
+        """Numbers of parameters whose memory or size has changed."""
         if self._block is None:
             return []
         return _elsewhere(self._parameters, self._places)
 
     def _put_back(self, number: int) -> tuple[Tensor, Tensor]:
-        """Let a parameter lie in the block again; what is there, and what the script had put."""
+        """Make a parameter a view into the block again.
+
+        Returns:
+            That view, and the tensor with which the script had replaced it.
+        """
         assert self._block is not None
         parameter, place = self._parameters[number], self._layout.parameters.places[number]
-        ours, found = place.alone(self._block), parameter.detach()
-        if not _are_of_one_kind(ours, found):
-            raise replaced("parameter", place, found)
-        parameter.data = ours
-        return ours, found
+        held, replacement = place.alone(self._block), parameter.detach()
+        if not _are_of_one_kind(held, replacement):
+            raise replaced("parameter", place, replacement)
+        parameter.data = held
+        return held, replacement
 
     def check_names(self) -> None:
-        """Refuse parameters that came after ``prepare``, or are gone."""
-        check_names(self._model, {id(one): place.name for one, place in self._pairs()})
+        """Refuse parameters that were added or removed after ``prepare``."""
+        check_names(self._model, {id(parameter): place.name for parameter, place in self._pairs()})
 
     def check_made_anew(self) -> None:
-        """Refuse parameters in the place of those that were prepared; others may come and go."""
-        known = {place.name: one for one, place in self._pairs()}
-        for name, one in self._model.named_parameters():
-            if known.get(name, one) is not one:
+        """Refuse new parameters under the names of prepared ones; others may come and go."""
+        known = {place.name: parameter for parameter, place in self._pairs()}
+        for name, parameter in self._model.named_parameters():
+            if known.get(name, parameter) is not parameter:
                 raise ConfigError(
-                    f"parameter {name!r} was made anew after prepare(), as by self.name = "
+                    f"parameter {name!r} was replaced after prepare(), as by self.name = "
                     "nn.Parameter(...) in forward(), and each worker would have one of its own: "
-                    "what forward() computes belongs into a buffer, which updates average, "
+                    "keep what forward() computes in a buffer, which updates average, "
                     f"self.register_buffer({name.rpartition('.')[2]!r}, tensor)"
                 )
 
@@ -150,52 +154,55 @@ class HeldMemory:
     # -- buffers --------------------------------------------------------------------------------
 
     def take_buffers(self) -> None:
-        """Values of buffers that the model has made anew go where the old ones lie.
+        """Copy the values of buffers that the model has replaced into the old ones.
 
         Raises:
-            ConfigError: one has another type, shape or place since.
+            ConfigError: the type, shape or device of one has changed.
         """
         for buffer, values in self._put_buffers_back():
-            buffer.copy_(values)  # as torch counts changes, too
+            buffer.copy_(values)  # so that torch counts the change, too
         for module, key, number in self._owners:
-            mine, found = self._buffers[number], module._buffers.get(key)
-            if found is mine:
+            held, current = self._buffers[number], module._buffers.get(key)
+            if current is held:
                 if number not in self._of_any_size:
-                    refuse_resized(self._layout.buffers.places[number], mine)
+                    refuse_resized(self._layout.buffers.places[number], held)
                 continue
-            if found is not None and _are_of_one_kind(mine, found):
-                mine.copy_(found.detach())
-                module._buffers[key] = mine
+            if current is not None and _are_of_one_kind(held, current):
+                held.copy_(current.detach())
+                module._buffers[key] = held
             elif number not in self._of_any_size:
-                raise replaced("buffer", self._layout.buffers.places[number], found)
+                raise replaced("buffer", self._layout.buffers.places[number], current)
 
     def drop_buffers(self) -> None:
-        """What a pass has made that does not count is forgotten: the old buffers take its place."""
+        """Restore the old buffers after a pass that does not count."""
         self._put_buffers_back()
         for module, key, number in self._owners:
-            mine, found = self._buffers[number], module._buffers.get(key)
-            if found is not mine and found is not None and _are_of_one_kind(mine, found):
-                module._buffers[key] = mine
+            held, current = self._buffers[number], module._buffers.get(key)
+            if current is not held and current is not None and _are_of_one_kind(held, current):
+                module._buffers[key] = held
 
     def _put_buffers_back(self) -> list[tuple[Tensor, Tensor]]:
-        """Let buffers lie in the block again; those that did not, and what the script had put.
+        """Make buffers views into the block again.
+
+        Returns:
+            Each buffer that was not, and the tensor with which the script had replaced its memory.
 
         Raises:
-            ConfigError: that has another type, shape or device.
+            ConfigError: the type, shape or device has changed.
         """
         pairs: list[tuple[Tensor, Tensor]] = []
         if self._buffer_block is None:
             return pairs
         for number in _elsewhere(self._buffers, self._buffer_places):
-            mine, place = self._buffers[number], self._layout.buffers.places[number]
-            ours, found = place.alone(self._buffer_block), mine.detach()
-            if number in self._of_any_size and found.shape != place.shape:
+            buffer, place = self._buffers[number], self._layout.buffers.places[number]
+            held, replacement = place.alone(self._buffer_block), buffer.detach()
+            if number in self._of_any_size and replacement.shape != place.shape:
                 continue
-            refuse_resized(place, found)
-            if not _are_of_one_kind(ours, found):
-                raise replaced("buffer", place, found)
-            mine.data = ours
-            pairs.append((mine, found))
+            refuse_resized(place, replacement)
+            if not _are_of_one_kind(held, replacement):
+                raise replaced("buffer", place, replacement)
+            buffer.data = held
+            pairs.append((buffer, replacement))
         return pairs
 
 
@@ -207,45 +214,45 @@ IN_THE_STEP = (
 
 
 def edited(name: str) -> ConfigError:
-    """The error for weights that changed otherwise than by the optimizer's step."""
+    """The error for weights that changed other than by the optimizer's step."""
     return ConfigError(
-        f"parameter {name!r} was changed after prepare() otherwise than by optimizer.step(), and "
-        "such a change would be lost or made once by every worker: load weights before prepare(), "
-        "say pace.publish(model) behind it (in the loop: only local-sgd), evaluate others for a "
-        "while between epochs or by torch.func.functional_call(model, weights, (inputs,)), and "
+        f"parameter {name!r} was changed after prepare() other than by optimizer.step(), and "
+        "such a change would be lost, or made once by every worker: load weights before prepare(), "
+        "or call pace.publish(model) after it (in the loop: only local-sgd); evaluate other "
+        "weights between epochs, or by torch.func.functional_call(model, weights, (inputs,)); and "
         f"{IN_THE_STEP}"
     )
 
 
-def replaced(kind: str, place: TensorPlace, found: Tensor | None) -> ConfigError:
-    """The error for a tensor that has another type, shape or device since ``prepare``."""
+def replaced(kind: str, place: TensorPlace, tensor: Tensor | None) -> ConfigError:
+    """The error for a tensor whose type, shape or device changed after ``prepare``."""
     now = "nothing"
-    if found is not None:
-        now = f"{found.dtype} of shape {tuple(found.shape)} on {found.device}"
+    if tensor is not None:
+        now = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     return ConfigError(
-        f"{kind} {place.name!r} is {place.dtype} of shape {place.shape} in the run, since "
-        f"prepare() it was made {now}: convert, move and resize a model before, "
+        f"{kind} {place.name!r} is {place.dtype} of shape {place.shape} in the run, but was "
+        f"changed after prepare() to {now}: convert, move and resize a model before, "
         "model = model.to(...); model, optimizer, loader = pace.prepare(model, optimizer, loader)"
     )
 
 
 def _elsewhere(tensors: Sequence[Tensor], places: Sequence[tuple[int, int]]) -> list[int]:
-    """Which of them lie elsewhere than at these addresses, or have another size."""
-    now = [(one.data_ptr(), one.numel()) for one in tensors]
-    if now == places:
+    """The numbers of tensors that are not at these addresses, or have another size."""
+    current = [(tensor.data_ptr(), tensor.numel()) for tensor in tensors]
+    if current == places:
         return []
-    pairs = enumerate(zip(now, places, strict=True))
-    return [number for number, (here, there) in pairs if here != there]
+    pairs = enumerate(zip(current, places, strict=True))
+    return [number for number, (now, then) in pairs if now != then]
 
 
 RESIZE_BEFORE = (
-    "a buffer that forward() resizes, or sizes only then, cannot lie in the memory of a run: call "
+    "a buffer that gets its size in forward() cannot be in the memory of a run: call "
     "the model once with a batch before prepare(), so that its buffers have their sizes"
 )
 
 
 def refuse_resized(place: TensorPlace, buffer: Tensor) -> None:
-    """Raise ConfigError where a buffer has another shape since ``prepare``."""
+    """Raise ConfigError if the shape of a buffer changed after ``prepare``."""
     if buffer.shape != place.shape:
         raise ConfigError(
             f"buffer {place.name!r} was of shape {place.shape} in prepare() and is of shape "
@@ -253,31 +260,31 @@ def refuse_resized(place: TensorPlace, buffer: Tensor) -> None:
         )
 
 
-def _are_of_one_kind(one: Tensor, other: Tensor) -> bool:
-    """Their strides may differ: values are copied, memory is put back."""
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+def _are_of_one_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether shape, type and device are equal; strides may differ, as values are copied."""
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit, as far as numbers go: nan equals itself."""
-    same: Any = (one == other) | ((one != one) & (other != other))
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all values are equal; nan equals itself."""
+    same: Any = (a == b) | ((a != a) & (b != b))
     return bool(torch.all(same))
 
 
 def check_names(model: nn.Module, known: Mapping[int, str]) -> None:
-    """Raise ConfigError where the model's parameters are others than these, by identity."""
-    now = {id(one): name for name, one in model.named_parameters()}
-    for one, name in (*now.items(), *known.items()):
-        if one not in known or one not in now:
+    """Raise ConfigError if the model's parameters are not exactly these objects, by id."""
+    current = {id(parameter): name for name, parameter in model.named_parameters()}
+    for key, name in (*current.items(), *known.items()):
+        if key not in known or key not in current:
             raise ConfigError(
-                f"parameter {name!r} was put into the model or taken out of it after "
+                f"parameter {name!r} was added to the model or removed from it after "
                 "prepare(): build the whole model before, model.head = ...; "
                 "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
             )
 
 
 class Marks:
-    """Stretches of one memory.
+    """Detects changes in ranges of one memory.
 
     Args:
         memory: bytes, ``(n,)`` uint8.
@@ -298,30 +305,30 @@ class Marks:
             if middle < stop:
                 self._stretches.append(_Whole(memory, middle, stop))
         self.is_whole = total <= _WHOLE_BYTES
-        """Whether every byte is looked at."""
+        """Whether every byte is compared."""
 
     def set(self, source: Tensor | None = None) -> None:
-        """What is there now is what should be; ``source``: what lies there, at the same offsets."""
-        for one in self._stretches:
-            one.set(source)
+        """Take the current bytes, or those of ``source`` at the same offsets, as the reference."""
+        for stretch in self._stretches:
+            stretch.set(source)
 
     def changed(self) -> int | None:
-        """Where a byte is another one, in bytes from the memory's beginning; None: nowhere."""
-        for one in self._stretches:
-            if (offset := one.changed()) is not None:
+        """The offset of a changed byte, from the memory's beginning; None: there is none."""
+        for stretch in self._stretches:
+            if (offset := stretch.changed()) is not None:
                 return offset
         return None
 
     def glance(self) -> int | None:
-        """The same of the first and the last of a CPU's lines, in a microsecond.
+        """As ``changed``, for the first and last line of a CPU's memory, in a microsecond.
 
-        What was written over for a while, as a whole, shows there.
+        Enough to notice memory that was overwritten as a whole.
         """
         if not self._stretches:
             return None
         first, last = self._stretches[0], self._stretches[-1]
-        found = first.glance(0)
-        return last.glance(-1) if found is None else found
+        offset = first.glance(0)
+        return last.glance(-1) if offset is None else offset
 
 
 class _Whole:
@@ -329,83 +336,84 @@ class _Whole:
 
     def __init__(self, memory: Tensor, start: int, stop: int) -> None:
         self._start, self._stop = start, stop
-        self._mine = memory[start:stop]
-        self._kept = torch.zeros_like(self._mine)
+        self._current = memory[start:stop]
+        self._kept = torch.zeros_like(self._current)
         size = min(_LINE_BYTES, stop - start)
         self._ends = [(0, size), (stop - start - size, size)]
-        self._at = self._mine.data_ptr(), self._kept.data_ptr()
+        self._addresses = self._current.data_ptr(), self._kept.data_ptr()
         self._is_local = memory.device.type == "cpu"
 
     def set(self, source: Tensor | None) -> None:
-        part = self._mine if source is None else source[self._start : self._stop]
+        part = self._current if source is None else source[self._start : self._stop]
         self._kept.copy_(part)
 
     def changed(self) -> int | None:
-        offset = first_difference(self._mine, self._kept)
+        offset = first_difference(self._current, self._kept)
         return None if offset is None else self._start + offset
 
     def glance(self, end: int) -> int | None:
-        """Whether the first line, or with -1 the last, is another one: where; None: it is not."""
+        """The offset of the first line, or with -1 the last, if it changed; else None."""
         offset, size = self._ends[end]
-        mine, kept = self._at
-        if not self._is_local or _compare(mine + offset, kept + offset, size) == 0:
+        current, kept = self._addresses
+        if not self._is_local or _compare(current + offset, kept + offset, size) == 0:
             return None
         return self._start + offset
 
 
 class _Sampled:
-    """``count`` lines of ``[start, stop)`` at a time, others after each ``set``."""
+    """``count`` lines of ``[start, stop)`` at a time, different ones after each ``set``."""
 
     def __init__(self, memory: Tensor, start: int, stop: int, count: int) -> None:
         self._start, self._stop = start, stop
         self._every = -(-((stop - start) // _LINE_BYTES) // count)
         self._shift = 0
-        self._mine = self._lines_of(memory)
+        self._current = self._lines_of(memory)
         self._kept: Any = b""
 
     def _lines_of(self, memory: Tensor) -> Any:
-        """``(lines, words)``; in NumPy where it may be: its calls cost a fifth of torch's."""
+        """``(lines, words)``; in NumPy on a CPU, whose calls cost a fifth of torch's."""
         lines = memory[self._start : self._stop].view(torch.int64).view(-1, _LINE_BYTES // 8)
         return lines.numpy() if memory.device.type == "cpu" else lines
 
     def set(self, source: Tensor | None) -> None:
         self._shift = (self._shift + 1) % self._every
-        every = self._mine if source is None else self._lines_of(source)
-        lines = every[self._shift :: self._every]
+        all_lines = self._current if source is None else self._lines_of(source)
+        lines = all_lines[self._shift :: self._every]
         self._kept = lines.clone() if isinstance(lines, Tensor) else lines.tobytes()
 
     def changed(self) -> int | None:
-        lines = self._mine[self._shift :: self._every]
+        lines = self._current[self._shift :: self._every]
         if isinstance(lines, Tensor):
             if torch.equal(lines, self._kept):
                 return None
             row = int((lines != self._kept).any(1).nonzero()[0])
         else:
-            now = lines.tobytes()
-            if now == self._kept:
+            current = lines.tobytes()
+            if current == self._kept:
                 return None
-            row = next(i for i, one in enumerate(now) if one != self._kept[i]) // _LINE_BYTES
+            pairs = enumerate(zip(current, self._kept, strict=True))
+            row = next(i for i, (now, then) in pairs if now != then) // _LINE_BYTES
         return self._start + (self._shift + row * self._every) * _LINE_BYTES
 
     def glance(self, end: int) -> int | None:
-        """See ``_Whole.glance``; of the lines that are looked at this time."""
-        if isinstance(self._mine, Tensor):
+        """See ``_Whole.glance``; for the lines of the current sample."""
+        if isinstance(self._current, Tensor):
             return None
         row = len(self._kept) // _LINE_BYTES - 1 if end else 0
         number, first = self._shift + row * self._every, row * _LINE_BYTES
-        if self._mine[number].tobytes() == self._kept[first : first + _LINE_BYTES]:
+        if self._current[number].tobytes() == self._kept[first : first + _LINE_BYTES]:
             return None
         return self._start + number * _LINE_BYTES
 
 
-def first_difference(one: Tensor, other: Tensor) -> int | None:
+def first_difference(a: Tensor, b: Tensor) -> int | None:
     """The first byte in which two memories of one device differ, or None; nan equals itself."""
-    if one.device.type == "cpu":  # torch.equal takes five times as long
-        if _compare(one.data_ptr(), other.data_ptr(), one.numel()) == 0:
+    if a.device.type == "cpu":  # torch.equal takes five times as long
+        if _compare(a.data_ptr(), b.data_ptr(), a.numel()) == 0:
             return None
-    elif torch.equal(one, other):
+    elif torch.equal(a, b):
         return None
-    return int((one != other).nonzero()[0])
+    return int((a != b).nonzero()[0])
 
 
 _compare: Any = ctypes.CDLL(None).memcmp

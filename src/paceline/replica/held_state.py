@@ -1,11 +1,11 @@
-"""The state of the user's optimizers where the run keeps it, behind the names that torch gives it.
+"""The state of the user's optimizers, which the run keeps, behind torch's own interface.
 
-    optimizer.state             whoever looks into it is told where it is
+    optimizer.state             access raises an error that says how to read it
     optimizer.state_dict()      the whole state at one version, in any member
-    optimizer.load_state_dict   noted until the first epoch, which begins with it; left out where a
-                                run goes on, since that begins as it was saved
+    optimizer.load_state_dict   kept until the first epoch, which begins with it; ignored if a run
+                                resumes, since that begins as it was saved
 
-The optimizers stay the user's objects. This module must not know where a version lies.
+The optimizers stay the user's objects. This module must not know where a version is stored.
 """
 
 import copy
@@ -29,7 +29,7 @@ _HELD = (
 
 
 class HeldState(defaultdict[Any, Any]):
-    """In the place of ``optimizer.state``: whoever looks into it is told where the state is.
+    """Replaces ``optimizer.state``: access raises an error that says how to read the state.
 
     Copies and pickles hold the true state.
     """
@@ -49,7 +49,7 @@ class HeldState(defaultdict[Any, Any]):
         raise ConfigError(_HELD)
 
     def __repr__(self) -> str:
-        return "the state that the run keeps: optimizer.state_dict()['state']"
+        return "kept by the run: optimizer.state_dict()['state']"
 
     def __reduce__(self) -> Any:
         return defaultdict, (dict, dict(self.read()))
@@ -62,14 +62,14 @@ class HeldState(defaultdict[Any, Any]):
 
 
 class SharedState:
-    """The state of the user's optimizer, where the store keeps it.
+    """The state of the user's optimizer, which the store keeps.
 
     ``optimizer.state_dict()`` in any member gives the whole state at one version.
 
     Args:
-        read: the state of the newest version, of all optimizers' parameters.
+        read: returns the newest version's state, of all optimizers' parameters.
         has_begun: whether the first epoch was opened: from then on nothing can be loaded.
-        leaves_out: whether what is loaded now is left out.
+        leaves_out: whether a state that is loaded now is ignored.
     """
 
     def __init__(
@@ -85,40 +85,42 @@ class SharedState:
         self._state_dict = optimizer.state_dict
         self._load = optimizer.load_state_dict
         self._loaded: State | None = None
-        self._given = self._lists()
+        self._prepared = self._lists()
         self._held = HeldState(self._newest)
         optimizer.state = self._held
-        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]  # of this optimizer alone, until it is let go
+        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]  # of this optimizer only, until it is released
         optimizer.load_state_dict = self._note_loaded  # type: ignore[method-assign, assignment]  # the same
         optimizer.add_param_group = _refuse_group  # type: ignore[method-assign]  # the same
 
     def take_loaded(self) -> State | None:
-        """What was loaded since ``prepare``; None: nothing."""
+        """The state loaded since ``prepare``; None: nothing."""
         loaded, self._loaded = self._loaded, None
         return loaded
 
     def check(self) -> None:
-        """Raise ConfigError where the script has put another state or more groups there."""
+        """Raise ConfigError if the script has replaced the state or changed the groups."""
         if self._optimizer.state is not self._held:
             raise ConfigError(
-                "optimizer.state was replaced after prepare(), and the run keeps the true one: to "
+                "optimizer.state was replaced after prepare(), but the run keeps the true one: to "
                 "begin with a new state, build a new optimizer in a run of its own"
             )
-        given, now = self._given, self._lists()
-        if len(now) != len(given):
+        prepared, current = self._prepared, self._lists()
+        if len(current) != len(prepared):
             _refuse_group()
-        if any(a is not b or size != was for (a, size), (b, was) in zip(now, given, strict=True)):
+        pairs = zip(current, prepared, strict=True)
+        if any(now is not then or size != before for (now, size), (then, before) in pairs):
             _refuse_parameters()
 
     def _lists(self) -> list[tuple[list[Tensor], int]]:
-        """Of each group its list of parameters, and how many that has."""
-        return [(one["params"], len(one["params"])) for one in self._optimizer.param_groups]
+        """Each group's list of parameters, and its length."""
+        return [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
 
     def _newest(self) -> State:
         if self._loaded is not None:
             return self._loaded
         state = self._read()
-        return {one: state[one] for one in parameters_of(self._optimizer) if one in state}
+        parameters = parameters_of(self._optimizer)
+        return {parameter: state[parameter] for parameter in parameters if parameter in state}
 
     def _whole_state(self) -> dict[str, Any]:
         self._optimizer.state = defaultdict(dict, self._newest())
@@ -152,23 +154,25 @@ class SharedStates:
         has_begun: Callable[[], bool],
         leaves_out: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._each = [SharedState(one, read, has_begun, leaves_out) for one in optimizers]
+        self._each = [
+            SharedState(optimizer, read, has_begun, leaves_out) for optimizer in optimizers
+        ]
 
     def take_loaded(self) -> State | None:
-        """What was loaded since ``prepare``, by parameter; None: nothing."""
-        loaded = [one for state in self._each if (one := state.take_loaded()) is not None]
-        return {name: value for one in loaded for name, value in one.items()} if loaded else None
+        """The state loaded since ``prepare``, by parameter; None: nothing."""
+        loaded = [rows for state in self._each if (rows := state.take_loaded()) is not None]
+        return {key: row for rows in loaded for key, row in rows.items()} if loaded else None
 
     def check(self) -> None:
         """See ``SharedState.check``."""
-        for one in self._each:
-            one.check()
+        for state in self._each:
+            state.check()
 
 
 def _refuse_parameters() -> None:
     raise ConfigError(
-        "optimizer.param_groups[...]['params'] was changed after prepare(), and the run goes on "
-        "with those it was given: give the optimizer all parameters before prepare(), freeze with "
+        "optimizer.param_groups[...]['params'] was changed after prepare(), but the run goes on "
+        "with the prepared ones: give the optimizer all parameters before prepare(), freeze with "
         "body.requires_grad_(False), and thaw later with body.requires_grad_(True)"
     )
 

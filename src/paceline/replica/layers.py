@@ -1,8 +1,8 @@
-"""The layers of a model: leaving a step between two of them, and what the plan says of them.
+"""The layers of a model: leaving a step between two layers, and the plan's notes on layers.
 
-Forward is left in hooks that look at one word; backward in the post-accumulate hooks
+The forward pass is left in hooks that read one word, the backward pass in post-accumulate hooks
 (replica/replica.py). In a compiled model module hooks would break the graph, so there a step is
-left between forward, backward and step only. This module must not know who cancels, or why.
+left only between forward, backward and step. This module must not know who cancels, or why.
 """
 
 import weakref
@@ -23,14 +23,14 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def grain(model: nn.Module) -> str:
-    """Where work in flight can be left, in words for the plan."""
+    """Where a step can be left, in words for the plan."""
     return "between passes (compiled)" if is_compiled(model) else "between layers"
 
 
 def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
     """Call ``check`` before each layer's forward; it may raise to leave the step.
 
-    Nothing stays on a layer that a copy of the model, or its pickle, would take along.
+    Nothing is stored on a layer that a copy or pickle of the model would include.
     """
     compiled: Any = getattr(model, "_compiled_call_impl", None)
     if compiled is not None:  # around it: a hook inside would break the graph
@@ -44,8 +44,8 @@ def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
     if hasattr(model, "_orig_mod"):
         _watch_wrapper(model, check)
         return
-    if any(is_compiled(one) for one in model.modules()):
-        return  # left in backward: a hook for all modules would break the graph of that part
+    if any(is_compiled(module) for module in model.modules()):
+        return  # left in backward only: a hook on all modules would break the part's graph
     for module in model.modules():
         if not any(True for _ in module.children()):
             _checks[module] = check
@@ -54,13 +54,13 @@ def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
 
 
 def unwatch_forward(model: nn.Module) -> None:
-    """Nothing is called before its layers any more; what lies on a compiled one is the caller's."""
+    """Undo ``watch_forward``, except on a compiled model, which is up to the caller."""
     for module in model.modules():
         _checks.pop(module, None)
 
 
 def _watch_wrapper(model: nn.Module, check: Callable[[], None]) -> None:
-    """Torch's wrapper of a compiled model leaves its ``forward`` behind when it is copied."""
+    """Wrap ``forward`` of torch's wrapper of a compiled model, which copies do not include."""
     forward: Any = model.forward
 
     def watched(*arguments: Any, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def _watch_wrapper(model: nn.Module, check: Callable[[], None]) -> None:
 
 _checks: "weakref.WeakKeyDictionary[nn.Module, Callable[[], None]]" = weakref.WeakKeyDictionary()
 _installed: list[Any] = []
-"""The hook on all modules, once a model is watched."""
+"""The hook on all modules, if a model is watched."""
 
 
 def _check_layer(module: nn.Module, _: Any) -> None:
@@ -83,9 +83,9 @@ def _check_layer(module: nn.Module, _: Any) -> None:
 
 
 class Modes:
-    """Whether each layer trains, and gradients are made, where a step or an evaluation began.
+    """The training modes of all layers, and the grad mode, at the start of a step or evaluation.
 
-    One that is left in the middle, as in ``model.eval() ... model.train()``, puts it back.
+    They are restored if it is left in the middle, as in ``model.eval() ... model.train()``.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -93,40 +93,40 @@ class Modes:
         self.note()
 
     def note(self) -> None:
-        """It begins."""
-        self._found = [one.training for one in self._modules]
+        """Save the current modes."""
+        self._modes = [module.training for module in self._modules]
         self._makes_gradients = torch.is_grad_enabled()
 
     def put_back(self) -> None:
-        """It was left."""
-        set_modes(self._modules, self._found)
+        """Restore the saved modes."""
+        set_modes(self._modules, self._modes)
         torch.set_grad_enabled(self._makes_gradients)
 
 
 def set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
-    """Each module in its mode, told by its own ``train()``, which may do more than set a flag.
+    """Set each module's mode by its own ``train()``, which may do more than set a flag.
 
-    An adapter merges its weights for evaluation there, and takes them out again.
+    An adapter, for example, merges its weights for evaluation there, and separates them again.
 
     Args:
-        modules: each before those that it holds, as ``model.modules()`` has them.
+        modules: parents before children, as in ``model.modules()``.
     """
-    for one, trains in zip(modules, modes, strict=True):
-        if one.training != trains:  # a module takes 2 us to be told
-            one.train(trains)
-    for one, trains in zip(modules, modes, strict=True):
-        if one.training != trains:  # two hold it, or a train() above it has a will of its own
-            one.training = trains
+    for module, trains in zip(modules, modes, strict=True):
+        if module.training != trains:  # a call takes 2 us
+            module.train(trains)
+    for module, trains in zip(modules, modes, strict=True):
+        if module.training != trains:  # it has two parents, or a parent's train() differs
+            module.training = trains
 
 
 def has_own_modes(module: nn.Module) -> bool:
-    """Whether going into evaluation, or back, does more here than to set a flag."""
+    """Whether this module's ``train()`` or ``eval()`` does more than set a flag."""
     kind = type(module)
     return kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
 
 
 def parameter_table(model: nn.Module) -> list[LayerParameters]:
-    """What each layer holds; of layers without parameters only those that are not torch's own."""
+    """The parameters of each layer; layers without any are listed if they are not torch's own."""
     seen: set[int] = set()
     rows = []
     for name, module in model.named_modules():
@@ -134,15 +134,17 @@ def parameter_table(model: nn.Module) -> list[LayerParameters]:
         is_leaf = not any(True for _ in module.children())
         if not held and (not is_leaf or type(module).__module__.startswith("torch.")):
             continue
-        own = [one for one in held if id(one) not in seen]
-        shapes = [_shape(one.shape) if id(one) not in seen else "shared" for one in held]
+        own = [parameter for parameter in held if id(parameter) not in seen]
+        shapes = [
+            _shape(parameter.shape) if id(parameter) not in seen else "shared" for parameter in held
+        ]
         seen.update(map(id, held))
         rows.append(
             LayerParameters(
                 name, type(module).__name__, ", ".join(shapes),
-                sum(one.numel() for one in own),
-                sum(one.numel() for one in own if one.requires_grad),
-                sum(one.numel() * one.element_size() for one in own),
+                sum(parameter.numel() for parameter in own),
+                sum(parameter.numel() for parameter in own if parameter.requires_grad),
+                sum(parameter.numel() * parameter.element_size() for parameter in own),
             )
         )  # fmt: skip
     return rows
@@ -153,10 +155,10 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 class WrittenBuffers:
-    """Buffers of a model's own layers, and whether a forward pass has written into one.
+    """Detects whether a forward pass writes into buffers of the model's own layers.
 
-    Torch's layers, and norms derived from them, keep statistics there, of which a mean is right; so
-    is one of a single number. Of a queue, a memory of samples or labels it is not.
+    Torch's layers, and norms derived from them, keep statistics there, which can be averaged; so
+    can a single number. A queue, or a memory of samples or labels, cannot.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -168,41 +170,46 @@ class WrittenBuffers:
             if buffer is not None and buffer.numel() > 1
             and key not in module._non_persistent_buffers_set
         ]  # fmt: skip
-        self._before: list[tuple[int, ...]] = []
+        self._noted: list[tuple[int, ...]] = []
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
     def note(self) -> None:
-        """A pass begins; the first backward in it says ``written``."""
-        self._before = self._now()
+        """Note the buffers at the start of a pass; the first backward calls ``written``."""
+        self._noted = self._now()
 
     def written(self) -> str | None:
-        """The name of one that was written, or made anew, since ``note``; None: none was."""
-        before, self._before = self._before, []
-        if not before:
+        """The name of a buffer that was written or replaced since ``note``; None: none."""
+        noted, self._noted = self._noted, []
+        if not noted:
             return None
-        pairs = zip(self._held, before, self._now(), strict=True)
+        pairs = zip(self._held, noted, self._now(), strict=True)
         return next((name for (name, *_), then, now in pairs if then != now), None)
 
     def _now(self) -> list[tuple[int, ...]]:
-        held = [module._buffers[key] for _, module, key in self._held]
-        return [() if one is None else (id(one), one._version, one.data_ptr()) for one in held]
+        buffers = [module._buffers[key] for _, module, key in self._held]
+        return [
+            () if buffer is None else (id(buffer), buffer._version, buffer.data_ptr())
+            for buffer in buffers
+        ]
 
 
 def own_buffer_note(name: str) -> str:
-    """What becomes of a buffer that the layers of a model write into."""
+    """For the plan: how a buffer that layers write into is averaged."""
     return (
         f"buffer {name!r} is written in the forward pass, and an update averages it over workers "
-        "(whole numbers: the maximum), which is right for statistics alone; what holds single "
-        "samples, as a queue, a memory or labels, is kept as a plain attribute (self.name = "
-        "tensor), each worker's own"
+        "(whole numbers: the maximum), which is right only for statistics; keep single samples, "
+        "such as a queue, a memory or labels, in a plain attribute (self.name = tensor), separate "
+        "in each worker"
     )
 
 
 def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str, ...]:
-    """For the plan: how many samples batch norm sees, where that is not the whole batch."""
-    has_batch_norm = any(isinstance(one, _BatchNorm) and one.training for one in model.modules())
+    """For the plan: how many samples batch norm sees, if not the whole batch."""
+    has_batch_norm = any(
+        isinstance(module, _BatchNorm) and module.training for module in model.modules()
+    )
     if parts < 2 or not has_batch_norm:
         return ()
     return (
@@ -215,14 +222,14 @@ def gradient_hooks_note(model: nn.Module) -> tuple[str, ...]:
     """For the plan: parameters with hooks on their gradients, which run before the average."""
     hooked = [
         name
-        for name, one in model.named_parameters()
-        if one._backward_hooks or one._post_accumulate_grad_hooks
+        for name, parameter in model.named_parameters()
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks
     ]
     if not hooked:
         return ()
     more = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
     return (
         f"hooks on the gradient of {hooked[0]!r}{more} act on each worker's part, before it is "
-        "averaged: a factor or a mask comes out the same, a clip does not "
+        "averaged: a factor or a mask gives the same result, a clip does not "
         "(pace.clip_grad_norm_, pace.clip_grad_value_)",
     )

@@ -1,13 +1,13 @@
-"""Places of gradients that are lent to the script as ``.grad``, and whether it holds one still.
+"""Gradient memory that is lent to the script as ``.grad``, and whether the script still holds it.
 
-    loss_a.backward()   .grad = the place that goes out     ga = [p.grad for p in ...]
+    loss_a.backward()   .grad = a view into the slot        ga = [p.grad for p in ...]
     zero_grad()         .grad = None
-    loss_b.backward()   the place is to be written again, and ``ga`` still holds it
+    loss_b.backward()   the view is to be written again, but ``ga`` still holds it
 
 In plain PyTorch two passes make two tensors, and a script may keep those of the first: two losses,
-the gradients of two steps. Python counts who holds a tensor, torch how many tensors lie in its
-memory (``detach()``, ``view(-1)``). What is held is given away: it gets memory of its own. This
-module must not know passes or hooks.
+the gradients of two steps. Python counts references to a tensor, torch the tensors in its memory
+(``detach()``, ``view(-1)``). A view that is still held is given away: it gets memory of its own.
+This module must not know passes or hooks.
 """
 
 import gc
@@ -20,15 +20,15 @@ from torch import Tensor, UntypedStorage
 
 _probe = [object()]
 _LEAST = getrefcount(_probe[0])
-"""Of an object that nobody holds but a list."""
+"""The reference count of an object that only a list holds."""
 _num_tensors_in: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 class LentPlaces:
-    """The places that are lent now.
+    """The views that are lent now.
 
     Args:
-        views: the tensors that ``.grad`` becomes; nobody else keeps them.
+        views: the tensors that become ``.grad``; nothing else refers to them.
     """
 
     def __init__(self, views: list[Tensor]) -> None:
@@ -38,30 +38,30 @@ class LentPlaces:
         self._counts: list[int] = []
 
     def add(self, view: Tensor) -> None:
-        """One more, which nobody holds yet."""
+        """Add a view that nothing else holds yet."""
         self._storages.append(view.untyped_storage())
         self._addresses.append(self._storages[-1]._cdata)
         self._counts.append(_count(view, self._addresses[-1]))
 
     def renew(self, number: int, view: Tensor) -> None:
-        """Another one in the place of this number, which nobody holds yet."""
+        """Replace a view by another one that nothing else holds yet."""
         self._views[number] = view
         self._storages[number] = storage = view.untyped_storage()
         self._addresses[number] = storage._cdata
         self._counts[number] = _count(view, storage._cdata)
 
     def is_held(self, number: int) -> bool:
-        """Whether somebody holds the tensor of this number, or its memory; it is no ``.grad``."""
+        """Whether anything holds this view, or its memory, while it is not ``.grad``."""
         return number < len(self._addresses) and (
             getrefcount(self._views[number]) > _LEAST
             or _num_tensors_in(self._addresses[number]) > self._counts[number]
         )
 
     def give(self, numbers: Iterable[int], place: Callable[[int], Tensor]) -> None:
-        """Give these away, with what is in them.
+        """Give these views to the script, with their values.
 
         Args:
-            place: makes the tensor anew that goes out.
+            place: makes a new view for a number.
         """
         moved: dict[int, UntypedStorage] = {}
         for number in numbers:
@@ -76,25 +76,25 @@ class LentPlaces:
 
 
 def _count(view: Tensor, address: int) -> int:
-    """How many tensors lie in its memory; one without elements has none of its own."""
+    """How many tensors share the view's memory; an empty view has no memory of its own."""
     return _num_tensors_in(address) if view.numel() else maxsize
 
 
 def _follow(moved: dict[int, UntypedStorage]) -> None:
-    """Let each tensor in one of these memories lie in the other instead.
+    """Move each tensor in one of these storages to its replacement.
 
-    Torch knows how many there are, and not which; Python's garbage collector knows all tensors that
-    a script can hold. It takes as long as a look at every object, so it is done once: from then on
-    nothing is lent any more.
+    Torch knows how many there are, but not which; Python's garbage collector knows all tensors that
+    a script can hold. This visits every object, so it is done once: afterwards nothing is lent any
+    more.
     """
-    for one in gc.get_objects():
-        if type(one) is not Tensor:
+    for tensor in gc.get_objects():
+        if type(tensor) is not Tensor:
             continue
         try:
-            before = one.untyped_storage()
-        except RuntimeError:  # it has none, as one that is sparse
+            old = tensor.untyped_storage()
+        except RuntimeError:  # it has none, such as a sparse tensor
             continue
-        if (after := moved.get(before._cdata)) is not None:
-            where: Any = after, one.storage_offset(), one.size(), one.stride()
-            one.data = torch.empty(0, dtype=one.dtype, device=one.device).set_(*where)
-            vars(one)["memory_before"] = before  # an array of NumPy's over it must not outlive it
+        if (new := moved.get(old._cdata)) is not None:
+            where: Any = new, tensor.storage_offset(), tensor.size(), tensor.stride()
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*where)
+            vars(tensor)["memory_before"] = old  # a NumPy array over it must not outlive it

@@ -1,10 +1,9 @@
-"""Gradients where torch makes them: what a backward pass has left, so that changes are seen.
+"""Track gradients that stay where torch makes them, so that changes by the script are noticed.
 
-A member whose optimizer steps here keeps ``.grad`` as plain PyTorch has it, since an optimizer may
-hold on to the tensors that it has seen; so does one that sends a multiple of each gradient, which
-is made in the only pass over it, and one whose script itself keeps them over the next pass. What
-`Replica` tells of gradients that are gathered, this tells of those. This module must not know who
-looks, nor why.
+A member whose optimizer steps locally keeps ``.grad`` as in plain PyTorch, since an optimizer may
+keep references to the tensors; so does a member that sends a multiple of each gradient, computed in
+the only pass over it, and one whose script keeps gradients over the next pass. The interface is
+that of `Replica` for gathered gradients. This module must not know who reads the gradients, or why.
 """
 
 from collections.abc import Callable
@@ -27,20 +26,20 @@ class OwnGradients:
     """The gradients of one model, with a hook on each parameter.
 
     Args:
-        replica: of the model; what it gathers is not looked at.
+        replica: of the model; its gathered gradients are not used.
 
     Attributes:
-        arrived: is given the number of each gradient that a backward pass leaves.
-        num_edits: how often the script may have changed them behind torch's back.
-        num_hooked: gradients that backward passes have left; goes on counting from the replica's.
+        arrived: called with the number of each gradient that a backward pass leaves.
+        num_edits: how often the script may have changed gradients without torch's counting it.
+        num_hooked: gradients that backward passes have left, counted on from the replica's.
     """
 
     def __init__(self, replica: "Replica") -> None:
         self.parameters, self.names = replica.parameters, replica.names
         self.layout = replica.layout
         self._left: list[tuple[int, int]] = [(-1, 0)] * len(self.parameters)
-        """Per parameter: the gradient's counter of changes, and where it lay."""
-        self._known = dict[tuple[int, int], list[tuple[int, int, int]]]()
+        """Per parameter: the gradient's version counter and address."""
+        self._pieces_of = dict[tuple[int, int], list[tuple[int, int, int]]]()
         self.arrived: Callable[[int], None] | None = None
         self.num_edits, self.num_hooked = 0, replica.num_hooked
         self._handles = [
@@ -50,16 +49,16 @@ class OwnGradients:
         ]
 
     def release(self) -> None:
-        """Nothing is seen from now on."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
 
     def note_edit(self) -> None:
-        """The script was allowed to change them."""
+        """Note that the script may have changed gradients."""
         self.num_edits += 1
 
     def hooked(self, number: int, parameter: Tensor) -> None:
-        """A backward pass has left this gradient."""
+        """Note that a backward pass has left this gradient."""
         if parameter.grad is not None:
             self.take_over(number, parameter.grad)
         self.num_hooked += 1
@@ -68,22 +67,22 @@ class OwnGradients:
 
     @property
     def moment(self) -> int:
-        """Another one after every gradient that a backward pass leaves, and that is set to None."""
-        return hash((self.num_hooked, *(one.grad is None for one in self.parameters)))
+        """A token that changes with every gradient that is left by a pass or set to None."""
+        return hash((self.num_hooked, *(parameter.grad is None for parameter in self.parameters)))
 
     def is_as_left(self, number: int, gradient: Tensor) -> bool:
-        """Whether this ``.grad`` is what a backward pass has left, as torch counts it."""
+        """Whether ``.grad`` is unchanged, by torch's count, since a backward pass left it."""
         return self._left[number] == (gradient._version, gradient.data_ptr())
 
     def take_over(self, number: int, gradient: Tensor) -> None:
-        """This ``.grad``, changed or replaced by somebody, is what counts."""
+        """Accept this ``.grad``, which was changed or replaced."""
         self._left[number] = gradient._version, gradient.data_ptr()
 
     def summed(self, start: int, stop: int) -> int:
-        """The bits of the gradients in these bytes of the layout; eight bytes at a time if it can.
+        """The sum of the gradients' bits in these bytes of the layout, by 8-byte words if possible.
 
-        A sum of such words takes a fifth of what one of narrower words does; many small gradients
-        take longer to call for than to sum, and are copied together first.
+        That takes a fifth of the time of a sum of narrower words; for many small gradients the
+        calls take longer than the sums, so they are concatenated first.
         """
         total, small = 0, dict[torch.dtype, list[Tensor]]()
         for number, first, last in self._pieces(start, stop):
@@ -94,21 +93,21 @@ class OwnGradients:
                 small.setdefault(gradient.dtype, []).append(gradient.detach())
             else:
                 total += _sum_of(_flat(gradient, first, last))
-        for some in small.values():
-            total += _sum_of(torch.cat([one.reshape(-1) for one in some]))
+        for gradients in small.values():
+            total += _sum_of(torch.cat([gradient.reshape(-1) for gradient in gradients]))
         return total
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Which elements lie in these bytes: of which parameter, from which on, to which."""
-        if (start, stop) not in self._known:
-            pieces = self._known[start, stop] = []
+        """The elements in these bytes, as (parameter number, first, last)."""
+        if (start, stop) not in self._pieces_of:
+            pieces = self._pieces_of[start, stop] = []
             for number, place in enumerate(self.layout.parameters.places):
                 size = place.dtype.itemsize
                 first = max(0, start - place.offset) // size
                 last = min(place.num_bytes, stop - place.offset) // size
                 if first < last:
                     pieces.append((number, first, last))
-        return self._known[start, stop]
+        return self._pieces_of[start, stop]
 
 
 def _sum_of(flat: Tensor) -> int:
@@ -119,23 +118,23 @@ def _sum_of(flat: Tensor) -> int:
 
 
 def _flat(gradient: Tensor, first: int, last: int) -> Tensor:
-    """These of its elements, as real numbers."""
+    """Elements ``[first, last)``, as real numbers."""
     real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
     scale = real.numel() // max(1, gradient.numel())
     return real.detach().reshape(-1)[first * scale : last * scale]
 
 
 def register(parameter: nn.Parameter, hook: Callable[[int, Tensor], None], number: int) -> Any:
-    """A method that is called with ``number`` once a gradient is there.
+    """Register a method to be called with ``number`` when a gradient has been accumulated.
 
-    Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only. The
-    method's object is not held: torch keeps hooks where the garbage collector does not look.
+    Also on a frozen parameter, which may thaw; torch allows hooks only on trained ones. The
+    method's object is referenced weakly: the garbage collector does not see torch's hooks.
     """
     method = WeakMethod(hook)
 
     def call(parameter: Tensor) -> None:
-        if (found := method()) is not None:
-            found(number, parameter)
+        if (bound := method()) is not None:
+            bound(number, parameter)
 
     was_trained = parameter.requires_grad
     parameter.requires_grad_(True)

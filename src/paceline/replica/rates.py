@@ -1,16 +1,16 @@
-"""Learning rates of another batch: scaled by its samples, and reached after a warm-up.
+"""Learning rates for another batch size: scaled by its samples, and warmed up.
 
     --scale-lr   linear  rate x samples an update averages / samples of the batch it was chosen for
-                 sqrt    rate x the root of that
+                 sqrt    rate x the square root of that ratio
     --warmup W   update v at  start + (rate - start) v / W,  from W on at rate; start is the rate
-                 before scaling, and where it was not raised rate / W
+                 before scaling, or rate / W if scaling did not raise it
 
-Rates are scaled once, in ``prepare``, in every parameter group and in what schedulers hold of them;
-what holds a rate that cannot be scaled with them is refused. The warm-up is a scheduler like one
-that a script prepares, stepped after each step of the optimizer, so it is kept in checkpoints and
-is the same in all workers. It sets the rate itself: a script that changes it, too, is refused. So
-is one that leaves batches without a step where the warm-up lasts epochs: nobody knows how many
-steps those have. This module must not know runs.
+Rates are scaled once, in ``prepare``, in every parameter group and in the schedulers over them; a
+scheduler whose rates cannot be scaled is refused. The warm-up is a scheduler like a prepared one,
+stepped after each step of the optimizer, so it is saved in checkpoints and equal in all workers. It
+sets the rate itself: a script that also changes it is refused. So is one that does not step on
+every batch, if the warm-up is given in epochs: their number of steps is unknown then. This module
+must not know runs.
 
 Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
 arXiv:1706.02677, section 2; the root: Krizhevsky, "One weird trick for parallelizing convolutional
@@ -39,18 +39,18 @@ _RELATIVE = (
     schedulers.CosineAnnealingLR, schedulers.CosineAnnealingWarmRestarts,
     schedulers.ReduceLROnPlateau,
 )  # fmt: skip
-"""Their rates are multiples of the first one, but for a floor."""
+"""Schedulers whose rates are multiples of the initial one, except for a floor."""
 _FLOORS = ("eta_min", "min_lrs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateScaling:
-    """What rates are multiplied with, and why.
+    """The factor for learning rates, and its reason.
 
     Args:
         kind: ``none``, ``linear`` or ``sqrt``.
-        samples: that an update averages, >= 1.
-        own: that the rate was chosen for, >= 1.
+        samples: samples that an update averages, >= 1.
+        own: samples of the batch that the rate was chosen for, >= 1.
     """
 
     kind: str
@@ -59,12 +59,12 @@ class RateScaling:
 
     @property
     def factor(self) -> float:
-        """1 where nothing is scaled."""
+        """The factor; 1 if nothing is scaled."""
         ratio = self.samples / self.own
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.kind]
 
     def note(self, rate: float, *, is_script: bool) -> str:
-        """For the plan; ``rate``: of the first group, scaled."""
+        """The note for the plan; ``rate``: the scaled rate of the first group."""
         return (
             f"learning rate {rate:g} = {rate / self.factor:g} x {self.factor:.4g} (--scale-lr "
             f"{self.kind}: an update averages {self.samples:,} samples, it was chosen for "
@@ -76,28 +76,28 @@ def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor
     """Multiply every rate.
 
     Args:
-        every: scheduler that holds rates of them, whether it was prepared or not.
+        every: all schedulers over these optimizers, prepared or not.
 
     Raises:
-        ConfigError: an optimizer has none, or a scheduler's rates are no multiples of the first;
-            nothing has been changed then.
+        ConfigError: an optimizer has no rate, or a scheduler's rates are no multiples of the
+            initial one; nothing has been changed then.
     """
-    parts = [inner for one in every for inner in _inner(one)]
-    for one in parts:
-        _check(one)
+    parts = [inner for scheduler in every for inner in _inner(scheduler)]
+    for scheduler in parts:
+        _check(scheduler)
     for optimizer in optimizers:
         if any("lr" not in group for group in optimizer.param_groups):
             raise ConfigError(
                 f"--scale-lr: {type(optimizer).__name__} has no learning rate; leave it out"
             )
-    for one in {id(one): one for one in [*every, *parts]}.values():
+    for holder in {id(scheduler): scheduler for scheduler in [*every, *parts]}.values():
         for name in ("base_lrs", "_last_lr"):
-            if hasattr(one, name):
-                setattr(one, name, [rate * factor for rate in getattr(one, name)])
+            if hasattr(holder, name):
+                setattr(holder, name, [rate * factor for rate in getattr(holder, name)])
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     tensors = {id(rate): rate for group in groups if isinstance(rate := group["lr"], Tensor)}
-    for rate in tensors.values():  # one that all groups have, too
-        rate.mul_(factor)  # compiled steps hold it
+    for rate in tensors.values():  # once, also if groups share it
+        rate.mul_(factor)  # in place: compiled steps refer to it
     for group in groups:
         if "initial_lr" in group:
             group["initial_lr"] = group["initial_lr"] * factor
@@ -105,32 +105,32 @@ def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor
             group["lr"] = group["lr"] * factor
 
 
-def _inner(one: AnyScheduler) -> list[Any]:
-    """The schedulers that a chain is made of, or the one itself."""
-    if isinstance(one, schedulers.SequentialLR | schedulers.ChainedScheduler):
-        return [inner for part in one._schedulers for inner in _inner(part)]
-    return [one]
+def _inner(scheduler: AnyScheduler) -> list[Any]:
+    """The schedulers of a chain; of any other, the scheduler itself."""
+    if isinstance(scheduler, schedulers.SequentialLR | schedulers.ChainedScheduler):
+        return [inner for part in scheduler._schedulers for inner in _inner(part)]
+    return [scheduler]
 
 
-def _check(one: Any) -> None:
-    name = type(one).__name__
-    if type(one) not in _RELATIVE:
+def _check(scheduler: Any) -> None:
+    name = type(scheduler).__name__
+    if type(scheduler) not in _RELATIVE:
         raise ConfigError(
-            f"--scale-lr cannot scale what {name} holds: its rates are no multiples of the "
-            "optimizer's; scale them in the script, and leave it out"
+            f"--scale-lr cannot scale the rates of {name}: they are no multiples of the "
+            "optimizer's; scale them in the script, and leave --scale-lr out"
         )
-    floors = [getattr(one, floor, 0.0) for floor in _FLOORS]
+    floors = [getattr(scheduler, floor, 0.0) for floor in _FLOORS]
     if any(any(floor) if isinstance(floor, list | tuple) else floor for floor in floors):
         raise ConfigError(
-            f"--scale-lr: {name} has a least rate, which would stay as it is; scale the rates in "
-            "the script, or leave the floor out"
+            f"--scale-lr: {name} has a minimum rate, which would not be scaled; scale the rates in "
+            "the script, or leave the minimum out"
         )
 
 
 class Warmup(schedulers.LambdaLR):
-    """The rate grows to its value in ``num_steps`` steps of the optimizer, from ``start`` of it.
+    """Raises the rate to its value in ``num_steps`` steps of the optimizer, from ``start`` of it.
 
-    It steps behind the optimizer by itself, and keeps the rate afterwards.
+    It is stepped after the optimizer automatically, and keeps the rate afterwards.
     """
 
     def __init__(self, optimizer: Optimizer, num_steps: int, start: float) -> None:
@@ -138,40 +138,40 @@ class Warmup(schedulers.LambdaLR):
         super().__init__(optimizer, partial(ramp, num_steps=num_steps, start=start))
 
     def step(self, epoch: int | None = None) -> None:
-        """Raises ConfigError where the rate is not what it was set to."""
+        """Set the next rate; raises ConfigError if something else has changed the rate."""
         rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        was = [float(rate) for rate in getattr(self, "_last_lr", rates)]
-        if rates != was:
+        last_rates = [float(rate) for rate in getattr(self, "_last_lr", rates)]
+        if rates != last_rates:
             raise ConfigError(
-                f"--warmup sets the learning rate of each update ({was[0]:g} now), and the script "
-                f"has set it to {rates[0]:g}: leave --warmup out and warm up in the script, or "
-                "leave the rate alone"
+                f"--warmup sets the learning rate of each update ({last_rates[0]:g} now), but the "
+                f"script has set it to {rates[0]:g}: leave --warmup out and warm up in the script, "
+                "or do not change the rate in the script"
             )
         super().step()
 
     @property
     def is_over(self) -> bool:
-        """Whether the rate has grown to its value."""
+        """Whether the rate has reached its value."""
         function: Any = self.lr_lambdas[0]
         return bool(self.last_epoch >= function.keywords["num_steps"])
 
 
 def forget_first_rates(optimizer: Optimizer) -> None:
-    """Schedulers made from now on multiply the rates that it has now.
+    """Make new schedulers start from the optimizer's current rates.
 
-    Else it would be those that an earlier one began with, as a loaded state has them, too.
+    Otherwise they start from the initial rates of an earlier scheduler, or of a loaded state.
     """
     for group in optimizer.param_groups:
         group.pop("initial_lr", None)
 
 
 class StepsOnEach:
-    """Whether a loop steps on every batch, which the length of a warm-up in epochs counts on.
+    """Checks that a loop steps on every batch, which a warm-up in epochs relies on.
 
     Args:
-        asked: the length, as it was given.
-        parameters: whose gradients are looked at.
-        batch: what is in the loop's hands now, another object for each batch; None outside of it.
+        asked: the length of the warm-up, as the user wrote it.
+        parameters: whose gradients are checked.
+        batch: returns the loop's current batch, a new object each time; None outside the loop.
     """
 
     def __init__(
@@ -186,13 +186,13 @@ class StepsOnEach:
         self._last: object = None
         """The batch of the last backward pass."""
         self._num_steps = 0
-        """That were made before it."""
+        """Steps before that pass."""
 
     def differentiated(self) -> None:
-        """A backward pass begins.
+        """Note the start of a backward pass.
 
         Raises:
-            ConfigError: it adds to a gradient of another batch, which had no step.
+            ConfigError: it adds to the gradient of another batch, without a step in between.
         """
         batch, num_steps = self._batch(), self._warmup.last_epoch
         if batch is None or self._warmup.is_over:
@@ -204,11 +204,12 @@ class StepsOnEach:
         self._last, self._num_steps = batch, num_steps
 
     def _refuse_gradients(self) -> None:
-        if any(one.grad is not None and bool(one.grad.any()) for one in self._parameters):
+        grads = [parameter.grad for parameter in self._parameters]
+        if any(grad is not None and bool(grad.any()) for grad in grads):
             raise ConfigError(
                 f"--warmup {self._asked}: this script does not step its optimizer on every batch, "
-                "so nobody knows how many updates an epoch has; give updates, --warmup 200, or "
-                "leave accumulating to --accumulate N"
+                "so the number of updates of an epoch is unknown; give updates, --warmup 200, or "
+                "accumulate with --accumulate N"
             )
 
 
@@ -224,28 +225,29 @@ def make_warmup(
     factor: float,
     num_an_epoch: Callable[[], int | None],
 ) -> Warmup | None:
-    """The warm-up that is asked for; None: none is.
+    """The warm-up that the user wants; None: none.
 
     Args:
         prepared: the script's own schedulers.
-        factor: what rates were scaled with.
-        num_an_epoch: steps of the optimizer in a pass over the data; None: nobody knows.
+        factor: the scaling factor of the rates.
+        num_an_epoch: returns the optimizer's steps in a pass over the data; None: unknown.
 
     Raises:
-        ConfigError: it cannot be beside what the script has.
+        ConfigError: it conflicts with the script's optimizers or schedulers.
     """
     length = read_length(context.warmup)
     if length is None:
         return None
     if len(optimizers) > 1:
         raise ConfigError(
-            f"--warmup is for one optimizer, the script has {len(optimizers)}: warm up in it"
+            f"--warmup is for one optimizer, but the script has {len(optimizers)}: warm up in the "
+            "script"
         )
     if prepared:
         raise ConfigError(
             f"--warmup sets the learning rate of each update, and so does "
-            f"{type(prepared[0]).__name__}: leave --warmup out, and in the script write "
-            "SequentialLR(optimizer, [LinearLR(...), it], milestones=[...])"
+            f"{type(prepared[0]).__name__}: leave --warmup out, and combine them in the script: "
+            "SequentialLR(optimizer, [LinearLR(...), scheduler], milestones=[...])"
         )
     if any("lr" not in group for group in optimizers[0].param_groups):
         raise ConfigError(
@@ -256,25 +258,25 @@ def make_warmup(
 
 
 def _steps(length: Length, context: Context, num_an_epoch: Callable[[], int | None]) -> int:
-    """Of the optimizer: under local-sgd an update has several."""
+    """The warm-up in steps of the optimizer; under local-sgd an update has several."""
     if length.updates:
         if context.is_adaptive and context.is_difference:
             raise ConfigError(
                 f"--warmup {length.updates}: under {context.protocol} the steps of an update "
-                "change while the run goes; give epochs, --warmup 5ep"
+                "change during the run; give epochs, --warmup 5ep"
             )
         return length.updates * context.num_steps
     number = num_an_epoch()
     if number is None:
         raise ConfigError(
-            f"--warmup {length.epochs:g}ep: nobody knows how many updates an epoch of this script "
-            "has (a stream, or numbers of pace.updates); give updates, --warmup 200"
+            f"--warmup {length.epochs:g}ep: the number of updates of an epoch is unknown in this "
+            "script (a stream, or numbers of pace.updates); give updates, --warmup 200"
         )
     return max(1, round(length.epochs * number))
 
 
 def note_of_warmup(warmup: Warmup, context: Context) -> str:
-    """For the plan."""
+    """The note on the warm-up for the plan."""
     rate = float(warmup.base_lrs[0])
     function: Any = warmup.lr_lambdas[0]
     num_steps, start = function.keywords["num_steps"], function.keywords["start"]

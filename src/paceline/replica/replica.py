@@ -1,10 +1,10 @@
 """One member's copy of the model: its parameters, buffers and gradients as flat memory.
 
-The user's objects stay what they are; only the memory under them is moved, so that a pull is one
-copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
-it is still warm, or leave it where torch made it (`OwnGradients`): for who takes it from there, and
-for a script that keeps gradients, or their graph, over the next pass. Above 300 lines with what it
-refuses. This module must not know where the slot leads to.
+The user's objects stay the same; only the memory under them is moved, so that a pull is one copy
+and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while it is
+in the cache, or leave it where torch made it (`OwnGradients`): for an exchange that reads it there,
+and for a script that keeps gradients, or their graph, over the next pass. Above 300 lines with its
+checks of models. This module must not know where the slot leads to.
 """
 
 import zlib
@@ -50,16 +50,16 @@ class Replica:
         self._home: Tensor | None = None
         self._slot: Tensor | None = None
         self.outgoing: Tensor
-        """Where gradients are gathered, on the model's device; the slot itself on a CPU."""
+        """Where gradients are gathered, on the model's device; on a CPU the slot itself."""
         self._grads: list[Tensor] = []
         self._lent = LentPlaces(self._grads)
         self._left: list[tuple[int, int]] = []
-        """Per gradient: its counter of changes when a hook left it, and where it lies."""
+        """Per gradient: its version counter when a hook left it, and its address."""
         self._num_hooked = 0
         self._own: OwnGradients | None = None
-        """Where they stay; None: they are gathered as they are computed."""
+        """Gradients that stay where torch makes them; None: they are gathered when computed."""
         self._are_sent_from_here = True
-        """Whether those that stay are copied out when they are sent; else others take them."""
+        """Whether those gradients are copied out in ``send``; else others read them."""
         self._check: Callable[[], None] = _nothing
         self._handles: list[Any] = []
 
@@ -72,12 +72,12 @@ class Replica:
             place.view(block).copy_(tensor.detach())
 
     def live_in(self, block: Tensor) -> None:
-        """Let the parameters be views into ``block``; nothing is copied."""
+        """Make the parameters views into ``block``; nothing is copied."""
         bind(self.parameters, self.layout.parameters, block)
         self.held.lie_in(block)
 
     def move_to(self, block: Tensor) -> None:
-        """Let parameters and buffers lie in ``block``, and give private memory up."""
+        """Make parameters and buffers views into ``block``, and free private memory."""
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(block).copy_(buffer)
         self._let_buffers_live_in(block)
@@ -85,7 +85,7 @@ class Replica:
         self._home = None
 
     def live_alone(self) -> Tensor:
-        """Let parameters and buffers be views into private memory, which is returned."""
+        """Make parameters and buffers views into private memory, which is returned."""
         if self._home is None:
             size = self.layout.slot_bytes
             self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
@@ -99,15 +99,15 @@ class Replica:
         self.held.buffers_lie_in(block)
 
     def digest(self) -> int:
-        """A checksum of what the parameters hold."""
-        found = 0
-        for one in self.parameters:
-            rows = one.detach().cpu().contiguous().reshape(-1)
-            found = zlib.crc32(rows.view(torch.uint8).numpy().data, found)
-        return found
+        """A checksum of the parameters' values."""
+        checksum = 0
+        for parameter in self.parameters:
+            values = parameter.detach().cpu().contiguous().reshape(-1)
+            checksum = zlib.crc32(values.view(torch.uint8).numpy().data, checksum)
+        return checksum
 
     def release(self) -> None:
-        """Parameters, buffers and gradients have memory of their own again, and what they hold."""
+        """Give parameters, buffers and gradients memory of their own again, with their values."""
         self._drop_hooks()
         for tensor in (*self.parameters, *self.model.buffers()):
             tensor.data = tensor.detach().clone()
@@ -118,7 +118,7 @@ class Replica:
     # -- gradients ------------------------------------------------------------------------------
 
     def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:
-        """From now on gradients are copied into ``slot`` as they are computed.
+        """Copy gradients into ``slot`` from now on, when they are computed.
 
         ``check`` is called before each copy and may raise to leave the step.
         """
@@ -131,14 +131,14 @@ class Replica:
         self.outgoing = (
             slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
         )
-        before, self._grads, self._left = self._grads, [], []
+        old_grads, self._grads, self._left = self._grads, [], []
         self._lent = LentPlaces(self._grads)
         for number, parameter in enumerate(self.parameters):
             view = self._place(number)
             self._grads.append(view)
             self._lent.add(view)
-            if before and parameter.grad is before[number]:
-                parameter.grad = view.copy_(before[number])
+            if old_grads and parameter.grad is old_grads[number]:
+                parameter.grad = view.copy_(old_grads[number])
             self._left.append((view._version, view.data_ptr()))
         if self._own is None or not self._are_sent_from_here:
             self._gather_by_hooks()
@@ -150,29 +150,29 @@ class Replica:
                 self._handles.append(register(parameter, self._copy_out, number))
 
     def leave_to(self, own: OwnGradients) -> None:
-        """From now on gradients stay where torch makes them, and who made ``own`` takes them."""
+        """Leave gradients where torch makes them from now on; the owner of ``own`` reads them."""
         self._drop_hooks()
         self._own, self._are_sent_from_here = own, False
 
     def gather_anew(self) -> None:
-        """They are gathered again, from those that there are on."""
+        """Gather gradients again, beginning with the current ones."""
         self._gather_by_hooks()
         for number, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.take_over(number, parameter.grad)
 
     def check(self) -> None:
-        """Raise where the step is to be left; what hooks do first."""
+        """Raise if the step is to be left; hooks call it first."""
         self._check()
 
     def _place(self, number: int) -> Tensor:
-        """Where this gradient is gathered, with a counter of changes of its own."""
+        """The memory where this gradient is gathered, with its own version counter."""
         return self.layout.parameters.places[number].alone(self.outgoing)
 
     def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
-        """The next `collect` or `send` goes to this slot, in memory of the model's device.
+        """Direct the next `collect` or `send` to this slot, in memory of the model's device.
 
-        Cheaper than `push_into`, where nobody calls work off and gradients are copied at its end.
+        Cheaper than `push_into`, if work is never cancelled and gradients are copied at its end.
 
         Args:
             views: of the slot, one for each gradient.
@@ -192,47 +192,47 @@ class Replica:
         self._num_hooked += 1
 
     def _leave_to_script(self) -> OwnGradients:
-        """From now on gradients stay where torch makes them: the script keeps them, or their graph.
+        """Leave gradients where torch makes them: the script keeps them, or their graph.
 
-        Whatever it holds of those before has memory of its own, which nobody writes any more.
+        Gradients that it already holds get memory of their own, which is not written any more.
         """
         grads = [(number, parameter.grad) for number, parameter in enumerate(self.parameters)]
         left = [
-            (number, one)
-            for number, one in grads
-            if one is not None and self.is_as_left(number, one)
+            (number, gradient)
+            for number, gradient in grads
+            if gradient is not None and self.is_as_left(number, gradient)
         ]
         lent = [
             number
-            for number, one in grads
-            if one is self._grads[number] or self._lent.is_held(number)
+            for number, gradient in grads
+            if gradient is self._grads[number] or self._lent.is_held(number)
         ]
         self._lent.give(lent, self._place)
         own = OwnGradients(self)
         own.arrived = lambda _: self._check()
         self.leave_to(own)
         self._are_sent_from_here = True
-        for number, one in left:
-            own.take_over(number, one)
+        for number, gradient in left:
+            own.take_over(number, gradient)
         return own
 
     def _leave_if_held(self, number: int) -> None:
-        """Before this place, which is no ``.grad`` any more, is written: a script may hold it."""
+        """Give a place up that is about to be written, if the script still holds it."""
         if self._own is None and self._lent.is_held(number):
             self._leave_to_script()
 
     @property
     def num_hooked(self) -> int:
-        """Gradients that backward passes have left, wherever they are."""
+        """How many gradients backward passes have left."""
         return self._num_hooked if self._own is None else self._own.num_hooked
 
     @property
     def moment(self) -> int:
-        """Another one after every gradient that a backward pass leaves; of no other use."""
+        """A token that changes with every gradient that a backward pass leaves."""
         return self._num_hooked if self._own is None else self._own.moment
 
     def is_as_left(self, number: int, gradient: Tensor) -> bool:
-        """Whether this ``.grad`` is what a hook, or ``take_over``, has left, as torch counts it."""
+        """Whether ``.grad`` is unchanged, by torch's count, since a hook or ``take_over``."""
         if self._own is not None:
             return self._own.is_as_left(number, gradient)
         version, address = self._left[number]
@@ -243,12 +243,12 @@ class Replica:
         )
 
     def note_edit(self) -> None:
-        """The script was allowed to change gradients, in ways that torch need not count."""
+        """Note that the script may have changed gradients in ways that torch does not count."""
         if self._own is not None:
             self._own.note_edit()
 
     def take_over(self, number: int, gradient: Tensor) -> None:
-        """This ``.grad``, changed or replaced by somebody, is what goes out."""
+        """Send this ``.grad``, which was changed or replaced."""
         if gradient is not self._grads[number]:
             self._leave_if_held(number)
         if self._own is not None:
@@ -262,7 +262,7 @@ class Replica:
         self._left[number] = (view._version, address)
 
     def summed(self, start: int, stop: int) -> int:
-        """The bits of the gradients in these bytes of the layout; nan is one more."""
+        """The sum of the gradients' bits, as integers, in these bytes of the layout."""
         if self._own is not None:
             return self._own.summed(start, stop)
         return int(self.outgoing[start:stop].view(torch.int64).sum())
@@ -277,9 +277,9 @@ class Replica:
         self._handles.clear()
 
     def gather(self, present: memoryview) -> None:
-        """Every gradient in its place in ``outgoing``, missing ones zero and marked.
+        """Put every gradient into its place in ``outgoing``; missing ones are zero and marked.
 
-        Where others take them from torch they are marked alone.
+        Gradients that others read where torch makes them are only marked.
         """
         for number, parameter in enumerate(self.parameters):
             gradient = parameter.grad
@@ -297,7 +297,7 @@ class Replica:
                     self._grads[number].copy_(gradient.detach())
 
     def refuse_sparse(self, number: int, gradient: Tensor) -> None:
-        """Raise ConfigError where this parameter's gradient is sparse."""
+        """Raise ConfigError if this parameter's gradient is sparse."""
         if gradient.is_sparse:
             raise ConfigError(
                 f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
@@ -305,12 +305,12 @@ class Replica:
             )
 
     def collect(self, present: memoryview) -> None:
-        """Make the slot whole: gradients gathered, buffers beside them."""
+        """Fill the slot: gather the gradients, and add the buffers."""
         self.gather(present)
         self.send()
 
     def send(self) -> None:
-        """Copy what was gathered, and the buffers, into the slot."""
+        """Copy the gathered gradients, and the buffers, into the slot."""
         assert self._slot is not None
         self.held.take_buffers()
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
@@ -320,7 +320,7 @@ class Replica:
             self._slot[:size].copy_(self.outgoing[:size])
 
     def gather_own(self, block: Tensor, present: memoryview) -> None:
-        """Copy every ``.grad``, wherever it lies, into ``block``; mark those there are."""
+        """Copy every ``.grad``, wherever it is, into ``block``; mark those that exist."""
         for number, (parameter, place) in enumerate(self._placed()):
             gradient = parameter.grad
             present[number] = gradient is not None
@@ -330,9 +330,9 @@ class Replica:
             place.view(block).copy_(gradient.detach())
 
     def receive(self, block: Tensor, present: Sequence[int]) -> None:
-        """Every ``.grad`` from ``block``; None where ``present`` is 0.
+        """Set every ``.grad`` from ``block``; None where ``present`` is 0.
 
-        It has no graph, which is of this member's own part.
+        The gradients have no graph: a graph covers only this member's part.
         """
         for number, (parameter, place) in enumerate(self._placed()):
             if not present[number]:
@@ -367,7 +367,7 @@ class Replica:
 
 
 def hyper_of(optimizer: Optimizer) -> Hyper:
-    """The values of its groups: lr, momentum, ... (not the parameters)."""
+    """The values of the optimizer's groups: lr, momentum, ... (not the parameters)."""
     return tuple(
         tuple(_number_of(value) for key, value in group.items() if key != "params")
         for group in optimizer.param_groups
@@ -375,21 +375,21 @@ def hyper_of(optimizer: Optimizer) -> Hyper:
 
 
 def digest_of(settings: object) -> int:
-    """32 bits of them; rates that were reached in another order differ in their last digits."""
-    return zlib.crc32(_said(settings).encode())
+    """A 32-bit digest; floats are rounded: the order of computation changes their last digits."""
+    return zlib.crc32(_text(settings).encode())
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, tuple):
-        return f"({','.join(map(_said, value))})"
+        return f"({','.join(map(_text, value))})"
     if isinstance(value, float):
         return f"{value:.10g}"
     is_plain = value is None or isinstance(value, bool | int | str | list | Tensor)
-    return repr(value) if is_plain else type(value).__name__  # else its address is said, too
+    return repr(value) if is_plain else type(value).__name__  # a repr may contain an address
 
 
 def _number_of(value: object) -> object:
-    """Of a tensor on the CPU, which may be changed in place, what it is now."""
+    """The value of a scalar tensor on the CPU, which may change in place; others as they are."""
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
         return value.item()
     return value
@@ -406,47 +406,47 @@ def _only_device(tensors: Sequence[Tensor]) -> torch.device:
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise ConfigError(
-            f"the model lies on several devices ({names}); a worker's model must lie on one: "
+            f"the model is on several devices ({names}), but a worker's model must be on one: "
             "model.to(pace.device)"
         )
     return devices.pop()
 
 
 def refuse_hooks(optimizer: Optimizer) -> None:
-    """An update is made by whoever comes last, or by each worker on its share of the parameters."""
+    """Raise ConfigError for step hooks: a worker steps a share of the parameters, or nothing."""
     if has_hooks_on_all():
         raise ConfigError(
-            "hooks on the steps of all optimizers (register_optimizer_step_post_hook and its like) "
-            "were registered since prepare(), and would see a share of the parameters or run in "
-            "another worker: register them before pace.prepare(...), which carries them under "
+            "hooks on the steps of all optimizers (such as register_optimizer_step_post_hook) were "
+            "registered after prepare(), and would see a share of the parameters or run in "
+            "another worker: register them before pace.prepare(...), which supports them under "
             "full-sync and local-sgd"
         )
     if has_hooks(optimizer):
         raise ConfigError(
-            f"{type(optimizer).__name__} has step hooks since prepare(), which would see a share "
+            f"{type(optimizer).__name__} got step hooks after prepare(), which would see a share "
             "of the parameters or run in another worker: register them before pace.prepare(...), "
-            "which carries them under full-sync and local-sgd; to clip, "
+            "which supports them under full-sync and local-sgd; to clip, "
             "pace.clip_grad_norm_(model.parameters(), max_norm)"
         )
 
 
 def _refuse_whole_numbers(named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """ConfigError where a parameter has no mean over workers, though it may be frozen."""
+    """Raise ConfigError for integer parameters, also frozen ones: they have no mean."""
     for name, parameter in named:
         if not (parameter.is_floating_point() or parameter.is_complex()):
             raise ConfigError(
-                f"parameter {name!r} is of {parameter.dtype}, and of whole numbers workers have no "
-                "mean; keep it as a buffer: self.register_buffer("
+                f"parameter {name!r} is of {parameter.dtype}, but workers cannot average whole "
+                "numbers; keep it as a buffer: self.register_buffer("
                 f"{name.rpartition('.')[2]!r}, tensor)"
             )
 
 
 def refuse_without_size(model: nn.Module) -> None:
-    """ConfigError where a lazy layer has not seen a batch yet: a run lays out what there is."""
+    """Raise ConfigError if a lazy layer has not seen a batch yet: a run needs all sizes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ConfigError(
-                f"{name!r} of the model has no size yet (nn.Lazy...), and workers share memory of "
+                f"{name!r} of the model has no size yet (nn.Lazy...), but workers share memory of "
                 "its size; call the model once with a batch, model(inputs), before its optimizer "
                 "is made and before prepare()"
             )
@@ -456,10 +456,10 @@ _DISABLE_OBSERVERS = "model.apply(torch.ao.quantization.disable_observer)"
 
 
 def refuse_observers(model: nn.Module) -> None:
-    """ConfigError where a layer of torch's quantization observes a range of numbers.
+    """Raise ConfigError if a layer of torch's quantization observes a range of values.
 
-    The least number of a batch is the least of its parts', and an update has a mean of those. Who
-    observes no more has constants.
+    The minimum of a batch is the minimum over its parts, but an update averages these. A layer that
+    no longer observes has constants.
     """
     modules = dict(model.named_modules())
     for name, module in modules.items():
@@ -467,61 +467,61 @@ def refuse_observers(model: nn.Module) -> None:
             continue
         is_enabled: Any = getattr(modules[name.rpartition(".")[0]], "observer_enabled", None)
         if is_enabled is None or bool(is_enabled[0]):
-            way_out = "convert the model" if is_enabled is None else _DISABLE_OBSERVERS
+            remedy = "convert the model" if is_enabled is None else _DISABLE_OBSERVERS
             raise ConfigError(
-                f"module {name!r} ({type(module).__name__}) observes the range of its numbers, "
-                "which each worker would do of its part, and a mean of ranges is too narrow: "
-                f"observe in one process, then {way_out} before prepare(), or train with one worker"
+                f"module {name!r} ({type(module).__name__}) observes the range of its values, "
+                "which each worker would do for its part, and a mean of ranges is too narrow: "
+                f"observe in one process, then {remedy} before prepare(), or train with one worker"
             )
 
 
 def _is_observer(kind: type[nn.Module]) -> bool:
-    """Without an import of torch's quantization, which who has one has made."""
-    names = [(one.__module__, one.__name__) for one in kind.__mro__]
+    """Whether a class is an observer, without importing torch's quantization."""
+    names = [(base.__module__, base.__name__) for base in kind.__mro__]
     return ("torch.ao.quantization.observer", "ObserverBase") in names
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """ConfigError where two tensors of the model are one memory: a run lays each by itself."""
-    found = in_one_memory((*model.named_parameters(), *model.named_buffers()))
-    if found is not None:
-        one, other = found
+    """Raise ConfigError if two tensors of the model share memory: a run separates them."""
+    names = in_one_memory((*model.named_parameters(), *model.named_buffers()))
+    if names is not None:
+        first, second = names
         raise ConfigError(
-            f"{one!r} and {other!r} of the model share memory and are two objects; in a run each "
-            "has memory of its own, and an update of one would not reach the other: where they are "
-            "one weight, make them one object (head.weight = embed.weight), else keep one of them "
-            "and make the other of it in forward(), or part them: tensor.clone()"
+            f"{first!r} and {second!r} of the model share memory but are two objects; in a run "
+            "each has memory of its own, and an update of one would not reach the other: if they "
+            "are one weight, make them one object (head.weight = embed.weight), else keep one of "
+            "them and derive the other in forward(), or separate them: tensor.clone()"
         )
 
 
 def refuse_another_device(model: nn.Module, device: torch.device) -> None:
-    """ConfigError where the whole model lies on another device than batches are moved to.
+    """Raise ConfigError if the model is on another device than batches are moved to.
 
-    To a CPU nobody moves them: they stay where the script's own loader and its ``.to()`` put them.
+    Batches are not moved to a CPU: they stay where the script's own loader and ``.to()`` put them.
     """
     devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) != 1:  # of several, and of none, others speak
+    if len(devices) != 1:  # several, or none, are refused elsewhere
         return
-    found = devices.pop()
-    if found.type == "meta":
-        mend = "model.to_empty(device=pace.device), and then its first weights"
-    elif device.type == "cpu" or _is_same(found, device):
+    current = devices.pop()
+    if current.type == "meta":
+        remedy = "model.to_empty(device=pace.device), and then its first weights"
+    elif device.type == "cpu" or _is_same(current, device):
         return
     else:
-        mend = "model.to(pace.device)" + ", or use --device cpu" * (found.type == "cpu")
+        remedy = "model.to(pace.device)" + ", or use --device cpu" * (current.type == "cpu")
     raise ConfigError(
-        f"the model lies on {found}, and this worker's batches come on {device} (pace.device); "
-        f"put it there before its optimizer is made: {mend}"
+        f"the model is on {current}, but this worker's batches are on {device} (pace.device); "
+        f"move it there before its optimizer is made: {remedy}"
     )
 
 
-def _is_same(found: torch.device, device: torch.device) -> bool:
-    """Of some kinds (mps) there is one, and a tensor says its number."""
-    return found.type == device.type and device.index in (None, found.index)
+def _is_same(current: torch.device, device: torch.device) -> bool:
+    """Whether the devices are equal; ``device`` may have no index (mps)."""
+    return current.type == device.type and device.index in (None, current.index)
 
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Say by name what no exchange can carry, one worker's included: the script is for all."""
+    """Raise ConfigError for what no exchange supports; also with one worker, for portability."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
@@ -531,14 +531,16 @@ def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimiz
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
         if tensor.layout is not torch.strided:
             raise ConfigError(
-                f"{name!r} of the model is a sparse tensor, and workers share dense memory; where "
+                f"{name!r} of the model is a sparse tensor, but workers share dense memory; if "
                 "it is a constant, keep it as a plain attribute: self."
                 f"{name.rpartition('.')[2]} = tensor.to(device), without register_buffer"
             )
     known = set(model.parameters())
-    for parameter in (held for one in optimizers for held in parameters_of(one)):
+    for parameter in (
+        parameter for optimizer in optimizers for parameter in parameters_of(optimizer)
+    ):
         if parameter not in known:
             raise ConfigError(
-                f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that is "
+                f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is "
                 "not the model's; build it from model.parameters() after the model is final"
             )

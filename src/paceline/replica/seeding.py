@@ -1,7 +1,7 @@
-"""Random state as a pure function of what is being computed.
+"""Random state as a pure function of the computation's place in the run.
 
-A mini-batch that is done again, by another member or in a replay, sees the same dropout and the
-same augmentation; another epoch sees others. This module must not know leases or members.
+A mini-batch that is computed again, by another member or in a replay, has the same dropout and
+augmentation; in another epoch they differ. This module must not know leases or members.
 """
 
 import os
@@ -23,17 +23,17 @@ _DRAW_NOTHING = frozenset((
     nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveAvgPool2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh,
     nn.Sigmoid,
 ))  # fmt: skip
-"""Exact classes of layers whose way forward and back draws no random numbers."""
+"""Exact classes of layers whose forward and backward draw no random numbers."""
 
 
 _NO_FORM = "does not have a deterministic implementation"
-"""What torch says of an operation, after its name."""
+"""Torch's error message, after the name of the operation."""
 
 
 def be_deterministic() -> None:
-    """From now on torch takes only operations that give the same bits each time, in this process.
+    """Restrict torch in this process to deterministic operations.
 
-    Before an accelerator is touched: cuBLAS reads its variable once.
+    Call it before an accelerator is used: cuBLAS reads its variable once.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -41,9 +41,9 @@ def be_deterministic() -> None:
 
 
 def without_form(error: BaseException) -> str:
-    """The operation that has no deterministic form, where that is the error; else empty."""
-    name, found, _ = str(error).partition(_NO_FORM)
-    return name.strip() if found and isinstance(error, RuntimeError) else ""
+    """The operation without a deterministic form, if that is the error; else empty."""
+    name, separator, _ = str(error).partition(_NO_FORM)
+    return name.strip() if separator and isinstance(error, RuntimeError) else ""
 
 
 def mix(*numbers: int) -> int:
@@ -58,11 +58,11 @@ def mix(*numbers: int) -> int:
 
 
 def step_seed(seed: int, epoch: int, position: int, *, is_loading: bool = False) -> int:
-    """What the generators are seeded with before the step on one mini-batch.
+    """The seed of the generators for the step on one mini-batch.
 
     With several workers each mini-batch has random state of its own, so dropout and augmentation
-    do not depend on who computes it, or how often. Before its samples are fetched (``is_loading``)
-    and again before the step, each with its own number::
+    do not depend on which worker computes it, or how often. The generators are seeded before its
+    samples are fetched (``is_loading``) and again before the step, each time with another number::
 
         random.seed(number)
         torch.manual_seed(number)
@@ -80,11 +80,11 @@ def step_seed(seed: int, epoch: int, position: int, *, is_loading: bool = False)
 
 
 GENERATORS = ("python", "numpy", "torch")
-"""Of random numbers, those that every program has."""
+"""The random generators that every program has."""
 
 
 def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
-    """Seed these of them; torch's also of accelerators that nobody has touched yet."""
+    """Seed these generators; torch's include accelerators that are not in use yet."""
     if "python" in names:
         random.seed(seed)
     if "numpy" in names and (numpy := sys.modules.get("numpy")) is not None:
@@ -94,30 +94,30 @@ def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
 
 
 def seed_host(seed: int) -> None:
-    """Seed Python, NumPy (where it is loaded) and torch's generator of the CPU."""
+    """Seed Python, NumPy (if loaded) and torch's CPU generator."""
     seed_generators(seed, ("python", "numpy"))
     torch.default_generator.manual_seed(seed)
 
 
 def seed_all(seed: int) -> None:
-    """Seed what ``seed_host`` does and the accelerators' generators."""
+    """Seed the generators of ``seed_host`` and those of accelerators."""
     seed_host(seed)
     for accelerator in _accelerators().values():
         accelerator.manual_seed(seed)
 
 
 def _accelerators() -> dict[str, Any]:
-    """By their names the modules of torch whose generators this process may draw from."""
+    """By name, torch's modules of accelerators whose generators this process may use."""
     kinds: tuple[tuple[str, Any], ...] = ("cuda", torch.cuda), ("xpu", torch.xpu)
-    found = {name: module for name, module in kinds if module.is_initialized()}
-    mps: Any = torch.mps  # does not tell whether it was touched
+    modules = {name: module for name, module in kinds if module.is_initialized()}
+    mps: Any = torch.mps  # does not say whether it is in use
     if mps.is_available() and not mps._is_in_bad_fork():
-        found["mps"] = mps
-    return found
+        modules["mps"] = mps
+    return modules
 
 
 def draws_nothing(model: nn.Module) -> bool:
-    """Whether a step of this model surely draws no random numbers: it needs no random state."""
+    """Whether a step of this model certainly draws no random numbers."""
     return all(
         type(module) in _DRAW_NOTHING
         and "forward" not in vars(module)
@@ -125,20 +125,22 @@ def draws_nothing(model: nn.Module) -> bool:
         and not (module._backward_hooks or module._backward_pre_hooks)
         for module in model.modules()
     ) and not any(
-        one._backward_hooks or one._post_accumulate_grad_hooks for one in model.parameters()
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        for parameter in model.parameters()
     )
 
 
 def random_states() -> dict[str, Any]:
-    """Of Python, NumPy (where it is loaded), torch and the accelerators that were used."""
+    """The states of Python, NumPy (if loaded), torch and the accelerators in use."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy"] = numpy.random.get_state()
-    return states | {name: one.get_rng_state() for name, one in _accelerators().items()}
+    accelerators = _accelerators().items()
+    return states | {name: accelerator.get_rng_state() for name, accelerator in accelerators}
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Put back what ``random_states`` gave."""
+    """Restore the states that ``random_states`` returned."""
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
@@ -149,7 +151,7 @@ def restore_random_states(states: dict[str, Any]) -> None:
 
 
 class kept_random_state:
-    """Leave the random state of the block's surroundings as it was."""
+    """A context manager that restores the random state at the end of the block."""
 
     def __enter__(self) -> None:
         self._states = random_states()

@@ -6,9 +6,9 @@
                               G.step():  a copy of G's is set aside           later passes may add
                               block ends: | copies | pushed together          what .grad was, back
 
-A parameter whose gradient is away counts as one without any, which an update leaves as it is. What
-a step has taken is what ``.grad`` was then, and ``.grad`` itself stays the script's, as in plain
-PyTorch. This module must not know who pushes, or when.
+A parameter whose gradient is away counts as one without a gradient, which an update leaves as it
+is. A step takes a copy of ``.grad`` at that moment, and ``.grad`` itself stays the script's, as in
+plain PyTorch. This module must not know who pushes, or when.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,26 +22,29 @@ from .replica import Replica
 
 
 class SetAside:
-    """What lies beside ``.grad`` in one member.
+    """The gradients of one member that are set aside.
 
     Args:
-        replica: its hooks are registered.
+        replica: with its hooks registered.
         optimizers: over different parameters of the replica's model.
 
     Attributes:
-        stepped: whose gradients wait for the block's end, a bit for each optimizer.
+        stepped: the optimizers whose gradients wait for the block's end, one bit each.
     """
 
     def __init__(self, replica: Replica, optimizers: Sequence[Optimizer]) -> None:
         self._replica = replica
-        number_of = {one: number for number, one in enumerate(replica.parameters)}
-        self._numbers = [[number_of[held] for held in parameters_of(one)] for one in optimizers]
+        number_of = {parameter: number for number, parameter in enumerate(replica.parameters)}
+        self._numbers = [
+            [number_of[parameter] for parameter in parameters_of(optimizer)]
+            for optimizer in optimizers
+        ]
         self._taken: dict[int, Tensor] = {}
         self._num_dropped = 0
         self.stepped = 0
 
     def take(self, part: int) -> None:
-        """Set aside what this optimizer steps on."""
+        """Set aside copies of this optimizer's gradients."""
         for number in self._numbers[part]:
             gradient = self._replica.parameters[number].grad
             if gradient is not None:
@@ -49,7 +52,7 @@ class SetAside:
         self.stepped |= 1 << part
 
     def drop(self) -> None:
-        """The work does not count: nothing is set aside, and nothing put back any more."""
+        """Drop what was set aside, and restore nothing: the work does not count."""
         self._taken = {}
         self._num_dropped += 1
         self.stepped = 0
@@ -58,20 +61,20 @@ class SetAside:
     def only(self, part: int) -> Iterator[None]:
         """Inside, no other optimizer's parameters have gradients."""
         parameters = self._replica.parameters
-        mine = {number: parameters[number].grad for number in self._numbers[part]}
-        with self._with({number: one for number, one in mine.items() if one is not None}):
+        own = {number: parameters[number].grad for number in self._numbers[part]}
+        with self._with({number: grad for number, grad in own.items() if grad is not None}):
             yield
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, what was set aside is all that there is, and nothing waits any more."""
+        """Inside, the gradients that were set aside are the only ones; none wait any more."""
         taken, self._taken, self.stepped = self._taken, {}, 0
         with self._with(taken):
             yield
 
     @contextmanager
     def _with(self, gradients: Mapping[int, Tensor]) -> Iterator[None]:
-        """Inside, these are the gradients; afterwards, unless the work was left, those before."""
+        """Inside, these are the gradients; afterwards the former ones, unless work was dropped."""
         replica, before, num_dropped = self._replica, {}, self._num_dropped
         for number, parameter in enumerate(replica.parameters):
             wanted = gradients.get(number)

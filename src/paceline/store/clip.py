@@ -1,10 +1,10 @@
-"""How the averaged gradient of an update is clipped: what every push into it must agree on.
+"""How the averaged gradient of an update is clipped; all its pushes must agree on it.
 
-    norm first, then value, as a loop writes them:  g <- g min(1, max_norm / (|g| + 1e-6))
+    norm first, then value, in the order of a loop:  g <- g min(1, max_norm / (|g| + 1e-6))
                                                     g <- min(max(g, -max_value), max_value)
 
-A number below 0 stands for "not at all"; 0 and infinity mean what they mean to torch. It travels as
-a plain pair. This module must not know who pushes, nor where a gradient lies.
+A number below 0 means "not at all"; 0 and infinity mean the same as in torch. It is sent as a plain
+pair. This module must not know who pushes, nor where a gradient lies.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _NOT = -1.0
 
 
 class Clip(NamedTuple):
-    """What one push asks for."""
+    """The clip that one push requests."""
 
     max_norm: float = _NOT
     max_value: float = _NOT
@@ -29,7 +29,7 @@ class Clip(NamedTuple):
         return self.max_value >= 0.0
 
     def factor(self, norm: float) -> float:
-        """What scales a gradient of this norm down, as ``torch.nn.utils.clip_grad_norm_`` does."""
+        """The factor for a gradient of this norm, as in ``torch.nn.utils.clip_grad_norm_``."""
         return min(1.0, self.max_norm / (norm + 1e-6)) if self.has_norm else 1.0
 
     def __str__(self) -> str:
@@ -41,10 +41,11 @@ class Clip(NamedTuple):
 UNCLIPPED = Clip()
 
 
-def clip_conflict(worker: int, clip: Clip, other: int, its: Clip) -> ConfigError:
-    """Two workers pushed into one update, which is clipped once."""
+def clip_conflict(worker: int, clip: Clip, other: int, other_clip: Clip) -> ConfigError:
+    """The error for two workers that request different clips of one update."""
     return ConfigError(
         f"workers {worker} and {other} pushed into one update, and worker {worker} clips it to "
-        f"{clip}, worker {other} to {its}; an update is clipped once: call pace.clip_grad_norm_ "
-        "and pace.clip_grad_value_ with the same numbers in every worker and at every step"
+        f"{clip}, worker {other} to {other_clip}; an update is clipped once: call "
+        "pace.clip_grad_norm_ and pace.clip_grad_value_ with the same numbers in every worker and "
+        "at every step"
     )

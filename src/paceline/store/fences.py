@@ -1,10 +1,10 @@
-"""What makes one process's writes seen by others in the order in which they were made.
+"""Memory fences: other processes see writes in the order in which they were made.
 
     writer   data, fence, word, fence, data          reader   word, fence, data, fence, word
 
-A processor of x86 shows stores in their order, and loads in theirs: plain words are enough. Others
-(ARM, POWER, RISC-V) do not; there a fence of the C library stands on both sides of every access to
-a word. This module must not know what the words mean.
+An x86 processor keeps the order of stores, and that of loads: plain words are enough. Others (ARM,
+POWER, RISC-V) do not; there a fence of the C library is on both sides of every access to a word.
+This module must not know what the words mean.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ConfigError
 
 HAS_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
-"""Whether the processor shows stores, and makes loads, in the order in which they were written."""
+"""Whether the processor keeps the order of stores and that of loads."""
 
 _SEQ_CST = 5
 """``memory_order_seq_cst`` of C11."""
@@ -44,16 +44,16 @@ class Fenced:
 
 
 def ordered(words: Any, *, has_order: bool = HAS_ORDER) -> Any:
-    """``words``, accessed so that others see what was written around them in order.
+    """``words``, with fences if this processor needs them.
 
     Raises:
-        ConfigError: this processor needs a fence, and no library here has one.
+        ConfigError: this processor needs a fence, but no library here has one.
     """
     return words if has_order else Fenced(words, find_fence())
 
 
 def find_fence() -> Callable[[], object]:
-    """A call that orders all memory accesses around it.
+    """A function that orders all memory accesses around its call.
 
     Raises:
         ConfigError: no library here has one.

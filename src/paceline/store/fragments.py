@@ -1,10 +1,10 @@
-"""Which parameters an update is of, where it is of a fragment: whole ones, side by side.
+"""Divide the parameters into fragments: updates of one fragment cover whole, adjacent parameters.
 
-    layout       | w0 | w1 |   w2   | w3 | w4 | w5 |      by bytes as even as whole ones can be:
-    fragments    |    0    |    1   |      2       |      the largest is as small as there is one
+    layout       | w0 | w1 |   w2   | w3 | w4 | w5 |      bytes as even as whole parameters allow:
+    fragments    |    0    |    1   |      2       |      the largest is as small as possible
 
-Each is one stretch of bytes for each type of numbers, so it is sent, summed and copied as it lies.
-This module must not know protocols, nor which update is whose.
+Each is one contiguous range of bytes per dtype, so it is sent, summed and copied without a gather.
+This module must not know protocols, nor which update belongs to whom.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ from .layout import Section
 
 
 class Fragment(NamedTuple):
-    """Parameters ``[first, last)``, which lie in the bytes ``[start, stop)``.
+    """Parameters ``[first, last)``, in the bytes ``[start, stop)``.
 
     Attributes:
-        present: per parameter of the model, 1 where it is of this fragment.
+        present: per parameter of the model, 1 if it belongs to this fragment.
     """
 
     first: int
@@ -30,7 +30,7 @@ class Fragment(NamedTuple):
     present: bytes
 
     def runs(self, section: Section) -> Iterator[tuple[torch.dtype, int, int]]:
-        """Its stretches of one dtype, ``(dtype, start, stop)`` in bytes, padding included."""
+        """Its ranges of one dtype, ``(dtype, start, stop)`` in bytes, with padding."""
         for dtype, start, stop in section.runs():
             first, last = max(start, self.start), min(stop, self.stop)
             if first < last:
@@ -55,33 +55,33 @@ class Fragments:
         places, count = section.places, len(section.places)
         if num_fragments > count:
             raise ConfigError(
-                f"{num_fragments} fragments are of whole parameters, and the model has {count}; "
-                "use --fragments F, at most as many, of which the local steps are a multiple"
+                f"{num_fragments} fragments need as many parameters, but the model has {count}; "
+                "use --fragments F with a smaller F that divides the local steps"
             )
         self.whole = Fragment(0, count, section.start, section.stop, b"\1" * count)
-        firsts = cut([one.num_bytes for one in places], num_fragments)
+        firsts = cut([place.num_bytes for place in places], num_fragments)
         lasts = [*firsts[1:], count]
         self.each = [
             Fragment(
                 first, last, places[first].offset,
                 section.stop if last == count else places[last].offset,
-                bytes(first <= one < last for one in range(count)),
+                bytes(first <= number < last for number in range(count)),
             )
             for first, last in zip(firsts, lasts, strict=True)
         ]  # fmt: skip
-        self.largest_bytes = max(one.stop - one.start for one in self.each)
+        self.largest_bytes = max(fragment.stop - fragment.start for fragment in self.each)
 
     def of(self, version: int, *, is_last: bool = False) -> Fragment:
-        """What is exchanged by the update that is made on ``version``."""
+        """The fragment that is exchanged by the update of ``version``."""
         return self.whole if is_last else self.each[version % len(self.each)]
 
     def between(self, first: int, last: int) -> Sequence[Fragment]:
-        """What updates on versions ``first`` to ``last`` - 1 were of, if none was of all."""
+        """The fragments of updates on versions ``first`` to ``last`` - 1, if none was whole."""
         return [self.of(version) for version in range(first, min(last, first + len(self.each)))]
 
 
 def cut(sizes: Sequence[int], count: int) -> list[int]:
-    """Where each of ``count`` stretches of these begins; the largest is as small as can be.
+    """Divide ``sizes`` into ``count`` ranges, the largest as small as possible; returns starts.
 
     Example:
         >>> cut([1, 1, 1, 9, 2, 2], 3)
@@ -98,11 +98,11 @@ def cut(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def _fill(sizes: Sequence[int], bound: int, least: int) -> list[int]:
-    """Where stretches of at most ``bound`` begin, at least so many of them."""
+    """The starts of at least ``least`` ranges, each of a size of at most ``bound``."""
     firsts, total = [0], sizes[0]
     for number, size in enumerate(sizes[1:], start=1):
-        is_owed = len(sizes) - number <= least - len(firsts)  # one for each stretch to come
-        if total + size > bound or is_owed:
+        is_needed = len(sizes) - number <= least - len(firsts)  # one item for each later range
+        if total + size > bound or is_needed:
             firsts.append(number)
             total = 0
         total += size

@@ -1,12 +1,12 @@
-"""Where every tensor of a model lies in one flat block of bytes.
+"""The layout of a model's tensors in one flat block of bytes.
 
-All members build the same layout from the same model and compare its digest; then a name is an
+All members build the same layout from the same model and compare its digest; then every name has an
 offset, and a whole model is moved with one copy:
 
     block  = [ parameters | buffers | optimizer state ]        each tensor 64-byte aligned
     slot   = [ gradients  | buffers ]                          the same offsets
 
-This module must not know who copies what to whom, nor where the block lives.
+This module must not know who copies what to whom, nor where the block is.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
-    """One tensor in the block: ``offset`` in bytes, strides in elements (they may be permuted)."""
+    """One tensor in the block: ``offset`` in bytes, strides in elements (possibly permuted)."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,18 +46,18 @@ class TensorPlace:
         return block[self.offset + start * size : self.offset + stop * size].view(self.dtype)
 
     def view(self, block: Tensor) -> Tensor:
-        """The tensor itself, of ``shape``, sharing the memory of ``block`` (bytes)."""
+        """The tensor as a view of ``block`` (bytes)."""
         return self.flat(block).as_strided(self.shape, self.strides)
 
     def without_memory(self) -> Tensor:
-        """A tensor of its type, shape and strides on torch's meta device."""
+        """A tensor of this type, shape and strides on torch's meta device."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
     def alone(self, block: Tensor) -> Tensor:
-        """As ``view``, with a storage of its own over the same bytes.
+        """As ``view``, but with a storage of its own over the same bytes.
 
-        Who saves or copies a tensor takes its storage along: of a view that is the whole block. One
-        of no elements lies elsewhere: who resizes it must not write over its neighbours.
+        Saving or copying a tensor includes its storage, which for a view is the whole block. An
+        empty tensor is not in the block: resizing it must not overwrite its neighbours.
         """
         if self.numel:
             return from_dlpack(self.view(block))
@@ -66,7 +66,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Places that lie side by side: ``[start, stop)`` in bytes."""
+    """Adjacent places: ``[start, stop)`` in bytes."""
 
     places: tuple[TensorPlace, ...]
     start: int
@@ -80,7 +80,7 @@ class Section:
         return block[self.start : self.stop]
 
     def runs(self) -> Iterator[tuple[torch.dtype, int, int]]:
-        """Stretches of one dtype, ``(dtype, start, stop)`` in bytes, padding included."""
+        """Ranges of one dtype, ``(dtype, start, stop)`` in bytes, with padding."""
         places = self.places
         begin = 0
         for i in range(1, len(places) + 1):
@@ -92,13 +92,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
-    """One tensor or number that an optimizer keeps for parameter number ``parameter``."""
+    """One tensor or number in an optimizer's state of parameter number ``parameter``."""
 
     parameter: int
     key: str
     place: TensorPlace
     is_number: bool
-    """A Python number in the optimizer's state, kept here as one float64."""
+    """A Python number in the optimizer's state, stored as one float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,27 +123,32 @@ class Layout:
         return sum(place.numel for place in self.parameters.places)
 
     def digest(self) -> str:
-        """Equal for two members exactly when their blocks mean the same."""
-        text = repr([(p.name, p.shape, p.strides, str(p.dtype), p.offset) for p in self._places()])
+        """A digest that is equal for two members exactly if their layouts are equal."""
+        text = repr(
+            [
+                (place.name, place.shape, place.strides, str(place.dtype), place.offset)
+                for place in self._places()
+            ]
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def rows(self) -> dict[str, list[list[object]]]:
-        """Every tensor in a block as plain data, for who writes blocks to a disk without torch.
+        """Every tensor in a block as plain data, to write blocks to disk without torch.
 
-        By section: name, dtype, bytes an element, shape, strides in elements, offset in bytes.
+        By section: name, dtype, bytes per element, shape, strides in elements, offset in bytes.
         """
         sections = {"parameters": self.parameters, "buffers": self.buffers, "state": self.state}
         return {
             name: [
                 [
-                    one.name,
-                    str(one.dtype).removeprefix("torch."),
-                    one.dtype.itemsize,
-                    list(one.shape),
-                    list(one.strides),
-                    one.offset,
+                    place.name,
+                    str(place.dtype).removeprefix("torch."),
+                    place.dtype.itemsize,
+                    list(place.shape),
+                    list(place.strides),
+                    place.offset,
                 ]
-                for one in section.places
+                for place in section.places
             ]
             for name, section in sections.items()
         }
@@ -160,15 +165,18 @@ def lay_out(
     state: Iterable[tuple[int, str, Tensor, bool]],
 ) -> Layout:
     """Place parameters, buffers and state ``(parameter, key, example, is_number)`` in a block."""
-    first = _section(list(parameters), 0)
-    second = _section(list(buffers), first.stop)
+    parameter_section = _section(list(parameters), 0)
+    buffer_section = _section(list(buffers), parameter_section.stop)
     rows = list(state)
-    third = _section([(f"{number}.{key}", like) for number, key, like, _ in rows], second.stop)
+    examples = [(f"{number}.{key}", example) for number, key, example, _ in rows]
+    state_section = _section(examples, buffer_section.stop)
     entries = tuple(
         StateEntry(parameter=number, key=key, place=place, is_number=is_number)
-        for (number, key, _, is_number), place in zip(rows, third.places, strict=True)
+        for (number, key, _, is_number), place in zip(rows, state_section.places, strict=True)
     )
-    return Layout(parameters=first, buffers=second, state=third, entries=entries)
+    return Layout(
+        parameters=parameter_section, buffers=buffer_section, state=state_section, entries=entries
+    )
 
 
 def _section(tensors: list[tuple[str, Tensor]], start: int) -> Section:
@@ -189,7 +197,7 @@ def _section(tensors: list[tuple[str, Tensor]], start: int) -> Section:
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's own strides where it is dense (channels_last), else contiguous ones."""
+    """The tensor's own strides if it is dense (channels_last), else contiguous ones."""
     return tuple(
         torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
     )
@@ -198,55 +206,55 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
 def bind(module_tensors: Iterable[Tensor], section: Section, block: Tensor) -> None:
     """Make each tensor's data a view into ``block``, keeping its values there.
 
-    The objects stay the same, so optimizers, hooks and tied weights keep holding.
+    The objects stay the same, so optimizers, hooks and tied weights stay valid.
     """
     for tensor, place in zip(module_tensors, section.places, strict=True):
         tensor.data = place.alone(block)
 
 
 def in_one_memory(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
-    """The names of two tensors that have bytes in common, of which one is trained; None: no two do.
+    """The names of two tensors that share bytes, one of them trained; None: there are none.
 
-    The layout gives each memory of its own, and they would come apart. What only lies side by side
-    in one memory, even row by row in turn, may; so may what nobody trains.
+    The layout gives each its own memory, so they would be separated. Tensors may be adjacent in one
+    memory, even with interleaved rows, and untrained ones may overlap.
     """
-    reaching: list[tuple[str, Tensor]] = []
-    held = [(name, one) for name, one in tensors if one.numel() and one.data_ptr()]
-    for name, tensor in sorted(held, key=lambda row: row[1].data_ptr()):
+    open_: list[tuple[str, Tensor]] = []
+    present = [(name, tensor) for name, tensor in tensors if tensor.numel() and tensor.data_ptr()]
+    for name, tensor in sorted(present, key=lambda row: row[1].data_ptr()):
         start = tensor.data_ptr()
-        reaching = [row for row in reaching if row[1].data_ptr() + _reach_bytes(row[1]) > start]
-        for other_name, other in reaching:
+        open_ = [row for row in open_ if row[1].data_ptr() + _reach_bytes(row[1]) > start]
+        for other_name, other in open_:
             is_trained = tensor.requires_grad or other.requires_grad
             if is_trained and _have_common_bytes(other, tensor):
                 return other_name, name
-        reaching.append((name, tensor))
+        open_.append((name, tensor))
     return None
 
 
 def _reach_bytes(tensor: Tensor) -> int:
-    """From its first byte to its last."""
+    """The bytes from a tensor's first to its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.itemsize
 
 
-def _have_common_bytes(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors, of which the second begins within the reach of the first, overlap."""
-    if all(two.numel() * two.itemsize == _reach_bytes(two) for two in (one, other)):
+def _have_common_bytes(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors overlap, if the second begins within the reach of the first."""
+    if all(tensor.numel() * tensor.itemsize == _reach_bytes(tensor) for tensor in (first, second)):
         return True  # neither has gaps
-    start = one.data_ptr()
-    reach_bytes = other.data_ptr() - start + _reach_bytes(other)
-    marks = torch.zeros(max(_reach_bytes(one), reach_bytes), dtype=torch.bool)
-    _bytes_of(one, marks, start).fill_(True)
-    return bool(_bytes_of(other, marks, start).any())
+    start = first.data_ptr()
+    reach_bytes = second.data_ptr() - start + _reach_bytes(second)
+    marks = torch.zeros(max(_reach_bytes(first), reach_bytes), dtype=torch.bool)
+    _bytes_of(first, marks, start).fill_(True)
+    return bool(_bytes_of(second, marks, start).any())
 
 
 def _bytes_of(tensor: Tensor, memory: Tensor, start: int) -> Tensor:
-    """The bytes of a tensor in ``memory``, which stands for what begins at address ``start``."""
+    """A tensor's bytes in ``memory``, which represents the memory from address ``start`` on."""
     size = tensor.itemsize
     strides = [stride * size for stride in tensor.stride()]
     return memory.as_strided((*tensor.shape, size), (*strides, 1), tensor.data_ptr() - start)
 
 
 def named_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Buffers in the model's order, each once."""
+    """The model's buffers in order, each once."""
     return list(model.named_buffers())

@@ -1,15 +1,15 @@
 """The arithmetic of updates: means of gradients and buffers, differences and distances of models.
 
-    mean         sum_i w_i g_i, in member order; of 16 bits in 32, rounded once
-    buffers      the same, in wider numbers: equal ones stay as they are; of counters the maximum
-    difference   base - home: what local steps have changed, pushed as if it were a gradient
+    mean         sum_i w_i g_i, in member order; 16-bit ones in 32 bits, rounded once
+    buffers      the same, in a wider dtype: equal ones stay unchanged; counters: the maximum
+    difference   base - home: the change by local steps, pushed as if it were a gradient
     rule         SGD on the mean difference; with rate 1 and no momentum that averages parameters
-    distance     eta_j = min(C / ||w_j - w_tau||^2, eta_max), given as a factor on the gradient:
-                 scale = eta_j / eta_max            1 where nothing has moved far
+    distance     eta_j = min(C / ||w_j - w_tau||^2, eta_max), as a factor of the gradient:
+                 scale = eta_j / eta_max            1 if the distance is small
 
-``w_tau`` is what the pusher still holds, ``w_j`` the newest version in the store; jobs are done in
-one order, so when a push's turn has come the newest version is the one that it is applied to.
-Squares are summed in float64, so the scale does not depend on how tensors are laid out.
+``w_tau`` is the version that the pusher holds, ``w_j`` the newest version in the store; jobs are
+done in order, so at a push's turn the newest version is the one that it is applied to. Squares are
+summed in float64, so the scale does not depend on the layout of tensors.
 
 Source: Dutta et al., AISTATS 2018, eq. 13 (see protocols/staleness.py). This module must not know
 protocols, members or who executes.
@@ -26,7 +26,7 @@ from .optimizer import Groups
 from .sums import CHUNK_BYTES, HALVES, carried, has_mean, highest
 
 KEPT_SHARE = 0.5
-"""Alpha: of its own fragment, that a worker keeps where it has gone on meanwhile."""
+"""Alpha: the share of its own fragment that a worker keeps if it has gone on meanwhile."""
 
 
 def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
@@ -44,17 +44,17 @@ def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]
 
 
 def average_of_buffers(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Of a float or complex buffer the weighted mean, of a counter the maximum."""
+    """The weighted mean of a float or complex buffer, the maximum of a counter."""
     first = parts[0]
     if not has_mean(first.dtype):
         return highest(parts)
-    if all(torch.equal(first, one) for one in parts[1:]):
+    if all(torch.equal(first, part) for part in parts[1:]):
         return first
     return _weighted_sum([first.to(carried(first.dtype)), *parts[1:]], weights).to(first.dtype)
 
 
 def _in_32_bits(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The weighted mean, not rounded to 16 bits yet."""
+    """The weighted mean, before it is rounded to 16 bits."""
     return _weighted_sum([parts[0].float(), *parts[1:]], weights)
 
 
@@ -77,7 +77,7 @@ def difference_into(
         base, home, out: blocks or slots (bytes, the layout's offsets).
     """
     for dtype, start, stop in runs:
-        before, after, into = (one[start:stop].view(dtype) for one in (base, home, out))
+        before, after, into = (block[start:stop].view(dtype) for block in (base, home, out))
         if out.device == home.device:
             torch.sub(before, after, out=into)
         else:
@@ -85,14 +85,14 @@ def difference_into(
 
 
 def merge_into(runs: Iterable[tuple[torch.dtype, int, int]], base: Tensor, home: Tensor) -> None:
-    """Of ``home`` this share stays, the rest of it becomes ``base``: see protocols/streaming.py.
+    """Blend ``base`` into ``home``, of which ``KEPT_SHARE`` stays: see protocols/streaming.py.
 
     Args:
         runs, base, home: as of ``difference_into``.
     """
     for dtype, start, stop in runs:
-        mine, came = home[start:stop].view(dtype), base[start:stop].view(dtype)
-        mine.mul_(KEPT_SHARE).add_(came, alpha=1.0 - KEPT_SHARE)
+        own, received = home[start:stop].view(dtype), base[start:stop].view(dtype)
+        own.mul_(KEPT_SHARE).add_(received, alpha=1.0 - KEPT_SHARE)
 
 
 def difference_rule(
@@ -101,14 +101,18 @@ def difference_rule(
     """The optimizer that the store applies to mean differences (protocols/outer.py).
 
     Args:
-        parameters: those that may move: a frozen one, whose difference is 0, may thaw.
+        parameters: also frozen ones, whose difference is 0: they may thaw.
     """
-    moving = [one for one in parameters if one.is_floating_point() or one.is_complex()]
-    return torch.optim.SGD(moving, lr=lr, momentum=momentum, nesterov=is_nesterov)
+    trainable = [
+        parameter
+        for parameter in parameters
+        if parameter.is_floating_point() or parameter.is_complex()
+    ]
+    return torch.optim.SGD(trainable, lr=lr, momentum=momentum, nesterov=is_nesterov)
 
 
 def allowed_scale(limit: float, squared_distance: float, groups: Groups) -> float:
-    """The factor that ``C = limit`` leaves of a gradient; 1.0 without a learning rate.
+    """The factor of a gradient for ``C = limit``; 1.0 without a learning rate.
 
     Args:
         squared_distance: ||w_j - w_tau||^2, over all parameters.
@@ -123,10 +127,10 @@ def squared_distance(layout: Layout, newest: Tensor, held: Tensor) -> float:
     """||w_j - w_tau||^2 over the parameters of two blocks (bytes, the layout's offsets)."""
     total = 0.0
     for place in layout.parameters.places:
-        before = place.flat(held)
-        if not (before.is_floating_point() or before.is_complex()):
+        old = place.flat(held)
+        if not (old.is_floating_point() or old.is_complex()):
             continue
-        moved = place.flat(newest).to(before.device) - before
-        dtype = torch.complex128 if moved.is_complex() else torch.float64
-        total += float(torch.linalg.vector_norm(moved, dtype=dtype).real) ** 2
+        difference = place.flat(newest).to(old.device) - old
+        dtype = torch.complex128 if difference.is_complex() else torch.float64
+        total += float(torch.linalg.vector_norm(difference, dtype=dtype).real) ** 2
     return total

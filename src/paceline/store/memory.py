@@ -1,9 +1,9 @@
-"""Memory that several processes share, and words in it that can be waited on.
+"""Memory shared by several processes, and words in it that can be waited on.
 
-The memory is a memfd: it has no name, so nothing is left in /dev/shm after any end, and no small
-container limit holds for it. Where memfd or futex do not exist (macOS) an unlinked temporary file
-and a short sleep take their place. Above 300 lines, since each kind of memory stands beside its
-fallback. This module must not know what is stored in the memory.
+The memory is a memfd: it has no name, so nothing is left in /dev/shm however a process ends, and a
+container's small /dev/shm limit does not apply. Without memfd or futex (macOS) an unlinked
+temporary file and a short sleep replace them. Above 300 lines, since each kind of memory is beside
+its fallback. This module must not know what is stored in the memory.
 """
 
 import ctypes
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LINE_BYTES = 64
-"""A cache line: words that different members write lie on different lines."""
+"""A cache line: words of different writers are on different lines."""
 WORD_BYTES = 8
 _LOWER_HALF = 0 if sys.byteorder == "little" else 4
 
 _SPIN_S = 30e-6
-"""Less than it costs to put a core to sleep and wake it. Longer is worse where processes outnumber
-cores, because who yields is still in the way of who is awaited: bench/pushes.py made 2,300 pushes a
+"""Less than it costs to put a core to sleep and wake it. Longer is worse with more processes than
+cores, because a yielding process still delays the awaited one: bench/pushes.py made 2,300 pushes a
 second with 30 us, 1,900 with 200 us, 790 with 1 ms."""
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1
@@ -61,7 +61,7 @@ class SharedMemory:
         return memory
 
     def grow(self, num_bytes: int) -> None:
-        """Set the size; pages are taken only when they are touched."""
+        """Set the size; pages are allocated when they are touched."""
         available = available_bytes()
         if num_bytes > available:
             limits = describe_limits()
@@ -80,9 +80,9 @@ class SharedMemory:
             ) from None
 
     def clear(self) -> None:
-        """All of it is zeros again, in every process that maps it; its pages are given back.
+        """Reset all bytes to zero, in every process that maps them, and free the pages.
 
-        It keeps its size: whoever looked into it while it had none would be killed.
+        The size stays: a process that reads an empty file's mapping would be killed.
         """
         size = self.num_bytes
         if size and not self._remove(0, size):
@@ -90,7 +90,7 @@ class SharedMemory:
             os.ftruncate(self.fd, size)
 
     def renew(self) -> None:
-        """Look into it as large as it is now; what looks into it already goes on to."""
+        """Map it again at its current size on next use; existing views stay valid."""
         self._map = None
 
     @property
@@ -110,11 +110,11 @@ class SharedMemory:
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
 
     def close_descriptor(self) -> None:
-        """Nobody will map it or inherit it any more; what is mapped here stays."""
+        """Close the descriptor, so that nothing maps it any more; this process's mapping stays."""
         os.close(self.fd)
 
     def close(self) -> None:
-        """Let go of it; where nobody else holds it, the memory is free again."""
+        """Close it; the memory is freed when no process holds it any more."""
         if self._map is not None:
             self._map.close()
         os.close(self.fd)
@@ -124,14 +124,14 @@ class SharedMemory:
         return os.fstat(self.fd).st_blocks * 512
 
     def release(self, start: int, stop: int) -> None:
-        """Give the whole pages of this range back to the machine; they read as zeros then."""
+        """Free the whole pages in this range; they read as zeros then."""
         page = mmap.PAGESIZE
         first, last = -(-start // page) * page, stop // page * page
         if last > first:
             self._remove(first, last)
 
     def _remove(self, start: int, stop: int) -> bool:
-        """Give every page that has a byte of this range back; False: no such advice is known."""
+        """Free every page that overlaps this range; False: not supported here."""
         if not hasattr(mmap, "MADV_REMOVE"):
             return False
         try:
@@ -142,7 +142,7 @@ class SharedMemory:
 
 
 class PrivateMemory:
-    """Memory with the verbs of shared memory, of one process alone."""
+    """Memory of one process, with the interface of shared memory."""
 
     def __init__(self, num_bytes: int = 0) -> None:
         self.buffer = bytearray(num_bytes)
@@ -155,10 +155,10 @@ class PrivateMemory:
         return len(self.buffer)
 
     def renew(self) -> None:
-        """It is looked into as it is."""
+        """Nothing to do."""
 
     def clear(self) -> None:
-        """All of it is zeros again."""
+        """Reset all bytes to zero."""
         self.buffer[:] = bytes(len(self.buffer))
 
     def tensor(self) -> "Tensor":
@@ -167,14 +167,14 @@ class PrivateMemory:
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
 
     def release(self, start: int, stop: int) -> None:
-        """One process keeps what it has."""
+        """Nothing to do: one process keeps its memory."""
 
 
 class Region:
-    """``memory`` as bytes, as 64-bit words and as an address: a store of keys needs all three.
+    """``memory`` as bytes, as 64-bit words and as an address, for a store of keys.
 
-    Tensors lie in the bytes, versions in the words, and the locks of the C library want an address.
-    It is freed when the last tensor that looks into it is gone.
+    Tensors are views of the bytes, versions are words, and the C library's locks need an address.
+    It is freed with the last tensor over it.
 
     Args:
         memory: of full size; the descriptor becomes the region's.
@@ -185,13 +185,13 @@ class Region:
         self.data = memory.tensor()
         """``(num_bytes,)`` uint8."""
         self.words = memoryview(memory.buffer).cast("q")
-        """``data`` as int64: each of them is read and written whole."""
+        """``data`` as int64; each word is read and written whole."""
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
         self._finalizer = weakref.finalize(self, os.close, memory.fd)
 
     @classmethod
     def attach(cls, fd: int) -> "Region":
-        """The region behind a descriptor that another process has handed over, which stays open."""
+        """The region of a descriptor passed by another process; the descriptor stays open."""
         own = -1
         try:
             own = os.dup(fd)
@@ -200,7 +200,7 @@ class Region:
             if own >= 0:
                 os.close(own)
             raise ConfigError(
-                f"descriptor {fd} is no shared memory of a store ({error}); hand over store.fd: "
+                f"descriptor {fd} is no shared memory of a store ({error}); pass store.fd: "
                 "subprocess.Popen(..., pass_fds=[store.fd])"
             ) from None
 
@@ -217,7 +217,7 @@ class Region:
         return self._memory.used_bytes()
 
     def close(self) -> None:
-        """Give the descriptor back; the mapping goes with its last user."""
+        """Close the descriptor; the mapping stays until its last user is gone."""
         self._finalizer()
 
 
@@ -225,7 +225,7 @@ Memory: TypeAlias = SharedMemory | PrivateMemory
 
 
 def spin() -> Iterator[None]:
-    """Turns of a short wait; between two of them other processes may have this core."""
+    """Yield repeatedly for a short wait, giving this core to other processes in between."""
     end_s = time.perf_counter() + _SPIN_S
     while time.perf_counter() < end_s:
         yield
@@ -238,10 +238,10 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 class Words:
     """64-bit words in shared memory, one to a cache line or packed, that can be waited on.
 
-    A word has one writer at a time; readers see it whole, and whoever has seen it sees all that its
+    A word has one writer at a time; readers see it whole, and a reader of a word sees all that its
     writer wrote before. ``wait_while`` spins for a moment and then sleeps in the kernel until a
-    ``wake`` of that word or the time-out. The kernel looks at the lower half of it, which is enough
-    to sleep by.
+    ``wake`` of that word or the timeout. The kernel compares only the lower half of the word, which
+    is sufficient.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -263,7 +263,7 @@ class Words:
         return value
 
     def doubles(self, index: int, count: int) -> Sequence[float]:
-        """So many words from this one on, as float64; to be read at once."""
+        """``count`` words from ``index`` on, as float64; read them immediately."""
         values: Sequence[float] = self._doubles[index : index + count]
         return values
 
@@ -287,9 +287,9 @@ class Words:
         *,
         is_soon: bool = True,
     ) -> bool:
-        """Wait while ``is_early(value)``; False when ``timeout_s`` ran out or nobody knows why.
+        """Wait while ``is_early(value)``; False after ``timeout_s`` or a spurious wakeup.
 
-        ``is_soon``: the wait is short if all goes well, so spin before sleeping.
+        ``is_soon``: the wait is normally short, so spin before sleeping.
         """
         view = self._view
         value = view[index]

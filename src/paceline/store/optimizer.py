@@ -1,10 +1,10 @@
-"""The user's own optimizer, applied to parameters that lie in a block.
+"""The user's own optimizer, applied to parameters in a block.
 
-Every member holds a copy of the optimizer object whose parameters and state are views into the
-block, so whoever executes an update continues where the last one stopped. Optimizers that work
-element by element may be given pieces of parameters (a member's share); all others get whole
-tensors. Above 300 lines, since binding the state and stepping with it are read together. This
-module must not know who executes which update, or when.
+Every member has a copy of the optimizer object whose parameters and state are views into the block,
+so any member can execute the next update. Optimizers that work element by element may get pieces of
+parameters (a member's share); all others get whole tensors. Above 300 lines, since binding the
+state and stepping with it are read together. This module must not know who executes which update,
+or when.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from .optimizer_copy import EXISTS, is_elementwise, keeps_gradients, make_twin, 
 from .replaced import Bound, Replaced
 
 _OURS = ("params", "capturable", "fused", "foreach")
-"""Keys of a group that say how to compute, not what: a user's choice of them is kept."""
+"""Keys of a group that select how to compute, not what; the twin keeps its own."""
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -43,8 +43,8 @@ class Updater:
         optimizer: the user's; only its class, attributes and groups are used.
         parameters: the model's, in the layout's order.
         block: ``(layout.block_bytes,)`` uint8, with the parameters and the state.
-        pieces: which elements to update; None: all parameters, whole. Others update the rest at
-            the same time, so what lies in the block of theirs is read now and never again.
+        pieces: the elements to update; None: all parameters, whole. Other members update the rest
+            at the same time, so their part of the state is read now and never again.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Updater:
         self._held: list[tuple[Piece, nn.Parameter]] = []
         groups = []
         for group in optimizer.param_groups:
-            held = [
+            pairs = [
                 (piece, nn.Parameter(self._view(piece, block), requires_grad=False))
                 for parameter in group["params"]
                 for piece in by_number[number_of[parameter]]
             ]
-            self._held += held
-            groups.append({**group, "params": [parameter for _, parameter in held]})
+            self._held += pairs
+            groups.append({**group, "params": [parameter for _, parameter in pairs]})
         self._optimizer = make_twin(optimizer, groups)
         self._parts = twin_parts(optimizer, self._optimizer, number_of)
         self._may_change_gradients = not keeps_gradients(optimizer)
@@ -106,7 +106,7 @@ class Updater:
             self._bind_existing()
 
     def state_views(self) -> list[tuple[StateEntry, Tensor]]:
-        """The state in the block that belongs to these pieces."""
+        """The state of these pieces in the block."""
         rows = []
         for piece, _ in self._held:
             for entry in self._entries[piece.number]:
@@ -128,9 +128,9 @@ class Updater:
 
         Args:
             first: the offset at which ``slot`` begins.
-            present: per parameter, 0 where no gradient was computed: it is left as it is.
+            present: per parameter, 0 if it has no gradient: it stays unchanged.
             groups: the values of the user's ``param_groups`` to use (lr, momentum, ...).
-            factors: of the gradients of each of several optimizers; none: all 1.
+            factors: of each optimizer's gradients, if there are several; none: all 1.
         """
         for group, values in zip(self._optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
@@ -142,7 +142,7 @@ class Updater:
         for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
             parameter.grad = gradient if present[piece.number] else None
             if self._may_change_gradients and parameter.grad is not None:
-                parameter.grad = gradient.clone()  # who does this step again reads what it read
+                parameter.grad = gradient.clone()  # a repetition of this step must read the same
         if self._numbers:
             self._read_numbers()
         if self._replaced is not None:
@@ -164,14 +164,18 @@ class Updater:
             self._write_numbers()
 
     def _watched(self, optimizer: Optimizer) -> Replaced:
-        """What a step of a class of the user's own may replace; its pieces are whole."""
+        """Watch what a step of a user's own class may replace; its pieces are whole."""
         kinds = {
-            held: type(one).__name__ for one in parts_of(optimizer) for held in parameters_of(one)
+            parameter: type(part).__name__
+            for part in parts_of(optimizer)
+            for parameter in parameters_of(part)
         }
         bound = []
         for piece, parameter in self._held:
-            entries = [one for one in self._entries[piece.number] if one.key != EXISTS]
-            state = {one.key: one.place.view(self._block) for one in entries if not one.is_number}
+            entries = [entry for entry in self._entries[piece.number] if entry.key != EXISTS]
+            state = {
+                entry.key: entry.place.view(self._block) for entry in entries if not entry.is_number
+            }
             bound.append(
                 Bound(
                     kind=kinds[self._parameters[piece.number]],
@@ -179,30 +183,30 @@ class Updater:
                     parameter=parameter,
                     place=parameter.data,
                     state=state,
-                    numbers=frozenset(one.key for one in entries if one.is_number),
+                    numbers=frozenset(entry.key for entry in entries if entry.is_number),
                 )
             )
         return Replaced(self._optimizer, bound)
 
     def _refuse_late_state(self) -> None:
-        """Raise ConfigError where a parameter that had no state has some by now."""
+        """Raise ConfigError if a parameter that had no state has got some."""
         self._num_states = len(self._optimizer.state)
         for piece, parameter in self._stateless:
             for key in self._optimizer.state.get(parameter) or ():
                 name = self._layout.parameters.places[piece.number].name
                 raise ConfigError(
                     f"{type(self._optimizer).__name__} keeps {key!r} for {name!r} since a setting "
-                    "was changed, and kept none as it was prepared: build it with the setting "
-                    "(momentum=0.9), and take that back behind prepare(): "
+                    "was changed, but kept none when it was prepared: build it with the setting "
+                    "(momentum=0.9), and switch that off after prepare(): "
                     "optimizer.param_groups[0]['momentum'] = 0.0"
                 )
 
     def private_state(self) -> list[Tensor]:
-        """Clones of the state that is not in the block: a piece's own copies of step counters."""
+        """Clones of the state outside the block: a piece's own copies of step counters."""
         return [value.clone() for value in self._private()]
 
     def revert(self, private: Sequence[Tensor]) -> None:
-        """Undo the last step but for what lies in the block: ``private`` was kept before it."""
+        """Undo the last step outside the block; ``private`` was saved before it."""
         for piece, parameter in self._created:
             del self._optimizer.state[parameter]
             self._unbound.append((piece, parameter))
@@ -224,13 +228,13 @@ class Updater:
         return piece.stop - piece.start < self._layout.parameters.places[piece.number].numel
 
     def write_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Put the state that the user's optimizer brings along (a loaded one) into the block.
+        """Put the state of the user's optimizer (a loaded one) into the block.
 
         Args:
             state: by the model's parameters.
 
         Raises:
-            ConfigError: it has an entry that is not in the layout.
+            ConfigError: the state has an entry that is not in the layout.
         """
         for piece, parameter in self._held:
             row = state.get(self._parameters[piece.number])
@@ -244,20 +248,20 @@ class Updater:
         self._write_numbers()
 
     def _refuse_more(self, number: int, row: Mapping[str, Any]) -> None:
-        """What the optimizer did not keep when the layout was made has no place."""
+        """Raise ConfigError for entries that are not in the layout."""
         known = {entry.key for entry in self._entries[number]}
         for key, value in row.items():
             if key not in known and value is not None:
                 name = self._layout.parameters.places[number].name
                 raise ConfigError(
                     f"{type(self._optimizer).__name__} keeps {key!r} for {name!r} in the state "
-                    "that was loaded, and none as it was prepared: load it before prepare(), "
-                    "optimizer.load_state_dict(...); "
+                    "that was loaded, but kept none when it was prepared: load it before "
+                    "prepare(), optimizer.load_state_dict(...); "
                     "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
                 )
 
     def read_state(self) -> list[dict[str, Any]]:
-        """Compact clones of the state of each parameter of the groups, in the groups' order."""
+        """Compact clones of each parameter's state, in the groups' order."""
         self._bind_existing()
         self._read_numbers()
         rows = []
@@ -267,7 +271,7 @@ class Updater:
         return rows
 
     def _view(self, piece: Piece, block: Tensor, first: int = 0) -> Tensor:
-        """The elements of a piece in a block or slot; of a whole parameter in its shape."""
+        """The elements of a piece in a block or slot; a whole parameter has its shape."""
         place = self._layout.parameters.places[piece.number]
         if first:
             place = replace(place, offset=place.offset - first)
@@ -283,7 +287,7 @@ class Updater:
         return views
 
     def _state_view(self, entry: StateEntry, piece: Piece) -> Tensor | None:
-        """The entry's memory for this piece; None where another piece's owner holds it."""
+        """The entry's memory for this piece; None if it belongs to another piece's owner."""
         place, parameter = entry.place, self._layout.parameters.places[piece.number]
         if self._is_split(piece) and place.numel == parameter.numel > 1:
             return place.flat(self._block, piece.start, piece.stop)
@@ -296,7 +300,7 @@ class Updater:
         raise AssertionError(f"no state entry for parameter {piece.number}")
 
     def _bind_existing(self) -> None:
-        """Take over the state that somebody has already made in the block."""
+        """Bind to state that another member has already made in the block."""
         rest = []
         for piece, parameter in self._unbound:
             if not self._exists(piece).item():
@@ -312,7 +316,7 @@ class Updater:
         self._unbound = rest
 
     def _bind_created(self) -> None:
-        """Move the state that the optimizer has just made into the block."""
+        """Move state that the optimizer has just made into the block."""
         rest = []
         for piece, parameter in self._unbound:
             state = self._optimizer.state.get(parameter)

@@ -1,11 +1,11 @@
-"""The user's optimizer once more: the same class and settings over other parameters.
+"""Twins of the user's optimizer: the same class and settings over other parameters.
 
-A twin is what the store steps with, and what a trial step finds out: the state that the optimizer
-will keep. Torch's own optimizers are stepped by their one-pass kernels and without the wrappers
-around ``step``, which cost more than a small update. A class of the user's own is tried likewise,
-for what a twin would not have: numbers that its steps keep elsewhere than in ``state``, and what
-they read of other parameters. Above 300 lines, since each question of an optimizer is answered by
-a twin of it. This module must not know blocks or updates.
+The store steps with a twin, and a trial step of a twin shows the state that the optimizer will
+keep. Torch's own optimizers are stepped by their one-pass kernels and without the wrappers around
+``step``, which cost more than a small update. A user's own class is tried for what a twin would not
+have: numbers that its steps keep outside ``state``, and values of other parameters that they read.
+Above 300 lines, since each question about an optimizer is answered by a twin of it. This module
+must not know blocks or updates.
 """
 
 import copy
@@ -32,43 +32,43 @@ ELEMENTWISE = frozenset(
 """Exact classes whose update of an element depends on that element alone."""
 
 FUSED = frozenset((torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad))
-"""Exact classes that torch has a kernel for that updates in one pass on the CPU."""
+"""Exact classes for which torch has a one-pass kernel on the CPU."""
 
 EXISTS = "exists"
-"""A state entry of one byte: whether the optimizer has made this parameter's state yet."""
+"""A state entry of one byte: whether the optimizer has made this parameter's state."""
 
 _TWIN = "is_paceline_twin"
 _KERNELS = ("capturable", "fused", "foreach")
-"""What a twin chooses by itself: how it computes, not what."""
+"""Settings that a twin chooses itself: how it computes, not what."""
 
 StateRow = tuple[int, str, Tensor, bool]
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    return all(type(one) in ELEMENTWISE for one in parts_of(optimizer))
+    return all(type(part) in ELEMENTWISE for part in parts_of(optimizer))
 
 
 def keeps_gradients(optimizer: Optimizer) -> bool:
-    """Whether its step surely leaves ``.grad`` as it is: that of torch's own, without hooks."""
+    """Whether its step certainly leaves ``.grad`` unchanged: torch's own, without hooks."""
     return is_elementwise(optimizer) and not has_hooks(optimizer)
 
 
 def has_hooks(optimizer: Optimizer) -> bool:
-    """Whether something is called before or after each of its steps."""
+    """Whether it has hooks before or after its steps."""
     return has_hooks_on_all() or any(
-        one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks
-        for one in parts_of(optimizer)
+        part._optimizer_step_pre_hooks or part._optimizer_step_post_hooks
+        for part in parts_of(optimizer)
     )
 
 
 def has_hooks_on_all() -> bool:
-    """Whether something of others is called around each step of whatever optimizer."""
-    every = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
-    return any(not getattr(one, "__module__", "").startswith("paceline.") for one in every)
+    """Whether there are hooks, other than Paceline's, on the steps of all optimizers."""
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    return any(not getattr(hook, "__module__", "").startswith("paceline.") for hook in hooks)
 
 
 def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[StateRow]:
-    """What the optimizer will keep for each parameter, found by a step on a copy of its kind.
+    """The state that the optimizer will keep for each parameter, found by a step of a twin.
 
     Raises:
         ConfigError: the optimizer needs a closure or more than gradients, or keeps state that
@@ -76,35 +76,35 @@ def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list
     """
     number_of = {parameter: i for i, parameter in enumerate(parameters)}
     rows: list[StateRow] = []
-    every = [(one, group) for one in parts_of(optimizer) for group in one.param_groups]
-    for one, group in every:
+    groups = [(part, group) for part in parts_of(optimizer) for group in part.param_groups]
+    for part, group in groups:
         for parameter in group["params"]:
-            state = _trial_state(one, group, parameter)
+            state = _trial_state(part, group, parameter)
             rows.append((number_of[parameter], EXISTS, torch.zeros(1, dtype=torch.uint8), False))
             for key, value in state.items():
                 like = _like(parameter, value) if _is_as_large(value, parameter) else value
-                rows += _row(one, number_of[parameter], key, like)
+                rows += _row(part, number_of[parameter], key, like)
     return rows
 
 
 def _is_as_large(value: Any, parameter: Any) -> bool:
-    """Whether a part of the state has an element for each of the parameter."""
+    """Whether a state entry has the parameter's shape."""
     is_dense = isinstance(value, Tensor) and value.layout is torch.strided
     return is_dense and isinstance(parameter, Tensor) and value.shape == parameter.shape
 
 
 def _like(parameter: Tensor, value: Tensor, device: torch.device | str = "meta") -> Tensor:
-    """In the memory order of the parameter: kernels, and owners of a piece, go through both.
+    """An empty tensor for a state entry, in the parameter's memory order.
 
-    State that was loaded has the order of the model that it was saved from.
+    Kernels and owners of a piece traverse both; loaded state has the order of the saved model.
     """
     return torch.empty_like(parameter, dtype=value.dtype, device=device)
 
 
 def order_as_parameters(optimizer: Optimizer) -> None:
-    """Lay what an optimizer keeps for its parameters in memory as they lie themselves.
+    """Give an optimizer's state the memory order of its parameters.
 
-    A kernel that makes the whole update in one pass looks at no strides (torch 2.13, on a CPU).
+    One-pass kernels ignore strides (torch 2.13, on a CPU).
     """
     for parameter in parameters_of(optimizer):
         state = optimizer.state.get(parameter, {})
@@ -136,73 +136,75 @@ def _trial_state(
     trial.grad = torch.zeros_like(trial)
     twin = make_twin(optimizer, [{**group, "params": [trial]}])
     try:
-        with torch.random.fork_rng(devices=[]):  # some draw noise
+        with torch.random.fork_rng(devices=[]):  # some steps draw noise
             type(twin).step(twin)
     except TypeError as error:
         raise ConfigError(
             f"{type(optimizer).__name__}.step cannot be called without arguments ({error}); "
-            "one that calls the model again inside its step is carried under full-sync and "
-            "local-sgd, where prepare is told so: pace.prepare(..., closures=True)"
+            "a step that calls the model again is supported under full-sync and local-sgd, with "
+            "pace.prepare(..., closures=True)"
         ) from None
     except Exception as error:  # code of the user's
         raise ConfigError(
             f"{type(optimizer).__name__}.step cannot be made on a copy of a parameter with a zero "
-            f"gradient ({type(error).__name__}: {error}), and what it needs beside .grad (a graph, "
-            "what a layer has seen) is not carried; under local-sgd each worker steps its own: "
-            "--protocol local-sgd:1"
+            f"gradient ({type(error).__name__}: {error}), and what it needs besides .grad (a "
+            "graph, inputs of a layer) is not shared; under local-sgd each worker steps its own "
+            "optimizer: --protocol local-sgd:1"
         ) from error
     return dict(twin.state.get(trial, {}))
 
 
 def own_memory(optimizer: Optimizer) -> str:
-    """Where steps of a class of the user's own keep numbers beside ``state``; empty: nowhere.
+    """Where steps of a user's own class keep numbers outside ``state``; empty: nowhere.
 
-    As ``group['t'] += 1`` or ``self.t += 1``: each twin would have its own, or none. So it is with
-    keys of the state that the second or third step makes.
+    Such as ``group['t'] += 1`` or ``self.t += 1``: each twin would have its own, or none. The same
+    holds for keys of the state that are made in the second or third step.
     """
-    return next((found for one in _own_parts(optimizer) if (found := _memory_of(one))), "")
+    return next((place for part in _own_parts(optimizer) if (place := _memory_of(part))), "")
 
 
 def is_made_late(memory: str) -> bool:
-    """Whether what ``own_memory`` found lies in ``state``, and not from the first step on."""
+    """Whether the result of ``own_memory`` is in ``state``, but not from the first step on."""
     return memory.startswith("self.state[p]")
 
 
 def reads_others(optimizer: Optimizer) -> bool:
-    """Whether a step of the user's own on one parameter reads others', as a norm of all does."""
-    return any(_first_is_moved_by_others(one) for one in _own_parts(optimizer))
+    """Whether a user's own step on one parameter reads others, as for a norm of all."""
+    return any(_first_is_moved_by_others(part) for part in _own_parts(optimizer))
 
 
 def inner_of(optimizer: Optimizer) -> str:
-    """The attribute in which a class of the user's own holds another optimizer; empty: none does.
+    """The attribute in which a user's own class holds another optimizer; empty: none.
 
-    A twin would have the user's own there, which steps the user's own parameters.
+    A twin would share that optimizer, which steps the user's own parameters.
     """
     for name, value in optimizer.__dict__.items():
-        held = [*(value.values() if isinstance(value, dict) else ())]
-        held += value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(one, Optimizer) and one is not optimizer for one in held):
+        values = [*(value.values() if isinstance(value, dict) else ())]
+        values += value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(inner, Optimizer) and inner is not optimizer for inner in values):
             return f"self.{name}"
     return ""
 
 
 def _steps_alone(optimizer: Optimizer) -> bool:
-    """Whether its step needs no closure; an optimizer inside, which has the user's own parameters,
-    finds no gradient there meanwhile."""
-    held = [one for group in optimizer.param_groups for one in group["params"]]
-    gradients = [one.grad for one in held]
-    for one in held:
-        one.grad = None
+    """Whether its step needs no closure.
+
+    The user's own gradients are removed meanwhile, since an inner optimizer would step with them.
+    """
+    parameters = parameters_of(optimizer)
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
     try:
         return _stepped(optimizer, is_alone=False)[0] is not None
     finally:
-        for one, gradient in zip(held, gradients, strict=True):
-            one.grad = gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
 
 def _own_parts(optimizer: Optimizer) -> list[Optimizer]:
     return [
-        one for one in parts_of(optimizer) if not type(one).__module__.startswith("torch.optim.")
+        part for part in parts_of(optimizer) if not type(part).__module__.startswith("torch.optim.")
     ]
 
 
@@ -227,15 +229,15 @@ def _memory_of(optimizer: Optimizer) -> str:
 
 
 def _made_later(optimizer: Optimizer, twin: Optimizer) -> str:
-    """What steps that come later than the first add to the state; the trial of a layout has one."""
+    """A state key that is made after the first step; the trial for a layout has only one step."""
     first, _ = _stepped(optimizer, is_alone=False, num_steps=1)
     if first is None:
         return ""
     known = {key for state in optimizer.state.values() if isinstance(state, dict) for key in state}
-    for once, now in zip(parameters_of(first), parameters_of(twin), strict=True):
-        begun = {key for key, value in first.state.get(once, {}).items() if value is not None}
-        for key, value in twin.state.get(now, {}).items():
-            if value is not None and key not in begun | known:
+    for early, late in zip(parameters_of(first), parameters_of(twin), strict=True):
+        initial = {key for key, value in first.state.get(early, {}).items() if value is not None}
+        for key, value in twin.state.get(late, {}).items():
+            if value is not None and key not in initial | known:
                 return f"self.state[p][{key!r}]"
     return ""
 
@@ -244,49 +246,50 @@ def _first_is_moved_by_others(optimizer: Optimizer) -> bool:
     together, first = _stepped(optimizer, is_alone=False)
     if together is None:
         return False
-    alone, other = _stepped(optimizer, is_alone=True)
-    return alone is None or not torch.allclose(first, other, rtol=1e-4, equal_nan=True)
+    alone, first_alone = _stepped(optimizer, is_alone=True)
+    return alone is None or not torch.allclose(first, first_alone, rtol=1e-4, equal_nan=True)
 
 
 def _stepped(
     optimizer: Optimizer, *, is_alone: bool, num_steps: int = 3
 ) -> tuple[Optimizer | None, Tensor]:
-    """Steps on copies of each group's smallest parameters, and what the first has become.
+    """Step a twin on copies of each group's smallest parameters.
 
     Args:
-        is_alone: only the first of them, all other groups without any.
+        is_alone: only the first of them; all other groups are empty.
 
     Returns:
-        None: a step cannot be made like this.
+        The twin, or None if the step fails; and the new value of the first parameter.
     """
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        held = sorted(group["params"], key=Tensor.numel)[:2]
-        copies = [one.detach().to("cpu", copy=True) for one in held]
+        smallest = sorted(group["params"], key=Tensor.numel)[:2]
+        copies = [parameter.detach().to("cpu", copy=True) for parameter in smallest]
         if is_alone:
-            copies = [] if any(one["params"] for one in groups) else copies[:1]
+            copies = [] if any(other["params"] for other in groups) else copies[:1]
         rest = {key: _copied(value) for key, value in group.items() if key != "params"}
-        groups.append({**rest, "params": [nn.Parameter(one) for one in copies]})
-    every = [one for group in groups for one in group["params"]]
+        groups.append({**rest, "params": [nn.Parameter(value) for value in copies]})
+    parameters = [parameter for group in groups for parameter in group["params"]]
     twin = make_twin(optimizer, groups)
     for name, value in twin.__dict__.items():
         if name not in ("state", "param_groups"):
             twin.__dict__[name] = _copied(value)
-    rngs = [torch.Generator().manual_seed(number) for number in range(len(every))]
+    rngs = [torch.Generator().manual_seed(number) for number in range(len(parameters))]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(num_steps):
-            for one, rng in zip(every, rngs, strict=True):
-                one.grad = 100 * torch.randn(one.shape, generator=rng).to(one.dtype)
+            for parameter, rng in zip(parameters, rngs, strict=True):
+                noise = torch.randn(parameter.shape, generator=rng)
+                parameter.grad = 100 * noise.to(parameter.dtype)
             try:
                 type(twin).step(twin)
-            except Exception:  # code of the user's: what prepare tries next says what is wrong
+            except Exception:  # code of the user's; prepare's next trial reports the error
                 return None, torch.empty(0)
-    return twin, every[0].detach()
+    return twin, parameters[0].detach()
 
 
 def _copied(value: Any) -> Any:
-    """So that a trial changes nothing of the user's: tensors and plain containers of its own."""
+    """A copy of tensors and plain containers, so that a trial changes nothing of the user's."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, list | dict | set):
@@ -294,19 +297,19 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, float) and isinstance(other, float) and one != one:
-        return other != other
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, float) and isinstance(b, float) and a != a:
+        return b != b
     try:
-        return one is other or bool(one == other)
+        return a is b or bool(a == b)
     except (RuntimeError, TypeError, ValueError):  # a tensor in a list, an array
         return False
 
 
 def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-    """An optimizer of this class with its attributes, over other parameters, without state."""
+    """An optimizer of the same class and attributes, over other parameters, without state."""
     if isinstance(optimizer, JointOptimizer):
         return _joint_twin(optimizer, groups)
     twin: Optimizer = object.__new__(type(optimizer))
@@ -329,17 +332,17 @@ def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def _joint_twin(optimizer: JointOptimizer, groups: list[dict[str, Any]]) -> JointOptimizer:
-    """A twin of each part, over its groups; they keep their state in one place."""
+    """A twin of each part, over its groups, with a common state."""
     parts, rest, state = [], list(groups), defaultdict[Any, Any](dict)
-    for one in optimizer.parts:
-        count = len(one.param_groups)
-        parts.append(make_twin(one, rest[:count]))
+    for part in optimizer.parts:
+        count = len(part.param_groups)
+        parts.append(make_twin(part, rest[:count]))
         parts[-1].state, rest = state, rest[count:]
     return JointOptimizer(parts, state)
 
 
 def is_twin(optimizer: Optimizer) -> bool:
-    """Whether it was made here."""
+    """Whether this optimizer is a twin."""
     return _TWIN in optimizer.__dict__
 
 
@@ -348,8 +351,9 @@ class TwinPart:
     """The twin of one of several optimizers, or of the only one.
 
     Attributes:
+        bare: its ``step``, without torch's wrappers where possible.
         numbers: of all parameters that its optimizer steps; the twin may have a share of them.
-        fused: its groups whose kernel is torch's one-pass SGD.
+        fused: its groups that use torch's one-pass SGD kernel.
     """
 
     twin: Optimizer
@@ -358,13 +362,13 @@ class TwinPart:
     fused: Sequence[dict[str, Any]]
 
     def choose_kernels(self) -> None:
-        """Torch's one-pass SGD only where it can be."""
+        """Use torch's one-pass SGD kernel where it can make the next step."""
         for group in self.fused:
-            held = [one for one in group["params"] if one.grad is not None]
-            group["fused"] = not _has_mixed_momentum(self.twin, held)
+            stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+            group["fused"] = not _has_mixed_momentum(self.twin, stepped)
 
     def step(self, factor: float) -> None:
-        """A step on ``factor`` times the gradients; who does it again finds them as they were."""
+        """Step on ``factor`` times the gradients, whose memory stays unchanged."""
         for parameter in parameters_of(self.twin) if factor != 1.0 else ():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad * factor
@@ -373,20 +377,23 @@ class TwinPart:
 
 
 def _has_mixed_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether some of these have momentum, and others have none yet.
+    """Whether some of these parameters have momentum, and others have none yet.
 
-    One whose gradient comes later than the others', as when a layer thaws, has none; torch's
-    one-pass SGD takes what all have or none has (torch 2.13).
+    A parameter that gets gradients later than others, as when a layer thaws, has none; torch's
+    one-pass SGD needs momentum for all or for none (torch 2.13).
     """
     state = optimizer.state
-    return len({state.get(one, {}).get("momentum_buffer") is not None for one in parameters}) > 1
+    has_momentum = {
+        state.get(parameter, {}).get("momentum_buffer") is not None for parameter in parameters
+    }
+    return len(has_momentum) > 1
 
 
 def too_mixed_to_fuse(optimizer: Optimizer, *, has_closure: bool) -> list[int]:
-    """Numbers of groups of torch's SGD whose one-pass kernel cannot make the step that comes.
+    """Numbers of groups of torch's SGD whose one-pass kernel cannot make the next step.
 
     Args:
-        has_closure: whether the step finds out itself which parameters have gradients.
+        has_closure: whether the step itself computes the gradients.
     """
     if type(optimizer) is not torch.optim.SGD:
         return []
@@ -395,7 +402,12 @@ def too_mixed_to_fuse(optimizer: Optimizer, *, has_closure: bool) -> list[int]:
         for number, group in enumerate(optimizer.param_groups)
         if group.get("fused")
         and _has_mixed_momentum(
-            optimizer, (one for one in group["params"] if has_closure or one.grad is not None)
+            optimizer,
+            (
+                parameter
+                for parameter in group["params"]
+                if has_closure or parameter.grad is not None
+            ),
         )
     ]
 
@@ -403,26 +415,26 @@ def too_mixed_to_fuse(optimizer: Optimizer, *, has_closure: bool) -> list[int]:
 def twin_parts(
     optimizer: Optimizer, twin: Optimizer, number_of: Mapping[nn.Parameter, int]
 ) -> list[TwinPart]:
-    """What a twin is made of, and of each part the numbers of its parameters."""
+    """The parts of a twin, each with the numbers of its parameters."""
     return [
         TwinPart(
             twin=part,
-            bare=bare_step(one),
-            numbers=[number_of[held] for held in parameters_of(one)],
+            bare=bare_step(own),
+            numbers=[number_of[parameter] for parameter in parameters_of(own)],
             fused=[
                 group
                 for group in part.param_groups
-                if type(one) is torch.optim.SGD and group.get("fused")
+                if type(own) is torch.optim.SGD and group.get("fused")
             ],
         )
-        for one, part in zip(parts_of(optimizer), parts_of(twin), strict=True)
+        for own, part in zip(parts_of(optimizer), parts_of(twin), strict=True)
     ]
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
     """The class's ``step``; torch's own without its wrappers, which cost more than a small update.
 
-    They call hooks, of which there must be none then, and mark the profile.
+    The wrappers call hooks, of which there must be none, and record profiler events.
     """
     step: Any = type(optimizer).step
     if keeps_gradients(optimizer):
@@ -433,7 +445,7 @@ def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
 
 
 def _may_fuse(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether torch's one-pass kernel computes this group: the same rule, a third of the time."""
+    """Whether torch's one-pass kernel can step this group: the same rule, a third of the time."""
     is_free = group.get("fused") is None and group.get("foreach") is None
     return (
         type(optimizer) in FUSED

@@ -1,16 +1,16 @@
 """The parameters of a run in memory that its members share: push, pull, versions, updates.
 
     block A, block B    parameters, buffers, optimizer state; one holds the newest version
-    accumulator         the sum of the gradients of the update under way; 16-bit ones: sums.py
+    accumulator         the sum of the gradients of the current update; 16-bit ones: sums.py
     slot of each seat   the gradients and buffers of its last push
-    pinned block        a whole version that stands still while a checkpoint of it is written
+    pinned block        a whole version that stays unchanged while a checkpoint of it is written
 
-An update reads version v and writes version v + 1 into the other block, so a reader of v is never
-disturbed and an executor that dies half-way leaves nothing behind: somebody else does it again.
-Pushes are summed as they arrive, so 100 members cost no more than two (beyond their own slots).
-Jobs (add, finish) are numbered by the coordinator and done in that order by the members. A bit
-above 300 lines, since who reads and who writes the blocks are read together. This module must not
-know protocols, members or leases.
+An update reads version v and writes version v + 1 into the other block, so readers of v are never
+disturbed, and if its executor dies half-way another member repeats it. Pushes are summed as they
+arrive, so 100 members cost no more than two (beyond their own slots). Jobs (add, finish) are
+numbered by the coordinator and done in that order by the members. A bit above 300 lines, since
+readers and writers of the blocks are read together. This module must not know protocols, members
+or leases.
 """
 
 import cmath
@@ -31,7 +31,7 @@ from .versions import NO_OVERFLOW, Applied, LossScale, LossScales, Norms
 T = TypeVar("T")
 
 NONE = "?"
-"""In place of a parameter's name."""
+"""Stands for no parameter's name."""
 
 
 class SharedStore:
@@ -41,8 +41,8 @@ class SharedStore:
         layout: the same in all members.
         arena: ``(arena_bytes(layout, num_seats),)`` uint8, shared and zeroed at first.
         control: the run's words.
-        has_peers: whether other processes read it and may take a job over; if not, nothing is
-            kept for them and nobody is woken.
+        has_peers: whether other processes read the store and may take a job over; if not, nothing
+            is saved for them and nobody is woken.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class SharedStore:
         self._has_peers = has_peers
         self.control = control
         size = _aligned(layout.block_bytes)
-        slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
+        slot_size = _aligned(layout.slot_bytes + len(layout.parameters.places))
         self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
-        starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
-        self._slots = [arena[start : start + slot] for start in starts]
-        first = starts[-1] + slot
-        rest = arena[first : first + wide_bytes(layout)]
-        self._sums = Sums(layout, self._slots, rest, self.blocks, control, is_mended=has_peers)
+        starts = [2 * size + i * slot_size for i in range(control.num_seats + 1)]
+        self._slots = [arena[start : start + slot_size] for start in starts]
+        first = starts[-1] + slot_size
+        wide_part = arena[first : first + wide_bytes(layout)]
+        self._sums = Sums(layout, self._slots, wide_part, self.blocks, control, is_mended=has_peers)
         pinned = pinned_at(layout, control.num_seats)
         self._pinned = arena[pinned : pinned + layout.block_bytes]
         count = len(layout.parameters.places)
         self._present = [
-            _as_bytes(one[layout.slot_bytes : layout.slot_bytes + count]) for one in self._slots
+            _as_bytes(slot[layout.slot_bytes : layout.slot_bytes + count]) for slot in self._slots
         ]
         self._buffers = layout.buffers
         self.applied = Applied(control)
         self.scales = LossScales(control)
         self.norms = Norms(control)
         self.scale: LossScale | None = None
-        """Of the version that this member pulled last; None: nobody scales."""
+        """The loss scale of the last version pulled; None: no member scales."""
 
-    # -- what a member pushes and pulls ---------------------------------------------------------
+    # -- push and pull --------------------------------------------------------------------------
 
     @property
     def sum_slot(self) -> Tensor:
@@ -80,11 +80,11 @@ class SharedStore:
         return self._slots[0]
 
     def slot(self, seat: int) -> Tensor:
-        """Gradients and buffers of this seat's next push, the layout's offsets."""
+        """Gradients and buffers of this seat's next push, at the layout's offsets."""
         return self._slots[seat + 1]
 
     def present(self, seat: int) -> memoryview:
-        """Per parameter: 1 where this seat's push has a gradient."""
+        """Per parameter: 1 if this seat's push has a gradient."""
         return self._present[seat + 1]
 
     @property
@@ -97,10 +97,10 @@ class SharedStore:
         return self.control[VERSION] & 1
 
     def is_finite(self, seat: int) -> bool:
-        """Whether no gradient of this seat's push is inf or nan: one pass; sums spread both."""
+        """Whether no gradient of this seat's push is inf or nan, by one sum over each range."""
         runs = self._sums.gradients(seat + 1)
         is_finite = all(cmath.isfinite(run.sum().item()) for run in runs)
-        return is_finite or self.not_finite(seat) == NONE  # of what is not present, older ones lie
+        return is_finite or self.not_finite(seat) == NONE  # absent gradients may have old values
 
     def not_finite(self, seat: int) -> str:
         """The name of the first parameter of this seat's push with an inf or nan gradient.
@@ -117,8 +117,8 @@ class SharedStore:
     def pull(self, version: int, out: Tensor) -> int:
         """Copy parameters and buffers of the newest version into ``out``; at least ``version``.
 
-        Returns the version that was copied: it is one version, never half of two. Waiting for it
-        is the caller's business.
+        Returns the version that was copied: one whole version, never half of two. The caller
+        must have waited for ``version``.
         """
         control = self.control
         size = self.layout.slot_bytes
@@ -127,7 +127,7 @@ class SharedStore:
             assert newest >> 1 >= version
             generation = GENERATION[newest & 1]
             before = control[generation]
-            # Two updates may have been made between these two: then the block holds a newer one.
+            # Two updates may have been made between these reads: the block has a newer one then.
             if before & 1 or control[VERSION] != newest:
                 continue
             out.copy_(self.blocks[newest & 1][:size])
@@ -136,10 +136,10 @@ class SharedStore:
                 return newest >> 1
 
     def read_whole(self, read: Callable[[int], T]) -> T:
-        """What ``read`` makes of the block of the newest version: of one version, never of two.
+        """Call ``read`` on the block of the newest version; returns its result for a whole version.
 
         Args:
-            read: is given the number of the block, once more where that was changed meanwhile.
+            read: called with the number of the block, again if that was changed meanwhile.
         """
         control = self.control
         while True:
@@ -148,38 +148,38 @@ class SharedStore:
             before = control[generation]
             if before & 1 or control[VERSION] != newest:
                 continue
-            found = read(newest & 1)
+            result = read(newest & 1)
             if control[generation] == before:
-                return found
+                return result
 
     def standing(self, version: int) -> Tensor | None:
-        """The block of ``version``; None where it is not the newest one, or no more.
+        """The block of ``version``; None if that is not the newest version.
 
-        Who reads from it asks again afterwards: it may have been changed meanwhile.
+        Call it again after reading: the block may have been changed meanwhile.
         """
         newest = self.control[VERSION]
         is_whole = newest >> 1 == version and not self.control[GENERATION[newest & 1]] & 1
         return self.blocks[newest & 1] if is_whole else None
 
     def pin(self, block: Tensor, buffers: Tensor | None = None) -> None:
-        """Copy a whole version to where a checkpoint is written from; nobody may change it now.
+        """Copy a whole version to the pinned block, for a checkpoint; it must not change meanwhile.
 
         Args:
             block: with parameters and optimizer state.
-            buffers: the model's, where the block holds none while peers run.
+            buffers: the model's, if the block has none while peers run.
         """
         self._pinned.copy_(block)
         if buffers is not None:
             self.layout.buffers.of(self._pinned).copy_(buffers)
 
     def replace(self, home: Tensor) -> None:
-        """The version that stands has these parameters from now on, while nobody makes another.
+        """Replace the parameters of the newest version, while no update is made.
 
-        Among several they come to lie beside it before they are it, as an update does: who dies
-        half-way has changed nothing.
+        With several members they are written to the other block first, as in an update: a death
+        half-way changes nothing.
 
         Args:
-            home: the layout's offsets, on any device.
+            home: the parameters, at the layout's offsets, on any device.
         """
         parameters, old = self.layout.parameters, self.current
         if not self._has_peers or self.control.num_seats == 1:
@@ -197,14 +197,14 @@ class SharedStore:
         """Add ``weight`` times this seat's slot to the sum; ``is_first`` begins a new one.
 
         Args:
-            scale: of gradients besides: what the push's staleness leaves of them.
+            scale: additional factor of gradients, for the push's staleness.
         """
-        present, mine = self._present[0], self._present[seat + 1]
+        present, pushed = self._present[0], self._present[seat + 1]
         if is_first:
             self._begin_writing()
         self._sums.add(2 * job, seat + 1, (weight * scale, weight), is_first=is_first)
-        for i in range(len(mine)):
-            present[i] = mine[i] if is_first else present[i] | mine[i]
+        for i in range(len(pushed)):
+            present[i] = pushed[i] if is_first else present[i] | pushed[i]
         self.finished(job)
 
     def finish(
@@ -220,15 +220,15 @@ class SharedStore:
     ) -> None:
         """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
 
-        Eight arguments: an update is all of them, and every one is plain numbers or the user's.
+        Eight arguments: an update needs them all, and all are plain numbers or the user's.
 
         Args:
             updater: one for each block.
             seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
-            scale: makes a mean of the accumulator; of a seat's slot, what its staleness leaves of
-                the gradient (its buffers are taken as they are).
-            clip: what the averaged gradient is clipped to.
-            factors: of the gradients of each of several optimizers besides; none: all 1.
+            scale: makes a mean of the accumulator; of a seat's slot, the factor of the gradient by
+                its staleness (its buffers are not scaled).
+            clip: how the averaged gradient is clipped.
+            factors: additional factors of each optimizer's gradients, if several; none: all 1.
         """
         old, new = self.current, 1 - self.current
         self._begin_writing()
@@ -260,15 +260,15 @@ class SharedStore:
         self.finished(job)
 
     def scale_once(self, number: int, measure: Callable[[], float]) -> float:
-        """The scale of a push in pass ``number``; who takes the pass over uses the same."""
+        """The scale of a push in pass ``number``; a member that takes it over gets the same."""
         if self.control[PASS] != number:
             self.control.set_double(PUSH_SCALE, measure())
         return self.control.double(PUSH_SCALE)
 
     def _clip_factor(self, job: int, seat: int, scale: float, clip: Clip) -> float:
-        """What scales the gradient of the update down to its norm, which is noted.
+        """The factor that clips the gradient of the update by its norm, which is noted.
 
-        Who takes a half-scaled update over uses the norm that was noted before.
+        A member that takes a half-scaled update over uses the norm that was noted before.
         """
         if self.control[PASS] != 2 * job + 1:
             runs = self._sums.gradients(seat + 1)
@@ -279,7 +279,7 @@ class SharedStore:
         return clip.factor(norm)
 
     def _begin_writing(self) -> None:
-        """From here on the other block is no version: it holds undo copies, then the next one."""
+        """Mark the other block as invalid: it gets undo copies, then the next version."""
         self.control[GENERATION[1 - self.current]] |= 1
 
     def _publish(self, *, is_update: bool, overflow_version: int = NO_OVERFLOW) -> None:
@@ -292,7 +292,7 @@ class SharedStore:
         self._tell(VERSION, 2 * version + block)
 
     def bring(self, version: int, *, is_update: bool, overflow_version: int) -> LossScale | None:
-        """Write what goes with ``version``, before it stands; its loss scale."""
+        """Write counts and loss scale of ``version`` before it is published; returns the scale."""
         self.applied.bring(version, is_update=is_update)
         return self.scales.bring(version, is_update=is_update, overflow_version=overflow_version)
 
@@ -308,7 +308,7 @@ class SharedStore:
 
 
 def arena_bytes(layout: Layout, num_seats: int, *, pins: bool = False) -> int:
-    """Memory of the store: two blocks, the sums, a slot a seat; one block more to pin."""
+    """Memory of the store: two blocks, the sums, a slot per seat; ``pins``: one more block."""
     return pinned_at(layout, num_seats) + (layout.block_bytes if pins else 0)
 
 

@@ -1,16 +1,16 @@
-"""Where pushes are summed: the accumulator, and beside it wider numbers for what would be rounded.
+"""Where pushes are summed: the accumulator, and a wider copy of parts that would be rounded.
 
     accumulator    float32   |  bfloat16  |  buffers: float32  |  int64    the layout's offsets
     wide                     |  float32      |  float64           |        sums of these alone
-    scratch                                                what one chunk of them was before
+    scratch                                                the old content of one chunk of these
 
 A sum of K pushes of bfloat16 in bfloat16 is rounded K times to 8 bits; here it is rounded once,
-when the update takes its mean into the accumulator. So is the mean of each buffer: what is the same
-in all workers, a table or a counter in floats, stays as it is. Models without either have no wide
-part and pay nothing; where buffers alone are wide, gradients are not gone over for them.
+when the update puts its mean into the accumulator. So is the mean of each buffer: equal values in
+all workers, such as a table or a counter in floats, stay unchanged. Models without either have no
+wide part and no extra cost; if only buffers are wide, there is no extra pass over gradients.
 
-A change goes over the whole sum in chunks, each of which is kept before it is changed, so that
-another member can go on where one has died. This module must not know jobs, members or optimizers.
+A pass changes the whole sum in chunks, each of which is saved before it is changed, so that another
+member can go on where one has died. This module must not know jobs, members or optimizers.
 """
 
 import cmath
@@ -27,20 +27,20 @@ from .control import CHUNK, CHUNK_UNDO, PASS, VERSION, Control
 from .layout import Layout
 
 CHUNK_BYTES = 256 * 1024
-"""Half of a small second-level cache: the undo copy of a chunk stays in it."""
+"""Half of a small second-level cache, so that the undo copy of a chunk fits, too."""
 HALVES = frozenset((torch.bfloat16, torch.float16))
 _CARRIED = {
     torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64,
     torch.complex64: torch.complex128,
     torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64,
 }  # fmt: skip
-"""Of floats the next type, in which equal ones have their own mean (float64 has none); gloo, or
-torch, compares the whole numbers in no other type."""
+"""For floats the next wider type, in which the mean of equal values is exact (float64 has none);
+for integers a type that gloo and torch can compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of one dtype in a block or slot."""
+    """A contiguous range of one dtype in a block or slot."""
 
     dtype: torch.dtype
     start: int
@@ -55,7 +55,7 @@ class Stretch:
 
 
 def wide_bytes(layout: Layout) -> int:
-    """Memory of the wide part and its scratch, whole lines; 0 where nothing would be rounded."""
+    """Memory of the wide part and its scratch, in whole lines; 0 if nothing would be rounded."""
     return sum(2 * run.num_bytes for run in _rounded(layout)) + _scratch_bytes(layout)
 
 
@@ -64,7 +64,7 @@ def _scratch_bytes(layout: Layout) -> int:
 
 
 def _rounded(layout: Layout) -> Iterator[Stretch]:
-    """What is summed in wider numbers, which are twice as long."""
+    """The ranges that are summed in a wider dtype, of twice the size."""
     for run in layout.parameters.runs():
         if run[0] in HALVES:
             yield Stretch(*run)
@@ -74,23 +74,23 @@ def _rounded(layout: Layout) -> Iterator[Stretch]:
 
 
 def has_mean(dtype: torch.dtype) -> bool:
-    """Whether buffers of this type are averaged; of others, counters, the maximum is taken."""
+    """Whether buffers of this type are averaged; of counters the maximum is taken."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def carried(dtype: torch.dtype) -> torch.dtype:
-    """In what buffers of this type are averaged, or compared."""
+    """The dtype in which buffers of this type are averaged, or compared."""
     return _CARRIED.get(dtype, dtype)
 
 
 class Sums:
-    """The memory of one sum, and what is done to it.
+    """The memory of one sum, and its operations.
 
     Args:
-        slots: slot 0 is the accumulator, the others are what is pushed.
+        slots: slot 0 is the accumulator, the others hold pushes.
         wide: ``(wide_bytes(layout),)`` uint8.
-        blocks: of the store; the one that is no version now keeps what a chunk was.
-        is_mended: whether others take a pass over; if not, nothing is kept for them.
+        blocks: of the store; the one that holds no version saves the old content of a chunk.
+        is_mended: whether others can take a pass over; if not, nothing is saved.
     """
 
     def __init__(
@@ -123,20 +123,20 @@ class Sums:
 
     @property
     def are_wide(self) -> bool:
-        """Whether an update must round some of them."""
+        """Whether an update must round some sums."""
         return bool(self._wide)
 
     def gradients(self, slot: int) -> list[Tensor]:
         """The gradients of a slot (0: their sums), one flat tensor for each dtype."""
-        found = self._gradients.get(slot)
-        if found is None:
+        views = self._gradients.get(slot)
+        if views is None:
             runs = [Stretch(*run) for run in self._layout.parameters.runs()]
-            found = [run.of(self._slots[slot]) if slot else self._of(run) for run in runs]
-            self._gradients[slot] = found
-        return found
+            views = [run.of(self._slots[slot]) if slot else self._of(run) for run in runs]
+            self._gradients[slot] = views
+        return views
 
     def add(self, number: int, slot: int, factors: tuple[float, float], *, is_first: bool) -> None:
-        """Pass ``number``: add a slot, or begin with it; of counters the maximum.
+        """Pass ``number``: add a slot to the sum, or begin a new one; counters: the maximum.
 
         Args:
             factors: of gradients, and of buffers.
@@ -157,7 +157,7 @@ class Sums:
         self._over_chunks(number, add_chunk, is_sum=True)
 
     def scale(self, number: int, slot: int, factors: tuple[float, float], clip: Clip) -> None:
-        """Pass ``number``: the accumulator becomes a slot (0: the sums) times these, clipped.
+        """Pass ``number``: set the accumulator to a slot (0: the sums) times ``factors``, clipped.
 
         Args:
             factors: of gradients, and of buffers.
@@ -178,7 +178,7 @@ class Sums:
         self._over_chunks(number, scale_chunk, is_rounding=is_rounding)
 
     def _part(self, slot: int, run: Stretch) -> Tensor:
-        """A run of a slot (0: of the sums); unmended runs are few and whole: views are kept."""
+        """A range of a slot (0: of the sums); views are cached if they are few (not mended)."""
         part = None if self._is_mended else self._parts.get((slot, run.start))
         if part is None:
             part = run.of(self._slots[slot]) if slot else self._of(run)
@@ -187,7 +187,7 @@ class Sums:
         return part
 
     def _of(self, run: Stretch) -> Tensor:
-        """The sums of a run, in wider numbers where they have them."""
+        """The sums of a range, from the wide part if it has one."""
         for whole, wide in self._wide:
             if whole.start <= run.start < whole.stop:
                 first, size = run.start - whole.start, run.dtype.itemsize
@@ -204,16 +204,16 @@ class Sums:
         is_sum: bool = False,
         is_rounding: bool = False,
     ) -> None:
-        """Change the accumulator chunk by chunk so that a death in the middle can be mended.
+        """Change the accumulator chunk by chunk, so that another member can finish after a death.
 
-        Before a chunk is changed its old content is copied to the block that is no version now;
-        who takes the pass over puts it back and goes on from there.
+        Before a chunk is changed its old content is copied to the block that holds no version; the
+        member that takes the pass over restores it and goes on from there.
 
         Args:
-            is_sum: what is changed are the sums, else what the update will read.
-            is_rounding: what is summed in wider numbers, and nothing else.
+            is_sum: the sums are changed, else what the update will read.
+            is_rounding: only ranges with a wide part are changed.
         """
-        if not self._is_mended:  # nobody dies in the middle
+        if not self._is_mended:  # no pass is ever interrupted
             for run in self._rounded if is_rounding else self._runs:
                 change(run)
             return
@@ -233,7 +233,7 @@ class Sums:
             control[CHUNK] = i + 1
 
     def _undo(self, run: Stretch, is_sum: bool) -> tuple[Tensor, Tensor]:
-        """A chunk that changes, and where its old content is kept, of the same dtype."""
+        """A chunk, and the memory for its old content, of the same dtype."""
         block = self._blocks[1 - (self._control[VERSION] & 1)]
         if not is_sum:
             return run.of(self._slots[0]), run.of(block)
@@ -244,13 +244,13 @@ class Sums:
 
 
 def highest(parts: Sequence[Tensor]) -> Tensor:
-    """The maximum of counters, which torch compares in some types only."""
-    kind = carried(parts[0].dtype)
-    return reduce(torch.maximum, [part.to(kind) for part in parts]).to(parts[0].dtype)
+    """The maximum of counters; torch compares only some dtypes."""
+    dtype = carried(parts[0].dtype)
+    return reduce(torch.maximum, [part.to(dtype) for part in parts]).to(parts[0].dtype)
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """In what sums over a tensor are computed."""
+    """The dtype in which sums over a tensor are computed."""
     return torch.float32 if tensor.dtype in HALVES else tensor.dtype
 
 
@@ -263,10 +263,10 @@ def split(run: Stretch) -> list[Stretch]:
 
 
 def are_finite(sums: Sequence[Tensor]) -> bool:
-    """Whether nothing that went into these sums is inf or nan."""
-    return all(cmath.isfinite(one.item()) for one in sums)
+    """Whether no summand of these sums is inf or nan."""
+    return all(cmath.isfinite(total.item()) for total in sums)
 
 
 def norm_of(runs: Sequence[Tensor]) -> float:
-    """Of all stretches together."""
+    """The norm of all ranges together."""
     return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))

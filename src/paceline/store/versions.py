@@ -1,20 +1,20 @@
-"""What goes with a version beside its parameters: words that lead from one version to the next.
+"""Counts, loss scales and norms of versions, in words that each update brings forward.
 
     Applied       how many updates changed the parameters: what a schedule counts
     LossScales    the loss scale of mixed precision, one for all members
     Norms         the norms of the averaged gradients that were clipped
     RhythmWords   of each prepared scheduler: its rhythm, its steps, the argument of the last one
 
-An update that is skipped, because a gradient in it was not finite, makes a version all the same.
-Who writes version v + 1 reads the words of v and writes those of v + 1, each a place of its own, so
-who does it again for a dead member, or beside others, comes to the same:
+An update that is skipped, because a gradient was not finite, makes a version, too. The executor of
+version v + 1 reads the words of v and writes those of v + 1, in separate places, so repeating this
+for a dead member, or in several members, gives the same:
 
     GradScaler of a member --offer--> its line      slot of even versions | slot of odd versions
                                          \\-- first --> v: 1024, 2 whole  --bring-->  v + 1: 512, 0
 
-Others may have made versions before somebody asks for a norm, so the last few are kept, each with
-its number, which is written last. This module must not know why an update was skipped, who
-overflowed, what clips, nor schedulers and scaler objects.
+A norm may be read some versions later, so the last few are kept, each with its version, which is
+written last. This module must not know why an update was skipped, who overflowed, what clips, nor
+schedulers and scaler objects.
 """
 
 import math
@@ -43,11 +43,11 @@ class Applied:
         self._control = control
 
     def of(self, version: int) -> int:
-        """Updates until ``version`` that changed something; for an older version, never more."""
+        """Updates until ``version`` that changed something; for older versions a lower bound."""
         return version - self._control[SKIPPED[version & 1]]
 
     def bring(self, version: int, *, is_update: bool) -> None:
-        """Note, before ``version`` stands, whether it differs from the one before it."""
+        """Note, before ``version`` is published, whether it differs from the one before."""
         skipped = self._control[SKIPPED[~version & 1]]
         self._control[SKIPPED[version & 1]] = skipped + (not is_update)
 
@@ -56,13 +56,13 @@ class Applied:
 class LossScale:
     """The scale at one version, and the rule by which it changes: that of ``torch.amp.GradScaler``.
 
-    It falls with an overflow and grows after so many updates without one. An overflow that was
-    computed before the scale last fell says nothing about the scale that stands: it is not counted.
+    It falls with an overflow and grows after ``growth_interval`` updates without one. An overflow
+    that was computed before the scale last fell is not counted.
 
     Attributes:
-        value: what losses are multiplied with; more than 0.
+        value: the factor of losses, > 0.
         growth_tracker: updates without an overflow since it last changed.
-        growth_interval: so many of them make it grow.
+        growth_interval: updates without an overflow until it grows.
         fell_at: the version at which it last fell.
     """
 
@@ -78,7 +78,7 @@ class LossScale:
         return self.growth_factor, self.backoff_factor, self.growth_interval
 
     def after(self, version: int, *, is_update: bool, overflow_version: int) -> "LossScale":
-        """The scale of ``version``, the next one.
+        """The scale of the next version, ``version``.
 
         Args:
             is_update: whether the parameters changed.
@@ -103,28 +103,28 @@ class LossScales:
         self._control = control
 
     def offer(self, seat: int, scale: LossScale) -> None:
-        """The scale that this seat's member begins with; it counts where there is none yet."""
+        """Offer the initial scale of this seat's member; used if there is none yet."""
         self._write(self._control.offers[seat], scale)
         self._control[HAS_SCALE] = 1
 
     def begin(self, version: int, scale: LossScale) -> None:
-        """The run goes on at ``version`` with this scale."""
+        """Set the scale with which the run goes on at ``version``."""
         self._write(SCALE[version & 1], scale)
         self._control[HAS_SCALE] = 1
 
     def of(self, version: int) -> LossScale | None:
-        """The scale of one of the two newest versions; None: nobody scales."""
+        """The scale of one of the two newest versions; None: no member scales."""
         return self._read(SCALE[version & 1]) if self._control[HAS_SCALE] else None
 
     def standing(self, version: int) -> LossScale | None:
-        """The scale of a version; before anybody has brought one on, the first that was offered."""
+        """The scale of a version; if no update has written one, the first that was offered."""
         if not self._control[HAS_SCALE]:
             return None
         places = (SCALE[version & 1], *self._control.offers)
-        return next((one for place in places if (one := self._read(place)) is not None), None)
+        return next((scale for place in places if (scale := self._read(place)) is not None), None)
 
     def bring(self, version: int, *, is_update: bool, overflow_version: int) -> LossScale | None:
-        """Write the scale of ``version`` from that of the version before."""
+        """Compute and write the scale of ``version`` from that of the version before."""
         if not self._control[HAS_SCALE]:
             return None
         scale = self.standing(version - 1)
@@ -145,7 +145,7 @@ class LossScales:
         )  # fmt: skip
 
     def _write(self, place: int, scale: LossScale) -> None:
-        """The value last: without it the rest is not there."""
+        """Write the value last: without it the rest is not valid."""
         for i, number in reversed(list(enumerate(astuple(scale)))):
             self._control.set_double(place + i, number)
 
@@ -160,14 +160,14 @@ class Norms:
         self._control = control
 
     def note(self, version: int, norm: float) -> None:
-        """The gradient of the update that makes ``version`` had this norm."""
+        """Note the gradient norm of the update to ``version``."""
         control, place = self._control, _place(version)
         control.set_double(place, _NONE)
         control.set_double(place + 1, norm)
         control.set_double(place, float(version))
 
     def of(self, version: int) -> float:
-        """The norm before clipping; nan where it was not clipped, is not made yet or is too old."""
+        """The norm before clipping; nan if not clipped, not made yet, or too old."""
         control, place = self._control, _place(version)
         if version <= 0 or control.double(place) != version:
             return math.nan
@@ -180,7 +180,7 @@ def _place(version: int) -> int:
 
 
 class _Word:
-    """A word of a scheduler as an attribute.
+    """A descriptor: a word of a scheduler as an attribute.
 
     Args:
         first: the word of scheduler 0.
@@ -197,14 +197,14 @@ class _Word:
 
 
 class RhythmWords:
-    """The words of the scheduler of this number, below ``MOST_SCHEDULES``.
+    """The words of scheduler ``number``, below ``MOST_SCHEDULES``.
 
-    Members that write one of them at the same time write the same value.
+    Members that write a word at the same time write the same value.
     """
 
     rhythm = _Word(RHYTHMS)
     count = _Word(COUNTS)
-    """Steps taken in the loop by now."""
+    """Steps taken in the loop until now."""
     end = _Word(COUNTS + MOST_SCHEDULES)
     """Steps taken in the loop when the last epoch ended."""
 
@@ -213,7 +213,7 @@ class RhythmWords:
 
     @property
     def argument(self) -> float:
-        """Of the last step that was counted; written before it is."""
+        """The argument of the last counted step; written before the count."""
         return self.control.double(ARGUMENTS + self.number)
 
     @argument.setter
