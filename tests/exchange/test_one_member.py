@@ -1,8 +1,10 @@
 """One member, and a channel that says what a coordinator would: no process, no thread, no clock."""
 
 import math
+import time
 from collections import deque
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +188,31 @@ def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
     assert rig.channel.last(said.StepLeft).serial == 0
     assert rig.member.serial == before + 2
     rig.member.check()
+
+
+def test_a_simulated_delay_ends_early_where_work_is_called_off() -> None:
+    rig = Rig()
+    rig.open("store")
+    rig.control[rig.control.cancelled[0]] = 1
+    with pytest.raises(Superseded):
+        rig.member.sleep(60.0)
+    rig.member.hooks.spread = object()  # type: ignore[assignment]
+    start_s = time.perf_counter()
+    rig.member.sleep(60.0)  # of a split model nobody leaves a step alone
+    assert time.perf_counter() - start_s < 30.0
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 2])
+def test_skipping_is_advised_only_where_it_is_allowed(overlap_steps: int) -> None:
+    averaging = object.__new__(DistributedAveraging)
+    averaging._seat = 1
+    averaging._bad_name = lambda: "weight"  # type: ignore[method-assign]
+    averaging._copy = SimpleNamespace(  # type: ignore[assignment]
+        own=SimpleNamespace(overlap_steps=overlap_steps), version=7
+    )
+    with pytest.raises(WorkerError, match=r"'weight' is not finite at version 7") as caught:
+        averaging._refuse_not_finite()
+    assert ("--nonfinite skip" in str(caught.value)) == (not overlap_steps)
 
 
 def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:

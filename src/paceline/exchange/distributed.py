@@ -299,10 +299,12 @@ class DistributedAveraging(Averaging):
         return next(bad, "")
 
     def _refuse_not_finite(self) -> NoReturn:
+        advice = "lower the learning rate or clip the gradient"
+        if not self._copy.own.overlap_steps:  # run/describe.py refuses both together
+            advice += ", or skip such updates: --nonfinite skip"
         raise WorkerError(
             f"worker {self._seat}: the averaged gradient of {self._bad_name() or '?'!r} is not "
-            f"finite at version {self._copy.version}; lower the learning rate, clip the "
-            "gradient, or go on without such updates: --nonfinite skip"
+            f"finite at version {self._copy.version}; {advice}"
         )
 
     # -- the way out ----------------------------------------------------------------------------

@@ -381,11 +381,16 @@ class StoreExchange(Exchange):
         own.clock.push_s = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Wait on this seat's cancelled word, so that a cancellation ends it at once."""
+        """Wait on this seat's cancelled word, so that a cancellation ends it at once.
+
+        In a split model it then only returns early, as ``check`` does.
+        """
         control, index, serial = self._control, self._cancelled, self._own.serial
         end_s = time.perf_counter() + seconds
         while (left_s := end_s - time.perf_counter()) > 0:
             if control.wait_while(index, lambda now: now <= serial, left_s, is_soon=False):
+                if self._own.hooks.spread is not None:
+                    return  # the others would wait in their step for ever
                 raise Superseded
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
