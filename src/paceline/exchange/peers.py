@@ -18,7 +18,7 @@ from ..errors import AllGone, ConfigError
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
-from ..wire import messages as said
+from ..wire import messages
 from . import Route
 from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
@@ -59,7 +59,7 @@ class PeerRounds:
         """Whether the version lies in another block: weights were published between epochs."""
         return self._averaging.block != self._member.store.current
 
-    def open(self, opened: said.OpenEpoch) -> None:
+    def open(self, opened: messages.OpenEpoch) -> None:
         """An epoch begins; the first grant of its rounds."""
         member = self._member
         self._seats, updates_left = opened.seats, opened.updates_left
@@ -83,7 +83,7 @@ class PeerRounds:
         self._advance()
         member.clock.begin()
 
-    def _meet(self, opened: said.OpenEpoch) -> bool:
+    def _meet(self, opened: messages.OpenEpoch) -> bool:
         """Begin to average with the peers; False where one has died before all had met."""
         member = self._member
         member.copy.pull(0)  # the first member may have loaded other weights since
@@ -139,7 +139,7 @@ class PeerRounds:
             member.grant = Grant(ticket, tuple(leases))
             # Nobody else tells who reads a stream before the rounds are over.
             done = self._leases.begins_at(self._round)
-            member.hooks.hear_stream(said.StreamDone(member.epoch, done, ()))
+            member.hooks.hear_stream(messages.StreamDone(member.epoch, done, ()))
             member.beat()
         return bool(leases)
 
@@ -201,7 +201,7 @@ class PeerRounds:
         self._averaging.fill(work)
         self._barrier.show(Line(
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
-            fault=said.FOUND_INF if work.found_inf else said.OK,
+            fault=messages.FOUND_INF if work.found_inf else messages.OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             input_s=clock.input_s, squared_norm=0.0,
             max_norm=work.clip.max_norm, max_value=work.clip.max_value,
@@ -296,7 +296,7 @@ class PeerRounds:
     def _interrupted(self, work: Work, *, is_updating: bool) -> None:
         """Put the share back, tell where this member stands, and go on through the store."""
         self._averaging.give_up(work, is_updating=is_updating)
-        entries: tuple[said.Entry, ...] = ()
+        entries: tuple[messages.Entry, ...] = ()
         if is_updating:
             lines = self._barrier.lines()
             entries = tuple(
@@ -304,19 +304,29 @@ class PeerRounds:
             )
         clock, mine = self._member.clock, None
         if work.num_samples:
-            fault = self._fault(self._member.seat, said.FOUND_INF if work.found_inf else said.OK)
+            fault = self._fault(
+                self._member.seat, messages.FOUND_INF if work.found_inf else messages.OK
+            )
             clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.input_s)
-            mine = said.Entry(work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip)
+            mine = messages.Entry(
+                work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip
+            )
         self._report_interruption(mine, entries)
         self._leave_with_work()
         self._member.await_grant()
 
     def _fault(self, seat: int, fault: float) -> int:
         """What is wrong with a push that no update has looked at yet."""
-        return int(fault) or (said.OK if self._member.store.is_finite(seat) else said.NOT_FINITE)
+        return int(fault) or (
+            messages.OK if self._member.store.is_finite(seat) else messages.NOT_FINITE
+        )
 
     def _report_interruption(
-        self, mine: said.Entry | None, entries: tuple[said.Entry, ...], *, needs_store: bool = False
+        self,
+        mine: messages.Entry | None,
+        entries: tuple[messages.Entry, ...],
+        *,
+        needs_store: bool = False,
     ) -> None:
         """Tell of this member's push and those it saw; wait until all live ones have.
 
@@ -328,16 +338,16 @@ class PeerRounds:
         self._wait_for_others(mine, entries, needs_store=needs_store)
 
     def _wait_for_others(
-        self, mine: said.Entry | None, entries: tuple[said.Entry, ...], *, needs_store: bool
+        self, mine: messages.Entry | None, entries: tuple[messages.Entry, ...], *, needs_store: bool
     ) -> None:
         """The same, where nothing more is to be put in order; the work in hand is kept."""
         channel, mail = self._member.channel, self._member.mail
-        channel.send(said.PeersLeft(mine, entries, needs_store))
-        while isinstance(message := mail.next(), said.Mend):
+        channel.send(messages.PeersLeft(mine, entries, needs_store))
+        while isinstance(message := mail.next(), messages.Mend):
             if self.are_on:
                 self._averaging.restore_the_dead()
-            channel.send(said.Mended())
-        if not isinstance(message, said.Resume):
+            channel.send(messages.Mended())
+        if not isinstance(message, messages.Resume):
             raise Stopped
         self._member.serial = message.serial
 
