@@ -168,7 +168,7 @@ def test_what_peers_cannot_do_is_done_through_the_store() -> None:
 
 
 def test_by_a_collective_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"step.skip\(\) is not carried by path 'collective'"):
+    with pytest.raises(ConfigError, match=r"step.skip\(\) is not supported on path 'collective'"):
         object.__new__(DistributedAveraging).refuse("step.skip()")
 
 
