@@ -109,8 +109,8 @@ class CompressedGradient:
     def _piece(self, span: Span) -> _Piece:
         run = next(
             i
-            for i, candidate in enumerate(self._runs)
-            if candidate.start <= span.start < max(candidate.stop, candidate.start + 1)
+            for i, outer in enumerate(self._runs)
+            if outer.start <= span.start < max(outer.stop, outer.start + 1)
         )
         dtype, size = _numbers(span)
         inside = [
@@ -120,7 +120,7 @@ class CompressedGradient:
         ]
         segment = Segment(
             size=size, dtype=dtype, device=self.device, seat=self._seat,
-            num_members=self.num_members, matrices=[matrix for matrix in inside if matrix is not None],
+            num_members=self.num_members, matrices=[m for m in inside if m is not None],
         )  # fmt: skip
         compressor = self.compression.kind(segment, self.compression.value)
         return _Piece(span, run, self._runs[run].numbers_before(span.start), compressor)
