@@ -31,7 +31,7 @@ def test_where_gradients_are_pushed_it_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(text, 2, outer="nesterov:0.7,0.9")
     assert str(error.value) == (
-        f"outer nesterov:0.7,0.9 steps on the mean of what local steps have changed, and under "
+        f"outer nesterov:0.7,0.9 steps on the mean change of local steps, but under "
         f"{text} workers push gradients, on which your own optimizer steps; leave it out, or use "
         "--protocol local-sgd:H or post-local-sgd:N,H or adaptive-local:H"
     )

@@ -197,7 +197,7 @@ def test_a_digit_that_was_changed_is_found_by_the_sum(path: Path) -> None:
 )
 def test_another_format_is_refused(number: int, remedy: str, path: Path) -> None:
     path.write_text(f'{{"kind":"run","format":{number}}}\n')
-    with pytest.raises(ConfigError, match=f"of format {number}, this paceline reads 3: {remedy}"):
+    with pytest.raises(ConfigError, match=f"has format {number}, this paceline reads 3: {remedy}"):
         list(read_trace(path))
 
 
