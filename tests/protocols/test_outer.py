@@ -18,7 +18,7 @@ def test_it_is_a_setting_or_stands_behind_the_name() -> None:
 
 def test_of_one_that_is_given_twice_both_must_be_the_same() -> None:
     assert str(parse("local-sgd:8+sgd:0.5", 2, outer="sgd:0.5")) == "local-sgd:8+sgd:0.5"
-    with pytest.raises(ConfigError, match="names an outer optimizer, and sgd:1 is another"):
+    with pytest.raises(ConfigError, match="names an outer optimizer, but sgd:1 is set too"):
         parse("local-sgd:8+sgd:0.5", 2, outer="sgd:1")
 
 
