@@ -593,7 +593,7 @@ def test_a_trace_of_another_format_is_refused_and_nothing_is_taken_away(tmp_path
     path = run.folder / "trace.jsonl"
     path.write_text(path.read_text().replace('"format":3', '"format":1', 1))
     before = sorted(one.name for one in run.folder.rglob("*"))
-    with pytest.raises(ConfigError, match="of format 1, this paceline reads 3"):
+    with pytest.raises(ConfigError, match="has format 1, this paceline reads 3"):
         go(ADAM, tmp_path, resume=str(run.folder), updates=10**6)
     assert sorted(one.name for one in run.folder.rglob("*")) == before
 

@@ -82,7 +82,7 @@ def test_on_a_topology_schedules_are_run() -> None:
     planned = choose(1 << 24, 8, dgx()).collective
     assert isinstance(planned, ParallelRings)
     assert len(planned.rings) > 1
-    with pytest.raises(ConfigError, match="2 hosts of 4 has 8 ranks, and 4 take part"):
+    with pytest.raises(ConfigError, match="2 hosts of 4 has 8 ranks, but 4 take part"):
         choose(1000, 4, two_hosts())
 
 

@@ -147,7 +147,7 @@ def test_a_shared_link_is_shared() -> None:
 
 def test_what_is_not_for_equally_many_ranks_is_refused() -> None:
     topology = flat(4, latency_s=0.0, bytes_per_s=1e9)
-    with pytest.raises(ConfigError, match="flat has 4 ranks, and ring 3"):
+    with pytest.raises(ConfigError, match="flat has 4 ranks, but ring has 3"):
         cost_on(topology, parse("ring", 3), Operation.ALL_REDUCE, 8)
     with pytest.raises(ConfigError, match="ready_s needs one time for each of 4 ranks, got 2"):
         cost_on(topology, parse("ring", 4), Operation.ALL_REDUCE, 8, ready_s=[0.0, 0.0])

@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_with_what_does(text: str, num_ranks: int, 
             0,
             "ring has no broadcast; it has all-reduce, reduce-scatter, all-gather",
         ),
-        ("tree", Operation.BROADCAST, 6, "root 6 is no rank of 6; give one of 0 to 5"),
+        ("tree", Operation.BROADCAST, 6, "root must be a rank from 0 to 5, got 6"),
     ],
 )
 def test_an_operation_that_is_not_there_is_refused(

@@ -73,7 +73,7 @@ def test_no_way_leads_through_a_rank() -> None:
         for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
     ]
     line = Topology(name="line", num_ranks=3, num_switches=0, links=tuple(links))
-    with pytest.raises(ConfigError, match="line: no way from rank 0 to rank 2"):
+    with pytest.raises(ConfigError, match="line: no path from rank 0 to rank 2"):
         line.way(0, 1)
 
 
@@ -150,7 +150,7 @@ def test_between_hosts_two_levels_reach_more_of_the_optimum_than_a_tree() -> Non
 
 
 def test_too_many_vertices_for_all_cuts_are_refused() -> None:
-    with pytest.raises(ConfigError, match="flat has 17 vertices, and all cuts are tried of at"):
+    with pytest.raises(ConfigError, match="flat has 17 vertices, but all cuts are tried only"):
         least_s_per_byte(flat(16, latency_s=0.0, bytes_per_s=1.0), Operation.ALL_REDUCE)
     with pytest.raises(ConfigError, match="no bound is known for all-to-all"):
         least_s_per_byte(flat(4, latency_s=0.0, bytes_per_s=1.0), Operation.ALL_TO_ALL)

@@ -324,7 +324,7 @@ def test_a_rank_of_another_version_is_named_and_hears_why() -> None:
     ((seat, failed),) = post.hear(10.0)
     assert isinstance(failed, Failed)
     assert (seat, failed.whose) == (1, Whose.USER)
-    assert failed.text.startswith("worker 1: a worker and its launcher speak different versions")
+    assert failed.text.startswith("worker 1: a worker and its launcher use different versions")
     store.queue_push("up", _SEAT.pack(2) + UP.encode([Bye()]))
     assert post.hear(10.0) == [(2, Bye())]  # who speaks as this one does is still heard
     why: queue.SimpleQueue[str] = queue.SimpleQueue()

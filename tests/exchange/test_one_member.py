@@ -1,8 +1,10 @@
 """One member, and a channel that says what a coordinator would: no process, no thread, no clock."""
 
 import math
+import time
 from collections import deque
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,14 +25,14 @@ from paceline.store.clip import UNCLIPPED
 from paceline.store.control import ALARM, Control, control_bytes
 from paceline.store.memory import PrivateMemory
 from paceline.store.parameter_store import arena_bytes
-from paceline.wire import messages as said
+from paceline.wire import messages
 
 LEASES = [Lease(number, 0, 2 * number, 2 * number + 2) for number in range(4)]
 PATHS = pytest.mark.parametrize("path", ["store", "peers"])
 
 
 class ToldChannel:
-    """What the member will hear, in order, and what it has said."""
+    """The messages that the member will receive, in order, and those that it sent."""
 
     def __init__(self) -> None:
         self.to_come: deque[Any] = deque()
@@ -46,7 +48,7 @@ class ToldChannel:
             return []
         assert self.to_come, "it waits for ever"
         message = self.to_come.popleft()
-        return [message, self.to_come.popleft()] if isinstance(message, said.Job) else [message]
+        return [message, self.to_come.popleft()] if isinstance(message, messages.Job) else [message]
 
     def last(self, kind: type) -> Any:
         return next(one for one in reversed(self.sent) if isinstance(one, kind))
@@ -72,7 +74,7 @@ class Rig:
             averaging=partial(make_averaging, "peers", ""),
         )  # fmt: skip
         self.member.place = lambda: START
-        self.channel.to_come.append(said.Laid(
+        self.channel.to_come.append(messages.Laid(
             size, 1, False, nonfinite_is_error, 0, 0.0, 0, START, "shared",
         ))  # fmt: skip
         shape = Shape(num_samples=8, batch_size=2, parts=1, keep_remainder=True)
@@ -80,7 +82,7 @@ class Rig:
 
     def open(self, path: str) -> None:
         self.path = path
-        opened = said.OpenEpoch(0, path == "peers", -1, 0, (0,), 0.0)
+        opened = messages.OpenEpoch(0, path == "peers", -1, 0, (0,), 0.0)
         self.channel.to_come += [opened] if path == "peers" else [opened, self.grant(0)]
         assert self.member.open_epoch(0, None)
 
@@ -93,7 +95,7 @@ class Rig:
         for parameter in self.model.parameters():
             parameter.grad = torch.full_like(parameter, value)
         if self.path == "store":
-            finish = said.Finish(version + 1, version + 1, 0, 1.0, UNCLIPPED)
+            finish = messages.Finish(version + 1, version + 1, 0, 1.0, UNCLIPPED)
             self.channel.to_come += [finish, self.grant(version + 1)]
         self.member.push(Work(num_samples=2, weight=2.0, loss=value))
 
@@ -123,13 +125,13 @@ def test_a_member_comes_to_what_the_optimizer_does_alone(path: str) -> None:
 def test_an_epoch_between_peers_ends_in_rounds_that_are_told() -> None:
     rig = Rig()
     rig.open("peers")
-    rig.channel.to_come.append(said.EndEpoch(0, 4))
+    rig.channel.to_come.append(messages.EndEpoch(0, 4))
     for _ in LEASES:
         rig.step()
     assert rig.member.grant() is None
-    told = [row for one in rig.channel.sent if isinstance(one, said.Rounds) for row in one.rows]
+    told = [row for one in rig.channel.sent if isinstance(one, messages.Rounds) for row in one.rows]
     assert [row.entries[0].num_samples for row in told] == [2, 2, 2, 2]
-    rig.channel.to_come += [said.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
+    rig.channel.to_come += [messages.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
     assert rig.member.open_epoch(1, None)
     for _ in LEASES:
         rig.step_alone()
@@ -156,17 +158,17 @@ def test_what_peers_cannot_do_is_done_through_the_store() -> None:
     rig = Rig()
     rig.open("peers")
     rig.step()
-    rig.channel.to_come += [said.Resume(7), said.Extended(LEASES[2])]
+    rig.channel.to_come += [messages.Resume(7), messages.Extended(LEASES[2])]
     assert rig.member.extend() == LEASES[2]
     assert rig.control[ALARM] == 1
-    assert rig.channel.last(said.PeersLeft) == said.PeersLeft(None, (), True)
-    assert rig.channel.last(said.Extend).serial == 7
+    assert rig.channel.last(messages.PeersLeft) == messages.PeersLeft(None, (), True)
+    assert rig.channel.last(messages.Extend).serial == 7
     rig.step_alone()
     assert rig.is_as_alone()
 
 
 def test_by_a_collective_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"step.skip\(\) is not carried by path 'collective'"):
+    with pytest.raises(ConfigError, match=r"step.skip\(\) is not supported on path 'collective'"):
         object.__new__(DistributedAveraging).refuse("step.skip()")
 
 
@@ -183,15 +185,40 @@ def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
     before = rig.member.serial
     rig.channel.to_come.append(rig.grant(1)._replace(ticket=Ticket(0, 1, 0)))
     rig.member.superseded()
-    assert rig.channel.last(said.StepLeft).serial == 0
+    assert rig.channel.last(messages.StepLeft).serial == 0
     assert rig.member.serial == before + 2
     rig.member.check()
+
+
+def test_a_simulated_delay_ends_early_where_work_is_called_off() -> None:
+    rig = Rig()
+    rig.open("store")
+    rig.control[rig.control.cancelled[0]] = 1
+    with pytest.raises(Superseded):
+        rig.member.sleep(60.0)
+    rig.member.hooks.spread = object()  # type: ignore[assignment]
+    start_s = time.perf_counter()
+    rig.member.sleep(60.0)  # of a split model nobody leaves a step alone
+    assert time.perf_counter() - start_s < 30.0
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 2])
+def test_skipping_is_advised_only_where_it_is_allowed(overlap_steps: int) -> None:
+    averaging = object.__new__(DistributedAveraging)
+    averaging._seat = 1
+    averaging._bad_name = lambda: "weight"  # type: ignore[method-assign]
+    averaging._copy = SimpleNamespace(  # type: ignore[assignment]
+        own=SimpleNamespace(overlap_steps=overlap_steps), version=7
+    )
+    with pytest.raises(WorkerError, match=r"'weight' is not finite at version 7") as caught:
+        averaging._refuse_not_finite()
+    assert ("--nonfinite skip" in str(caught.value)) == (not overlap_steps)
 
 
 def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:
     rig = Rig()
     rig.open("store")
-    rig.channel.to_come.append(said.Stop(0))
+    rig.channel.to_come.append(messages.Stop(0))
     rig.member.give_back()
     assert rig.member.grant() is None
     assert not rig.member.open_epoch(1, None)
@@ -203,8 +230,8 @@ def test_jobs_come_before_the_message_behind_them() -> None:
     rig.open("store")
     rig.step()
     rig.step_alone()
-    finish = said.Finish(2, 2, 0, 1.0, UNCLIPPED)
-    rig.channel.to_come += [finish, said.Summed((5.0,))]
+    finish = messages.Finish(2, 2, 0, 1.0, UNCLIPPED)
+    rig.channel.to_come += [finish, messages.Summed((5.0,))]
     assert rig.member.sum([2.0]) == [5.0]
     assert rig.control.version == 2
 
@@ -222,6 +249,6 @@ def test_who_is_the_main_one_goes_first_through_a_block() -> None:
 
 def test_a_newcomer_that_is_sent_away_ends() -> None:
     rig = Rig()
-    rig.channel.to_come.append(said.SentAway())
+    rig.channel.to_come.append(messages.SentAway())
     with pytest.raises(Stopped):
         rig.member.open_epoch(0, None)

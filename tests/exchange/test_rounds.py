@@ -16,7 +16,7 @@ from paceline.run.peers import RoundsBook
 from paceline.store.clip import UNCLIPPED, Clip
 from paceline.store.control import MET, Control, control_bytes
 from paceline.store.memory import PrivateMemory, SharedMemory
-from paceline.wire import messages as said
+from paceline.wire import messages
 
 
 def line(**changes: float) -> Line:
@@ -92,7 +92,7 @@ def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
 
 
 def test_rounds_are_told_once() -> None:
-    sent: list[said.Rounds] = []
+    sent: list[messages.Rounds] = []
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     told = RoundsTold(channel, Control(PrivateMemory(control_bytes(2)), 2), 100, (0, 1), 0)
     for number in range(3):
@@ -106,7 +106,7 @@ def test_rounds_are_told_once() -> None:
 
 
 def test_of_what_the_first_has_told_others_keep_nothing_and_say_nothing() -> None:
-    control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[said.Rounds]()
+    control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[messages.Rounds]()
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
     for number in range(3):
@@ -120,7 +120,7 @@ def test_of_what_the_first_has_told_others_keep_nothing_and_say_nothing() -> Non
 
 
 def test_what_the_first_died_with_the_next_one_tells() -> None:
-    control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[said.Rounds]()
+    control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[messages.Rounds]()
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
     for number in range(3):
@@ -137,10 +137,10 @@ def test_rounds_are_heard_in_order_whoever_tells_of_them(order: tuple[int, ...])
     told = [range(32), range(32, 64), range(64, 96), range(90, 100)]
     book, heard = RoundsBook([0, 1]), list[float]()
     for number in order:
-        rows = [said.Row(float(one), ()) for one in told[number]]
+        rows = [messages.Row(float(one), ()) for one in told[number]]
         heard += [row.over_s for row in book.take(told[number][0], rows)]
     assert heard == [float(one) for one in range(100)]
-    assert not book.take(90, [said.Row(90.0, ())])
+    assert not book.take(90, [messages.Row(90.0, ())])
 
 
 def test_ranges_cover_each_position_once() -> None:
@@ -153,12 +153,14 @@ def test_ranges_cover_each_position_once() -> None:
 
 
 def test_shared_ranges_come_one_by_one_and_are_answered() -> None:
-    sent: list[said.Counted] = []
-    heard = iter([said.Range(4, 6), said.Range(-1, -1), said.CountTotals({"loss": (1.0, 6)})])
+    sent: list[messages.Counted] = []
+    heard = iter(
+        [messages.Range(4, 6), messages.Range(-1, -1), messages.CountTotals({"loss": (1.0, 6)})]
+    )
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     ranges = SharedRanges(channel, type("Mail", (), {"expect": lambda *_: next(heard)})())
     assert ranges.next() == (4, 6)
     ranges.report({"loss": (0.5, 2)})
-    assert sent == [said.Counted(4, {"loss": (0.5, 2)})]
+    assert sent == [messages.Counted(4, {"loss": (0.5, 2)})]
     assert ranges.next() is None
     assert ranges.totals() == {"loss": (1.0, 6)}

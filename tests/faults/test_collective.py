@@ -37,7 +37,7 @@ def test_before_all_have_met_the_others_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_inside_an_all_reduce_the_run_ends_in_words(tmp_path: Path) -> None:
-    with pytest.raises(AllGone, match=r"a worker died inside an all-reduce, .*--respawn goes on"):
+    with pytest.raises(AllGone, match=r"died inside an all-reduce, .*--respawn to restart"):
         train(with_fault(TASK, INSIDE), tmp_path, **COLLECTIVE)
 
 
@@ -55,7 +55,7 @@ def test_inside_an_all_reduce_a_run_with_respawn_begins_again(tmp_path: Path) ->
 def test_inside_a_schedule_the_run_ends_in_words(tmp_path: Path) -> None:
     """Also for members that the dead one sends nothing to."""
     chosen = {"workers": 4, "protocol": "full-sync", "collective": "ring"}
-    with pytest.raises(AllGone, match=r"a worker died inside an all-reduce, .*--respawn goes on"):
+    with pytest.raises(AllGone, match=r"died inside an all-reduce, .*--respawn to restart"):
         train(with_fault(TASK, INSIDE), tmp_path, **chosen)
 
 

@@ -49,5 +49,5 @@ def test_a_worker_that_is_replaced_ends_quietly_when_it_comes_back(tmp_path: Pat
 
 
 def test_an_exception_is_the_users(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match="it was to fail here"):
+    with pytest.raises(WorkerError, match="injected fault"):
         train(TASK, tmp_path, workers=2, engine="inline", fault=("raise in worker 1 at step 2",))

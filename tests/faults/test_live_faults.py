@@ -113,7 +113,7 @@ def test_an_exception_is_a_death_where_the_run_is_to_continue(tmp_path: Path, pa
 
 
 def test_an_exception_ends_the_run_unless_told_otherwise(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match="RuntimeError: it was to fail here: raise in worker 1"):
+    with pytest.raises(WorkerError, match="RuntimeError: injected fault: raise in worker 1"):
         train(LONG, tmp_path, workers=2, fault=("raise in worker 1 at update 7",))
 
 

@@ -18,7 +18,7 @@ def test_it_is_a_setting_or_stands_behind_the_name() -> None:
 
 def test_of_one_that_is_given_twice_both_must_be_the_same() -> None:
     assert str(parse("local-sgd:8+sgd:0.5", 2, outer="sgd:0.5")) == "local-sgd:8+sgd:0.5"
-    with pytest.raises(ConfigError, match="names an outer optimizer, and sgd:1 is another"):
+    with pytest.raises(ConfigError, match="names an outer optimizer, but sgd:1 is set too"):
         parse("local-sgd:8+sgd:0.5", 2, outer="sgd:1")
 
 
@@ -31,7 +31,7 @@ def test_where_gradients_are_pushed_it_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(text, 2, outer="nesterov:0.7,0.9")
     assert str(error.value) == (
-        f"outer nesterov:0.7,0.9 steps on the mean of what local steps have changed, and under "
+        f"outer nesterov:0.7,0.9 steps on the mean change of local steps, but under "
         f"{text} workers push gradients, on which your own optimizer steps; leave it out, or use "
         "--protocol local-sgd:H or post-local-sgd:N,H or adaptive-local:H"
     )

@@ -33,13 +33,13 @@ def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
             "k-sync:5",
             4,
             "k-sync:K needs K <= 4, the number of workers, got k-sync:5; try k-sync:4, or "
-            "k-batch-sync:5, where one worker may push more than once an update",
+            "k-batch-sync:5, where one worker may push more than once per update",
         ),
         (
             "k-async:5",
             4,
             "k-async:K needs K <= 4, the number of workers, got k-async:5; try k-async:4, or "
-            "k-batch-async:5, where one worker may push more than once an update",
+            "k-batch-async:5, where one worker may push more than once per update",
         ),
         (
             "k-sync",

@@ -57,7 +57,7 @@ def test_a_wrong_rule_says_what_to_write(text: str, message: str) -> None:
 
 
 def test_two_rules_are_refused() -> None:
-    with pytest.raises(ConfigError, match="names a staleness rule, and inverse is another"):
+    with pytest.raises(ConfigError, match="names a staleness rule, but inverse is set too"):
         parse("async+drop:2", 4, "inverse")
 
 

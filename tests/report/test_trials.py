@@ -102,4 +102,4 @@ def test_what_is_of_one_run_asks_for_one_of_them(make: Make, say: Say, verb: str
     folder = make({"wide": ""})
     code, _, err = say(verb.format(folder))
     assert code == 2
-    assert f"{folder} holds the trials of a script: name the folder of one of them" in err
+    assert f"{folder} holds the trials of a script: give the folder of one of them" in err

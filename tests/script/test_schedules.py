@@ -163,7 +163,7 @@ def _rates_of_steps(case: str, num_steps: int, number: int) -> list[list[float]]
     [
         ("nine", "takes at most 8 schedulers, got 9; .*ChainedScheduler"),
         ("loaded inside", r"CosineAnnealingLR.load_state_dict\(\) was called while"),
-        ("a metric of one's own", r"a metric that it is stepped with must be the same in all"),
+        ("a metric of one's own", r"a metric that steps the scheduler must be the same in all"),
     ],
 )
 @pytest.mark.parametrize("where", [PEERS, INLINE], ids=str)

@@ -313,7 +313,8 @@ SCRIPTS = (
     Script(clamped, refused=several(EDITED), falls=False),
     Script(clamped_behind_the_block, refused=several(EDITED), falls=False),
     Script(
-        weights_clipped_published, refused=pushed(r"pace.publish\(model\) stands inside the loop")
+        weights_clipped_published,
+        refused=pushed(r"pace.publish\(model\) is called inside the loop"),
     ),
     Script(layer_reset_published),
     Script(max_norm, refused=several(EDITED)),

@@ -111,4 +111,4 @@ def test_without_checkpoints_it_is_told_of_and_goes_on_as_it_is(tmp_path: Path) 
     )
     assert ended.code == 0, ended.said
     assert "begin anew" not in ended.said
-    assert ended.said.count("a run that goes on (--resume) is measured and cut anew") == 1
+    assert ended.said.count("a resumed run (--resume) measures and cuts the model again") == 1

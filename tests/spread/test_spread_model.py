@@ -1310,7 +1310,8 @@ def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
         averaging = object.__new__(SplitAveraging)
         averaging._spread = SimpleNamespace(groups=SimpleNamespace(copy=ranks.everyone))  # type: ignore[assignment]  # only what this looks at
         averaging._replica = SimpleNamespace(layout=places)  # type: ignore[assignment]  # only what this looks at
-        averaging._copy = SimpleNamespace(version=7)  # type: ignore[assignment]  # only what this looks at
+        own = SimpleNamespace(overlap_steps=0)
+        averaging._copy = SimpleNamespace(version=7, own=own)  # type: ignore[assignment]  # only what this looks at
         averaging._mean, averaging._seat = mean, rank
         averaging._told_of_deaths = nullcontext  # type: ignore[method-assign,assignment]  # only what this looks at
         with pytest.raises(WorkerError) as refused:

@@ -50,7 +50,7 @@ POINTS = {
     "before it tells of the epoch": (
         "exchange.peers",
         "PeerRounds",
-        "_let_stand",
+        "_commit_version",
         "before",
     ),
     "before it writes its weights": ("replica.replica", "Replica", "write_to", "before"),

@@ -181,14 +181,14 @@ def test_a_line_that_was_moved_lost_or_doubled_is_found_by_its_sum(
 ) -> None:
     lines = write_three(path)
     path.write_text("".join(lines[i] for i in order))
-    with pytest.raises(ConfigError, match="its sum is another: this line, or one before it"):
+    with pytest.raises(ConfigError, match="its checksum is wrong: this line, or one before it"):
         list(read_trace(path))
 
 
 def test_a_digit_that_was_changed_is_found_by_the_sum(path: Path) -> None:
     lines = write_three(path)
     path.write_text(lines[0] + lines[1].replace('"t":', '"t":1', 1) + lines[2])
-    with pytest.raises(ConfigError, match=r"trace\.jsonl:2 \(ValueError: its sum is another"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:2 \(ValueError: its checksum is wrong"):
         list(read_trace(path))
 
 
@@ -197,13 +197,13 @@ def test_a_digit_that_was_changed_is_found_by_the_sum(path: Path) -> None:
 )
 def test_another_format_is_refused(number: int, remedy: str, path: Path) -> None:
     path.write_text(f'{{"kind":"run","format":{number}}}\n')
-    with pytest.raises(ConfigError, match=f"of format {number}, this paceline reads 3: {remedy}"):
+    with pytest.raises(ConfigError, match=f"has format {number}, this paceline reads 3: {remedy}"):
         list(read_trace(path))
 
 
 def test_a_file_that_is_no_trace_is_refused(path: Path) -> None:
     path.write_text(reseal('{"kind":"note","t":0.1,"text":"hello"}\n'))
-    with pytest.raises(ConfigError, match="is no trace: its first line is no header"):
+    with pytest.raises(ConfigError, match="is not a trace: its first line is not a header"):
         list(read_trace(path))
 
 

@@ -136,8 +136,8 @@ def test_the_checksum_sees_the_fields_of_what_lies_in_a_message() -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda frame: WIRE + b"\xfe", "there is no message 254"),
-        (lambda frame: frame[:-1] + b"\x07", "neither there nor left out"),
+        (lambda frame: WIRE + b"\xfe", "unknown message type 254"),
+        (lambda frame: frame[:-1] + b"\x07", "neither present nor absent"),
     ],
 )
 def test_what_no_type_allows_is_damaged(damage: Any, words: str) -> None:
@@ -148,7 +148,7 @@ def test_what_no_type_allows_is_damaged(damage: Any, words: str) -> None:
 
 def test_a_name_that_comes_twice_is_damaged() -> None:
     frame = FROM_MEMBER.encode([LogValues({"a": 1.0, "b": 2.0})])
-    with pytest.raises(WireError, match="it has a name twice"):
+    with pytest.raises(WireError, match="a name occurs twice"):
         FROM_MEMBER.decode(frame.replace(b"b", b"a"))
 
 

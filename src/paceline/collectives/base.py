@@ -122,9 +122,7 @@ class Collective(abc.ABC):
             raise ConfigError(f"{self} has no {operation.value}; it has {names}")
         if not 0 <= root < self.num_ranks:
             last = self.num_ranks - 1
-            raise ConfigError(
-                f"root {root} is no rank of {self.num_ranks}; give one of 0 to {last}"
-            )
+            raise ConfigError(f"root must be a rank from 0 to {last}, got {root}")
         self.check(operation)
         if self.num_ranks == 1:
             return iter(())

@@ -81,7 +81,7 @@ def choose(
             another number of ranks.
     """
     if isinstance(links, Topology) and links.num_ranks != num_ranks:
-        raise ConfigError(f"{links.name} has {links.num_ranks} ranks, and {num_ranks} take part")
+        raise ConfigError(f"{links.name} has {links.num_ranks} ranks, but {num_ranks} take part")
     if late is not None and not 0 <= late < num_ranks:
         raise ConfigError(f"rank {late} is late, but ranks are 0 to {num_ranks - 1}")
     members = [parse(name, num_ranks) for name in names or candidates(num_ranks, late)]

@@ -61,7 +61,7 @@ def cost_on(
     collective = collective.for_size(size_bytes)
     if topology.num_ranks != num_ranks:
         raise ConfigError(
-            f"{topology.name} has {topology.num_ranks} ranks, and {collective} {num_ranks}"
+            f"{topology.name} has {topology.num_ranks} ranks, but {collective} has {num_ranks}"
         )
     if ready_s and len(ready_s) != num_ranks:
         raise ConfigError(

@@ -129,12 +129,16 @@ class HostCost:
     def __post_init__(self) -> None:
         expected = {(kind, action) for kind in kinds_of(self.num_ranks) for action in Action}
         if self.num_ranks < 2 or self.rounds.keys() != expected:
-            raise ConfigError(f"no rounds of {self.num_ranks} processes: kinds are missing")
+            raise ConfigError(
+                f"the rounds of {self.num_ranks} processes are incomplete: kinds are missing"
+            )
         curves = [*self.rounds.values(), *self.beside_s.values()]
         for curve in (*curves, *([self.native_s] if self.native_s else [])):
             is_rising = all(point[0] < successor[0] for point, successor in pairwise(curve))
             if not curve or not is_rising or not all(n > 0 and 0 < s < 1e6 for n, s in curve):
-                raise ConfigError("no times of rounds: sizes must rise, and times be positive")
+                raise ConfigError(
+                    "invalid times of rounds: sizes must rise, and times must be positive"
+                )
 
     @classmethod
     def read(cls, values: Any) -> "HostCost":

@@ -74,7 +74,7 @@ def _worst_cut(topology: Topology, operation: Operation, root: int) -> CutBound:
             continue
         if not bytes_per_s:
             side = sorted(_vertices(cut))
-            raise ConfigError(f"{topology.name}: nothing leads across the cut around {side}")
+            raise ConfigError(f"{topology.name}: no link crosses the cut around {side}")
         share = 1.0 if operation.has_root else num_inside / topology.num_ranks
         if share / bytes_per_s > worst_s_per_byte:
             worst_s_per_byte, worst = share / bytes_per_s, cut
@@ -93,8 +93,8 @@ def cuts(topology: Topology, *, is_inward: bool = False) -> Iterator[tuple[int, 
     """
     if topology.num_vertices > MOST_VERTICES:
         raise ConfigError(
-            f"{topology.name} has {topology.num_vertices} vertices, and all cuts are tried of at "
-            f"most {MOST_VERTICES}; take a part of it"
+            f"{topology.name} has {topology.num_vertices} vertices, but all cuts are tried only up "
+            f"to {MOST_VERTICES}; take a part of it"
         )
     links = [(1 << link.source, 1 << link.destination, link.bytes_per_s) for link in topology.links]
     if is_inward:

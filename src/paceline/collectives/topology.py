@@ -99,7 +99,7 @@ def _all_paths(topology: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
         ]
         if unreachable:
             raise ConfigError(
-                f"{topology.name}: no way from rank {source} to rank {unreachable[0]}"
+                f"{topology.name}: no path from rank {source} to rank {unreachable[0]}"
             )
         ways |= {
             (source, rank): paths[rank] for rank in range(topology.num_ranks) if rank != source

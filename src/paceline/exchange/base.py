@@ -2,14 +2,14 @@
 
     open_epoch -> [ grant -> compute -> push ] ... -> None at the end of the epoch
 
-``push`` returns when the next grant is here and the model holds the parameters it names, or when
-the epoch or the run is over; ``extend`` asks for one mini-batch more, ``give_back`` returns the
-work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none of these. Members:
+``push`` returns when the next grant arrived and the model holds the parameters it names, or when
+the epoch or the run is over; ``extend`` asks for one more mini-batch, ``give_back`` returns the
+work undone, ``leave_epoch`` ends the epoch for all. A single worker has none of these. Members:
 
     solo            one worker: the user's optimizer steps on the user's parameters
-    through_store   order by order from the coordinator, or among peers: every protocol
+    through_store   by orders from the coordinator, or among peers: every protocol
 
-Above 300 lines, since every verb has its sentence here. This module must not know processes,
+Above 300 lines, since every verb has its docstring here. This module must not know processes,
 sockets or the loop that uses it.
 """
 
@@ -44,19 +44,19 @@ State: TypeAlias = Mapping["Tensor", Mapping[str, Any]]
 
 
 class Superseded(BaseException):
-    """The work in flight was abandoned; a BaseException: ``except Exception`` lets it by."""
+    """The work in flight was abandoned; a BaseException, so ``except Exception`` lets it pass."""
 
 
 class Stopped(BaseException):
-    """The run ends now: raised out of a member that still waits for something."""
+    """The run ends now: raised in a member that still waits for something."""
 
 
 class Perished(BaseException):
-    """A member of one process among others was killed: its thread ends as a process would."""
+    """A member that shares its process with others was killed: its thread ends like a process."""
 
 
 class End(IntEnum):
-    """Why a member waits for those with whom it shares a model: all wait for the same."""
+    """Why a member waits for the others that share its split model: all wait for the same."""
 
     PUSH = 0
     EPOCH = 1
@@ -70,8 +70,8 @@ class Work:
     """What a member reports with a push.
 
     Attributes:
-        num_samples: whose gradients are in it.
-        weight: its share of an update against the other pushes; 0: there is no gradient.
+        num_samples: samples whose gradients are in it.
+        weight: its share of an update relative to the other pushes; 0: there is no gradient.
         kept, unused: ids of leases, see ``Pushed``.
     """
 
@@ -85,7 +85,7 @@ class Work:
     clip: Clip = UNCLIPPED
     """Of the averaged gradient."""
     stepped: int = 0
-    """Which of several optimizers it is a step of, a bit each; 0: there is only one."""
+    """Which of several optimizers stepped, one bit each; 0: there is only one."""
 
 
 @dataclass(slots=True)
@@ -96,14 +96,14 @@ class Clock:
     wait_s: float = 0.0
     push_s: float = 0.0
     add_s: float = 0.0
-    """Of those of pushing: adding the last push to the sum of its update."""
+    """Part of ``push_s``: adding the last push to the sum of its update."""
     input_s: float = 0.0
-    """Of those of computing: until the batches of the work in flight were there."""
+    """Part of ``compute_s``: waiting for the batches of the work in flight."""
     begun_s: float = 0.0
     """When the work in flight began."""
 
     def begin(self) -> None:
-        """Other work begins now."""
+        """The next work begins now."""
         self.begun_s, self.input_s = time.perf_counter(), 0.0
 
 
@@ -113,7 +113,8 @@ class Shape:
 
     Attributes:
         batch_size: global: samples an update averages (per local step).
-        parts: mini-batches that a batch is cut into; ``is_sticky``: each is always one worker's.
+        parts: mini-batches that a batch is cut into.
+        is_sticky: whether each part always goes to the same worker.
     """
 
     num_samples: int
@@ -123,19 +124,19 @@ class Shape:
     is_sticky: bool = False
 
     def batches(self, ends: Ends | None = None) -> Batches:
-        found = Batches(
+        batches = Batches(
             self.num_samples, self.batch_size, self.parts, keep_remainder=self.keep_remainder,
             ends=None if isinstance(ends, int) else ends, has_columns=self.is_sticky,
         )  # fmt: skip
-        return found.with_ends(ends) if isinstance(ends, int) else found
+        return batches.with_ends(ends) if isinstance(ends, int) else batches
 
 
 def not_finite(seat: int, name: str, step: int, version: int, loss: float | None) -> WorkerError:
-    """The error for a gradient that is inf or nan; ``loss`` is None where nobody recorded it."""
-    said = "" if loss is None else f", loss {loss:g}"
+    """Return the error for a gradient that is inf or nan; ``loss`` is None if not recorded."""
+    loss_text = "" if loss is None else f", loss {loss:g}"
     return WorkerError(
         f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}"
-        f"{said}); lower the learning rate, clip the gradient, or go on without such updates: "
+        f"{loss_text}); lower the learning rate, clip the gradient, or skip such updates: "
         "--nonfinite skip"
     )
 
@@ -144,53 +145,55 @@ _STEPS_SHIFT, _MOST_STEPS = 32, 1 << 20
 
 
 def settings_word(digest: int, num_steps: int = 0) -> int:
-    """What a push tells of its optimizer's settings; 0, which this never is: they may differ.
+    """Return the word for a push's optimizer settings; never 0, which means they may differ.
 
     Args:
-        digest: of 32 bits.
-        num_steps: of its own optimizer that the member had taken, where each steps by itself.
+        digest: of the settings, 32 bits.
+        num_steps: steps of the member's own optimizer so far, where each steps by itself.
     """
     return (1 + num_steps % _MOST_STEPS) << _STEPS_SHIFT | digest
 
 
 def are_at_odds(word: int, other: int) -> bool:
-    """Whether two came to other settings by as many steps of their own."""
+    """Return whether two members have different settings after equally many own steps."""
     return word >> _STEPS_SHIFT == other >> _STEPS_SHIFT and word != other
 
 
 def conflict(worker: int, other: int) -> ConfigError:
-    """Two workers pushed into one update with different optimizer settings."""
+    """Return the error for two workers that pushed into one update with different settings."""
     return ConfigError(
         f"workers {worker} and {other} pushed into one update with different optimizer settings "
         "(lr, momentum, ...); change them in all workers at the same place, best between epochs, "
         "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler); a metric "
-        "that it is stepped with must be the same in all: pace.evaluate(fn, loader)"
+        "that steps the scheduler must be the same in all: pace.evaluate(fn, loader)"
     )
 
 
 @dataclass(slots=True)
 class ScriptHooks:
-    """What an exchange asks of the script's side, which fills it in before it attaches.
+    """Callbacks to the script's side, which fills them in before it attaches.
 
     Attributes:
-        advance_schedule: bring schedulers to this version; whether members' rates may differ then.
-        marks: what of prepared schedulers must be the same in members that push into one update.
-        between: a word of the settings as an epoch begins; 0: members' may differ.
-        hear_settings: the word of those that a push goes with.
-        num_own_steps: of an optimizer that steps here, in the whole run.
+        advance_schedule: bring schedulers to this version; returns whether members' rates may
+            then differ.
+        marks: state of prepared schedulers that must be equal in members of one update.
+        between: word of the settings as an epoch begins; 0: they may differ between members.
+        hear_settings: receives the settings word of a push.
+        num_own_steps: steps in the whole run of an optimizer that steps here.
         adopt: take over the settings of a worker that is there already.
         order_digest: of the epoch's order that was drawn last; all members' are compared.
-        take_loaded: the optimizer's state that the script has loaded since ``prepare``.
-        check_objects: look at what of the script's objects must stay as it was, beside weights.
-        check_given: before an epoch, look at all copies of weights that the script was given.
-        write_into: take the folder of checkpoints, and the identity of the one that it is in.
-        write_own: write what this member remembers, for the checkpoint of this number; the epoch
-            at whose end that stands, or -1.
-        hear_stream: who reads the stream, where it is given, and what of it is done with.
-        write_layout: write what lies where in the pinned block; of a split model, all of it.
-        compressed: sends gradients in fewer bytes, and has what was not sent; None: sent whole.
-        spread: this member's side of a model that several compute together; None: it has all of it.
-        follow: make all others' step, of this optimizer, with a closure or without; None: none is.
+        take_loaded: the optimizer's state that the script loaded since ``prepare``.
+        check_objects: check the script's objects, besides weights, that must not change.
+        check_given: before an epoch, check all copies of weights that the script was given.
+        write_into: take the checkpoint folder, and the identity of the folder that it is in.
+        write_own: write this member's own state for the checkpoint of this number; the second
+            argument is the epoch that it ends, or -1.
+        hear_stream: receives who reads the stream, where it is read, and what of it is done.
+        write_layout: write the layout of the pinned block; of a split model, the whole block.
+        compressed: compresses gradients and keeps the residual; None: sent whole.
+        spread: this member's side of a split model; None: it has the whole model.
+        follow: make the others' step of this optimizer, with a closure or without; None: no
+            steps are made together.
     """
 
     advance_schedule: Callable[[int], bool] = lambda version: False
@@ -222,24 +225,24 @@ class Exchange(abc.ABC):
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
     has_pushed: bool = False
-    """Whether what a step block was for is handed in: the rest of it is no work to be left."""
+    """Whether the step block's push is done: the rest of the block is not abandoned."""
     has_told_version: bool = False
-    """Whether the script has asked how far training is."""
+    """Whether the script asked how far training is."""
     has_told_place: bool = False
-    """Whether it knows where it goes on: by that, by the run's end, or by what it keeps."""
+    """Whether the script knows where to resume: from that, the run's end, or its own state."""
     is_cut_short: bool = False
-    """Whether the script is in a pass over its loader that the end of the run left empty."""
+    """Whether the script is in a pass over its loader that the run's end made empty."""
     last_norm: float = float("nan")
     """Norm of the averaged gradient of the update that used the last push; nan: not known."""
 
     @property
     def shared(self) -> "StoreExchange | None":
-        """This one, where there is a coordinator: what only then can be done is asked of it."""
+        """This exchange if there is a coordinator, for what only works with one; else None."""
         return None
 
     @property
     def alone(self) -> "SoloExchange | None":
-        """This one, where a worker is alone in its own process."""
+        """This exchange if the worker is alone in its own process; else None."""
         return None
 
     @property
@@ -253,7 +256,7 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def superseded(self) -> None:
-        """The step was left: wait for the next grant."""
+        """The step was abandoned: wait for the next grant."""
 
     @property
     def is_stopped(self) -> bool:
@@ -266,24 +269,24 @@ class Exchange(abc.ABC):
 
     @property
     def serial(self) -> int:
-        """Grows with every work that is granted, and with every one that is called off."""
+        """Grows with every work that is granted or cancelled."""
         return 0
 
     def applied(self, version: int) -> int:
-        """Updates up to ``version`` that were not skipped: what schedules count."""
+        """Return the updates up to ``version`` that were not skipped, which schedules count."""
         return version
 
     @property
     def scale(self) -> LossScale | None:
-        """The loss scale of that version; None: each worker's own."""
+        """The loss scale of that version; None: each worker has its own."""
         return None
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
+        """Wait; raises Superseded when the work in flight is abandoned meanwhile."""
         time.sleep(seconds)
 
     begins: tuple[int, ScriptPlace] = (0, START)
-    """The epoch to begin with, and where the script is there: a worker may join a run under way."""
+    """The epoch to begin with, and the place in it: a worker may join a run in progress."""
     place: Callable[[], ScriptPlace]
     """Where the script is now; set by the worker."""
 
@@ -293,11 +296,11 @@ class Exchange(abc.ABC):
         return 0.0
 
     def beat(self) -> None:
-        """A sign of life, where a member is busy with something that is no step."""
+        """Give a sign of life while the member is busy with something other than a step."""
         return
 
     def inject(self, fault: Fault) -> None:
-        """Let this fault happen now, to this member; nothing goes wrong for one worker alone."""
+        """Inject this fault into this member now; a single worker ignores it."""
         return
 
     def rest(self, epoch: int) -> None:
@@ -305,33 +308,33 @@ class Exchange(abc.ABC):
         return
 
     def ask_to_stop(self) -> None:
-        """End the whole run at the next step border."""
+        """End the whole run after the current step."""
         return
 
     def leave_epochs(self) -> None:
-        """The script leaves its epochs early: the end that it asked for between two comes first."""
+        """The script leaves its epochs early: wait for a stop that it asked for between epochs."""
         return
 
     @abc.abstractmethod
     def census(self, num_samples: int, batch_size: int) -> "EvaluationRanges":
-        """Share out an evaluation among all members."""
+        """Start an evaluation that is shared among all members."""
 
     @abc.abstractmethod
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum over members; all must call it between epochs."""
+        """Return the sum over members; all must call it between epochs."""
 
     def once(self) -> AbstractContextManager[bool]:
-        """A block that one member goes through before all others; True for that one."""
+        """Return a block that one member enters before all others; it yields True there."""
         return nullcontext(True)
 
     def log(self, values: dict[str, float]) -> None:
-        """Record values of the user's for the run's log."""
+        """Record the user's values in the run's log."""
         return
 
     @abc.abstractmethod
     def stop_when(self, rule: StopRule) -> None:
-        """End the run by this rule, of what is evaluated from now on."""
+        """End the run by this rule, applied to evaluations from now on."""
 
     @abc.abstractmethod
     def measured(self, totals: Totals) -> None:
-        """This member has evaluated by itself."""
+        """Report the totals of this member's own evaluation."""

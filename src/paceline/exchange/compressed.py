@@ -1,12 +1,12 @@
-"""One member's gradient in fewer bytes: its compressors, and what it has not sent.
+"""One member's gradient in fewer bytes: its compressors, and the residual that was not sent.
 
-    cut      span 0 | span 1 | ...       a compressor each; the residual is one, however it is cut
+    cut      span 0 | span 1 | ...       a compressor each; one residual, however it is cut
     begin    span 1: encode, operation; span 0: encode, operation; ...
-    keep     the update stands
+    keep     the update is final
 
-What was not sent outlives the peers: a member that goes on through the store keeps it for the next
-time, and a checkpoint has it. Above 300 lines, since bytes and what was not sent are of the same
-pieces. This module must not know protocols, nor how an operation is done.
+The residual outlives the peers: a member that goes on through the store keeps it for the next
+rounds, and checkpoints store it. Above 300 lines, since the bytes and the residual are cut into the
+same pieces. This module must not know protocols, nor how an operation is done.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,25 +33,25 @@ from .group import MemberGroup, Pending
 
 
 class Span(NamedTuple):
-    """A part of the gradients, in bytes, of one type of numbers."""
+    """A byte range of the gradients, of one dtype."""
 
     start: int
     stop: int
     dtype: torch.dtype
 
     def of(self, block: Tensor) -> Tensor:
-        """Its numbers, ``(n,)``; of complex ones their parts, one after the other."""
+        """Return its numbers, ``(n,)``; complex numbers as real and imaginary parts."""
         flat = block[self.start : self.stop].view(self.dtype)
         return torch.view_as_real(flat).view(-1) if self.dtype.is_complex else flat
 
     def numbers_before(self, offset: int) -> int:
-        """How many of them lie before this byte."""
-        each = self.dtype.itemsize // (2 if self.dtype.is_complex else 1)
-        return (offset - self.start) // each
+        """Return how many of its numbers lie before this byte."""
+        num_bytes = self.dtype.itemsize // (2 if self.dtype.is_complex else 1)
+        return (offset - self.start) // num_bytes
 
 
 class _Piece(NamedTuple):
-    """What is compressed together: its span, in which run of numbers it lies, and from where on."""
+    """A span with its compressor, the number of the run that it is in, and its position there."""
 
     span: Span
     run: int
@@ -60,13 +60,13 @@ class _Piece(NamedTuple):
 
 
 class CompressedGradient:
-    """What one member sends in place of its gradient, and what it has not sent yet.
+    """What one member sends in place of its gradient, and the residual.
 
     Args:
-        section: where gradients lie.
+        section: where the gradients are.
         seat: of this member.
-        device: that they lie on.
-        num_fragments: one of which an update is of.
+        device: of the gradients.
+        num_fragments: an update covers one of so many fragments.
     """
 
     def __init__(
@@ -88,25 +88,29 @@ class CompressedGradient:
             self._feedback.append(ErrorFeedback(size, dtype, device))
         self._pieces: list[_Piece] = []
         self.cut(
-            [Span(a, b, kind) for one in self._fragments.each for kind, a, b in one.runs(section)]
+            [
+                Span(a, b, dtype)
+                for part in self._fragments.each
+                for dtype, a, b in part.runs(section)
+            ]
         )
 
     def cut(self, spans: Sequence[Span]) -> None:
-        """From now on these are compressed each by itself; together they are all gradients."""
+        """Compress each of these spans by itself from now on; together they are all gradients."""
         common = self._common()
-        self._pieces = [self._piece(one) for one in spans]
+        self._pieces = [self._piece(span) for span in spans]
         for piece in self._pieces:
             piece.compressor.load(common)
 
     def part(self) -> None:
-        """Members go on through the store: when they meet again, newcomers may be among them."""
-        self._pieces = [self._piece(one.span) for one in self._pieces]
+        """Renew compressors as members go on through the store: new members may join later."""
+        self._pieces = [self._piece(piece.span) for piece in self._pieces]
 
     def _piece(self, span: Span) -> _Piece:
         run = next(
-            number
-            for number, one in enumerate(self._runs)
-            if one.start <= span.start < max(one.stop, one.start + 1)
+            i
+            for i, outer in enumerate(self._runs)
+            if outer.start <= span.start < max(outer.stop, outer.start + 1)
         )
         dtype, size = _numbers(span)
         inside = [
@@ -116,57 +120,57 @@ class CompressedGradient:
         ]
         segment = Segment(
             size=size, dtype=dtype, device=self.device, seat=self._seat,
-            num_members=self.num_members, matrices=[one for one in inside if one is not None],
+            num_members=self.num_members, matrices=[m for m in inside if m is not None],
         )  # fmt: skip
         compressor = self.compression.kind(segment, self.compression.value)
         return _Piece(span, run, self._runs[run].numbers_before(span.start), compressor)
 
     @property
     def sent_bytes(self) -> float:
-        """What this member sends for an update, in the mean over all fragments."""
-        num_bytes = sum(one.compressor.sent_bytes() for one in self._pieces)
+        """Bytes that this member sends for an update, the mean over all fragments."""
+        num_bytes = sum(piece.compressor.sent_bytes() for piece in self._pieces)
         return num_bytes / len(self._fragments.each)
 
     @property
     def plain_bytes(self) -> float:
-        """What it would send of gradients as they are."""
-        num_bytes = sum(one.stop - one.start for one in self._runs)
+        """Bytes that it would send without compression."""
+        num_bytes = sum(run.stop - run.start for run in self._runs)
         whole = 2 * (self.num_members - 1) / self.num_members * num_bytes
         return whole / len(self._fragments.each)
 
     @property
     def largest(self) -> Fragment:
-        """What an update is of, where not all are of as many bytes."""
-        return max(self._fragments.each, key=lambda one: one.stop - one.start)
+        """The fragment with the most bytes."""
+        return max(self._fragments.each, key=lambda part: part.stop - part.start)
 
     def anew(self, section: Section | None = None) -> "CompressedGradient":
-        """One like this that has nothing left over.
+        """Return one like this with an empty residual.
 
         Args:
-            section: of which each tensor is compressed by itself; None: as this one is cut.
+            section: compress each of its tensors by itself; None: cut as this one is.
         """
-        made = CompressedGradient(
+        copy = CompressedGradient(
             self.compression, section or self.section, self._seat, self.num_members, self.device
         )
-        spans = [one.span for one in self._pieces]
+        spans = [piece.span for piece in self._pieces]
         if section is not None:
-            ends = [(one.offset, one.offset + one.num_bytes) for one in section.places]
-            spans = [Span(*end, one.dtype) for end, one in zip(ends, section.places, strict=True)]
-        made.cut(spans)
-        return made
+            ends = [(place.offset, place.offset + place.num_bytes) for place in section.places]
+            spans = [Span(*end, p.dtype) for end, p in zip(ends, section.places, strict=True)]
+        copy.cut(spans)
+        return copy
 
     def spans(self, due: Fragment) -> list[Span]:
-        """What of this fragment is compressed together."""
-        return [one.span for one in self._pieces if due.start <= one.span.start < due.stop]
+        """Return the spans of this fragment, each compressed by itself."""
+        return [p.span for p in self._pieces if due.start <= p.span.start < due.stop]
 
     # -- an update ------------------------------------------------------------------------------
 
     def begin(self, index: int, source: Tensor, share: float, mean: Tensor) -> Exchanging:
-        """The exchange of span ``index``, for the first time or once more.
+        """Begin the exchange of span ``index``, for the first time or again.
 
         Args:
-            source: the block that gradients lie in, as bytes.
-            share: of this member's in the mean; 0: it has none.
+            source: the block with the gradients, as bytes.
+            share: this member's weight in the mean; 0: it has no gradient.
             mean: the block whose span becomes the mean; may be ``source``.
         """
         span, run, at, compressor = self._pieces[index]
@@ -179,31 +183,31 @@ class CompressedGradient:
     def begin_all(
         self, source: Tensor, share: float, mean: Tensor, due: Fragment | None = None
     ) -> list[Exchanging]:
-        """Those of all spans, in their order.
+        """Begin the exchanges of all spans, in order.
 
         Args:
-            due: of those that lie in this.
+            due: only of the spans in this fragment; None: of all.
         """
         return [
             self.begin(index, source, share, mean)
-            for index, one in enumerate(self._pieces)
-            if due is None or due.start <= one.span.start < due.stop
+            for index, piece in enumerate(self._pieces)
+            if due is None or due.start <= piece.span.start < due.stop
         ]
 
     def keep_fragment(self, due: Fragment) -> None:
-        """The update stands, which was of this."""
+        """The update of this fragment is final."""
         for span, run, at, compressor in self._pieces:
             if due.start <= span.start < due.stop:
                 compressor.keep()
                 self._feedback[run].keep_part(at, _numbers(span)[1])
 
     def keep(self, present: Sequence[int], mean: Tensor) -> None:
-        """The update stands, which was of all.
+        """The update of all gradients is final.
 
         Args:
-            present: per parameter, 0 where nobody has a gradient: it is not stepped, so what came
-                for it waits on, with the first member.
-            mean: what came, the block.
+            present: per parameter, 0 where nobody has a gradient: it is not stepped, so the first
+                member adds its mean to the residual.
+            mean: the block with the mean.
         """
         for piece in self._pieces:
             piece.compressor.keep()
@@ -213,35 +217,35 @@ class CompressedGradient:
             return
         for is_there, place in zip(present, self.section.places, strict=True):
             if not is_there and place.numel:
-                run = next(n for n, one in enumerate(self._runs) if place.offset < one.stop)
-                one = Span(place.offset, place.offset + place.num_bytes, place.dtype).of(mean)
+                run = next(i for i, span in enumerate(self._runs) if place.offset < span.stop)
+                part = Span(place.offset, place.offset + place.num_bytes, place.dtype).of(mean)
                 at = self._runs[run].numbers_before(place.offset)
-                self._feedback[run].residual[at : at + len(one)] += one
+                self._feedback[run].residual[at : at + len(part)] += part
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def remember(self) -> dict[str, Any]:
-        """The residual, and what else compressors remember, which is the same in all members."""
+        """Return the residual, and the compressors' state, which is the same in all members."""
         return {
-            "residual": [one.residual for one in self._feedback],
+            "residual": [feedback.residual for feedback in self._feedback],
             "common": self._common(),
         }
 
     def _common(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for piece in self._pieces:
-            found |= piece.compressor.state()
-        return found
+            state |= piece.compressor.state()
+        return state
 
     def go_on(self, num_saved: int, read: Callable[[int], Mapping[str, Any]]) -> None:
-        """Take over what members remembered.
+        """Load what ``remember`` returned in all members.
 
-        Of as many as there are now each takes its own; of another number the first one takes the
-        sum of all that they had not sent.
+        With as many members as before each takes its own; with another number the first one takes
+        the sum of all residuals.
 
         Args:
-            num_saved: members that there were.
-            read: what one of them remembered.
+            num_saved: number of members that saved.
+            read: returns what the member on this seat saved.
         """
         if num_saved == self.num_members:
             seats: Sequence[int] = (self._seat,)
@@ -249,15 +253,15 @@ class CompressedGradient:
             seats = range(num_saved if self._seat == 0 else 0)
         for seat in seats:
             saved = read(seat)["residual"]
-            for feedback, one in zip(self._feedback, saved, strict=True):
-                feedback.residual += one.to(self.device)
+            for feedback, residual in zip(self._feedback, saved, strict=True):
+                feedback.residual += residual.to(self.device)
         common = read(min(self._seat, num_saved - 1))["common"]
         for piece in self._pieces:
             piece.compressor.load(common)
 
 
 class GroupLink:
-    """Operations of exchanges by all members of a group."""
+    """Does the operations of exchanges with all members of a group."""
 
     def __init__(self, group: MemberGroup) -> None:
         self._group = group
@@ -279,27 +283,27 @@ class GroupLink:
 
 
 def spans_of(section: Section) -> list[Span]:
-    """All gradients, a span for each type of numbers."""
+    """Return spans of all gradients, one per dtype."""
     return [Span(start, stop, dtype) for dtype, start, stop in section.runs()]
 
 
 def _numbers(span: Span) -> tuple[torch.dtype, int]:
-    """In which type a span is computed, and how many numbers it has."""
+    """Return the dtype that a span is computed in, and how many numbers it has."""
     real = span.dtype.to_real() if span.dtype.is_complex else span.dtype
     return wide(torch.empty(0, dtype=real)), span.numbers_before(span.stop)
 
 
 def _matrix(place: TensorPlace, number: int, span: Span) -> Matrix | None:
-    """A parameter as a matrix, as it lies in memory; None where it is none."""
+    """Return a parameter as a matrix in memory order; None if it has fewer than two axes."""
     if len(place.shape) < 2 or place.dtype.is_complex or not place.numel:
         return None
-    outermost = max(range(len(place.shape)), key=lambda one: (place.strides[one], -one))
+    outermost = max(range(len(place.shape)), key=lambda axis: (place.strides[axis], -axis))
     rows = place.shape[outermost]
     start = span.numbers_before(place.offset)
     return Matrix(start=start, rows=rows, columns=place.numel // rows, number=number)
 
 
 def _rounded(exchanging: Exchanging, out: Tensor, into: Tensor) -> Exchanging:
-    """The same, and its mean to numbers of fewer bits."""
+    """Run the exchange, then copy its mean into ``into``, which has fewer bits."""
     yield from exchanging
     into.copy_(out)

@@ -1,13 +1,13 @@
-"""Averaging by ``torch.distributed``: one accelerator a worker.
+"""Averaging by ``torch.distributed``, with one accelerator per worker.
 
     gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
 
-Where a difference is merged later (own_changes.py), its mean is on its way meanwhile (late.py).
-The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
-those of peers in shared memory. After a death inside an all-reduce the run ends, or begins again
-from a checkpoint. Above 300 lines, since a round is told here from its first bucket to the step
-that follows. This module must not know protocols.
+Where a difference is merged later (own_changes.py), its mean is computed meanwhile (late.py). The
+control page still shows who pushed what and keeps the rounds in step, so trace and ledger are those
+of peers in shared memory. After a death inside an all-reduce the run ends, or restarts from a
+checkpoint. Above 300 lines, since a whole round is here, from its first bucket to the step. This
+module must not know protocols.
 """
 
 import math
@@ -36,10 +36,10 @@ from .rounds import Barrier, Line
 from .scheduled import along
 
 _TOLD_S = 2.0
-"""Within which the launcher tells of a death that a broken connection has told of already."""
+"""How long to wait for the launcher's word of a death after a connection broke."""
 _DIED_INSIDE = (
-    "a worker died inside an all-reduce, which cannot be mended on path 'collective': --respawn "
-    "goes on from the newest checkpoint, --path store mends every death"
+    "a worker died inside an all-reduce, and path 'collective' cannot recover from that: use "
+    "--respawn to restart from the newest checkpoint, or --path store, which survives any death"
 )
 
 
@@ -67,19 +67,19 @@ class DistributedAveraging(Averaging):
             copy.move_to(self._own)
 
     def _make_own(self) -> Tensor:
-        """The block of the version that stands, which others read in the store until then."""
+        """Return this member's copy of the newest version's block in the store."""
         return self._store.blocks[self.block].to(self._replica.device, copy=True)
 
     def _make_group(self, route: Route) -> MemberGroup:
-        """Who sums together: all members of the run, by their seats.
+        """Return the group of all members of the run, ranked by seat.
 
         Raises:
-            GivenUp: one has died before it came.
+            GivenUp: one of them died before it arrived.
         """
-        seats, device = self._store.control.num_seats, self._replica.device
-        self._barrier.wait()  # torch's own meeting waits minutes for a member that never comes
+        num_seats, device = self._store.control.num_seats, self._replica.device
+        self._barrier.wait()  # torch's rendezvous waits minutes for a member that never comes
         with self._told_of_deaths():
-            group = start_group(route.meeting, self._seat, seats, device)
+            group = start_group(route.meeting, self._seat, num_seats, device)
         return along(route.collective, group, is_apart=self._copy.own.overlap_steps > 0)
 
     @property
@@ -91,18 +91,18 @@ class DistributedAveraging(Averaging):
         return self._updater
 
     def step_aside(self) -> None:
-        """The store gets what the next epoch is compared with, and what state_dict() reads."""
+        """Give the store what the next epoch is compared with and what state_dict() reads."""
         self._finish_late()
         self._give_to_store()
 
     def _give_to_store(self) -> None:
-        """Not the buffers: those of the version that stands are kept elsewhere."""
+        """Copy parameters and state; the newest version's buffers are in ``kept_buffers``."""
         layout, block = self._replica.layout, self._store.blocks[self.block]
         for section in (layout.parameters, layout.state) if block is not self._own else ():
             section.of(block).copy_(section.of(self._own))
 
     def pull(self, version: int) -> None:
-        """The store's block is old: what is newest lies on this device."""
+        """Load the newest version, which is on this device: the store's block is old."""
         self._finish_late()
         self._copy.version = version
         if self._copy.is_difference:
@@ -113,7 +113,7 @@ class DistributedAveraging(Averaging):
         return super().standing()
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
-        raise ConfigError(f"{what} is not carried by path 'collective'; use --path store")
+        raise ConfigError(f"{what} is not supported on path 'collective'; use --path store")
 
     # -- one round ------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class DistributedAveraging(Averaging):
         super().update(lines)
 
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
-        """The mean of all gradients by samples, then the optimizer's step on the whole copy."""
+        """Average all gradients by samples, then step the optimizer on the whole copy."""
         if self._copy.is_lockstep:
             self._adopt(weights)
             return
@@ -176,7 +176,7 @@ class DistributedAveraging(Averaging):
             self._late.go_on()
 
     def _finish_late(self) -> None:
-        """It has come: the outer step, and what differences are held against from now on."""
+        """Finish a mean in flight: make the outer step and renew the base of differences."""
         with self._told_of_deaths():
             due = self._late.finish()
         if due is None:
@@ -191,24 +191,24 @@ class DistributedAveraging(Averaging):
         self._copy.base[due.start : due.stop].copy_(self._own[due.start : due.stop])
 
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
-        """Whether the mean is; a sum reads it once, and may itself be too large."""
+        """Return whether the mean is finite; a sum reads it once, but may itself overflow."""
         return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
 
     def _runs(self) -> list[Tensor]:
-        """The mean of what is due, a stretch for each type of numbers."""
+        """Return the mean of what is due, one run per dtype."""
         return [
             self._mean[start:stop].view(dtype)
             for dtype, start, stop in self._copy.own.due.runs(self._replica.layout.parameters)
         ]
 
     def _spans(self) -> list[Span]:
-        """What is compressed together."""
+        """Return the spans that are compressed together."""
         parameters = self._replica.layout.parameters
         parts = self._copy.own.fragments.each
-        return [Span(a, b, kind) for one in parts for kind, a, b in one.runs(parameters)]
+        return [Span(a, b, dtype) for part in parts for dtype, a, b in part.runs(parameters)]
 
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
-        """The mean, of what all members send in place of their gradients."""
+        """Compute the mean of the compressed gradients of all members."""
         under_way = UnderWay(GroupLink(self._group))
         with self._told_of_deaths():
             due = self._copy.own.due
@@ -217,9 +217,9 @@ class DistributedAveraging(Averaging):
             under_way.finish()
 
     def _drop_what_is_absent(self, present: Sequence[int]) -> None:
-        """What was sent of parameters that nobody has gradients of is no gradient of this member.
+        """Zero the mean of parameters that nobody has a gradient for.
 
-        A frozen one's place is filled by nobody else, and would be added up with the next.
+        Nobody else overwrites the place of a frozen one, so it would be added to the next mean.
         """
         places = self._replica.layout.parameters.places
         for place, is_there in zip(places, present, strict=True):
@@ -231,19 +231,19 @@ class DistributedAveraging(Averaging):
             self._reduce(run, weight)
 
     def _reduce_buffers(self, weight: float) -> None:
-        """Those of one type of numbers together, in one that keeps what is equal, and is summed."""
-        kinds: dict[torch.dtype, list[Tensor]] = {}
-        for one in self._replica.buffers:
-            kinds.setdefault(one.dtype, []).append(one)
-        for dtype, buffers in kinds.items():
-            together = torch.cat([one.reshape(-1) for one in buffers]).to(carried(dtype))
-            self._reduce(together, weight if has_mean(dtype) else None)
-            parts = torch.split(together, [one.numel() for one in buffers])
-            for one, part in zip(buffers, parts, strict=True):
-                one.copy_(part.view(one.shape))
+        """Average the buffers, one dtype at a time, in a dtype that keeps equal values equal."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self._replica.buffers:
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        for dtype, buffers in by_dtype.items():
+            joined = torch.cat([buffer.reshape(-1) for buffer in buffers]).to(carried(dtype))
+            self._reduce(joined, weight if has_mean(dtype) else None)
+            parts = torch.split(joined, [buffer.numel() for buffer in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.view(buffer.shape))
 
     def _adopt(self, weights: Sequence[float]) -> None:
-        """All have made the same step by themselves: its parameters, of the first who pushed."""
+        """Take the parameters of the first who pushed: all made the same step by themselves."""
         runs, size = self._runs(), self._replica.layout.parameters.stop
         self._reduce_all(runs, only_first(weights)[self._seat])
         self._is_bad = not all(bool(torch.isfinite(run).all()) for run in runs)
@@ -260,7 +260,7 @@ class DistributedAveraging(Averaging):
         return self._mean
 
     def _reduce(self, tensor: Tensor, weight: float | None) -> None:
-        """In place, over all members: the sum by weights, or the maximum.
+        """Sum by weights, or take the maximum, over all members and in place.
 
         Raises:
             AllGone: one of them died meanwhile.
@@ -272,7 +272,7 @@ class DistributedAveraging(Averaging):
 
     @contextmanager
     def _told_of_deaths(self) -> Iterator[None]:
-        """A connection that breaks is a member that has died."""
+        """Turn a broken connection into AllGone if a member died, else into WorkerError."""
         try:
             yield
         except RuntimeError as error:
@@ -282,27 +282,30 @@ class DistributedAveraging(Averaging):
                     raise AllGone(_DIED_INSIDE) from None
                 time.sleep(0.01)
             raise WorkerError(
-                f"worker {self._seat}: an all-reduce broke, and no worker is known to have died: "
+                f"worker {self._seat}: an all-reduce failed, and no worker is known to have died: "
                 f"{str(error).splitlines()[0]}"
             ) from error
 
     def _undo_if_bad(self) -> bool:
-        """All members saw the same mean and left everything as it was."""
+        """Return whether the mean was not finite; all members saw it and changed nothing."""
         if self._is_bad and not self._copy.skips_not_finite:
             self._refuse_not_finite()
         return self._is_bad
 
     def _bad_name(self) -> str:
-        """The first parameter whose mean is not finite; empty: each is."""
-        places = self._replica.layout.parameters.places
-        bad = (one.name for one in places if not bool(torch.isfinite(one.flat(self._mean)).all()))
-        return next(bad, "")
+        """Return the first parameter whose mean is not finite; empty: all are finite."""
+        for place in self._replica.layout.parameters.places:
+            if not bool(torch.isfinite(place.flat(self._mean)).all()):
+                return place.name
+        return ""
 
     def _refuse_not_finite(self) -> NoReturn:
+        advice = "lower the learning rate or clip the gradient"
+        if not self._copy.own.overlap_steps:  # run/describe.py refuses both together
+            advice += ", or skip such updates: --nonfinite skip"
         raise WorkerError(
             f"worker {self._seat}: the averaged gradient of {self._bad_name() or '?'!r} is not "
-            f"finite at version {self._copy.version}; lower the learning rate, clip the "
-            "gradient, or go on without such updates: --nonfinite skip"
+            f"finite at version {self._copy.version}; {advice}"
         )
 
     # -- the way out ----------------------------------------------------------------------------
@@ -318,7 +321,7 @@ class DistributedAveraging(Averaging):
         super().give_up(work, is_updating=is_updating)
 
     def hand_over(self) -> None:
-        """Every member's copy is the same."""
+        """Give the store this member's copy; all copies are equal."""
         self._finish_late()
         if self._compressed is not None:
             self._compressed.part()

@@ -1,4 +1,4 @@
-"""Who evaluates which part of a data set: one member alone, or all, asked range by range.
+"""Who evaluates which part of a data set: one member alone, or all members, range by range.
 
 This module must not know what is counted.
 """
@@ -18,29 +18,29 @@ if TYPE_CHECKING:  # a worker alone has neither
 def ranges_of(
     num_samples: int, batch_size: int, ends: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
-    """The positions of each batch: ``[start, stop)``; ``ends``: of batches of the user's own."""
+    """Return each batch's positions, ``[start, stop)``; ``ends``: of the user's own batches."""
     stops = ends or [*range(batch_size, num_samples, batch_size), num_samples]
     return [(a, b) for a, b in zip([0, *stops], stops, strict=False) if a < b]
 
 
 class EvaluationRanges(abc.ABC):
-    """An evaluation that members share: each sample once, redone where a member dies."""
+    """An evaluation that members share: each sample once, redone if a member dies."""
 
     @abc.abstractmethod
     def next(self) -> tuple[int, int] | None:
-        """The next range of positions to evaluate, or None when all are taken."""
+        """Return the next range of positions to evaluate, or None when all are taken."""
 
     @abc.abstractmethod
     def ahead(self) -> Iterable[tuple[int, int]]:
-        """The ranges that ``next`` gives behind that one, as far as they are known."""
+        """Return the ranges that ``next`` returns after that one, as far as they are known."""
 
     @abc.abstractmethod
     def report(self, totals: Totals) -> None:
-        """Hand in the totals of the range that ``next`` gave."""
+        """Report the totals of the range that ``next`` returned."""
 
     @abc.abstractmethod
     def totals(self) -> Totals:
-        """The totals over all samples, the same in all members."""
+        """Return the totals over all samples, the same in all members."""
 
 
 class LocalRanges(EvaluationRanges):
@@ -66,7 +66,7 @@ class LocalRanges(EvaluationRanges):
 
 
 class PartRanges(LocalRanges):
-    """One member's share of an evaluation that all make together, ranges that it knows."""
+    """One member's share, known beforehand, of an evaluation that all members make together."""
 
 
 class SharedRanges(EvaluationRanges):

@@ -1,14 +1,14 @@
-"""What all members of a run do together with tensors: the contract, and torch's own way.
+"""Collective operations of a run's members on tensors: the contract, and torch's own.
 
     member 0   all_reduce ...... wait |          each begins an operation, and waits for it when it
-    member 1      all_reduce .... wait |         needs what comes of it
+    member 1      all_reduce .... wait |         needs the result
 
     torch        torch.distributed's own, NCCL or gloo
     scheduled    a sum along a schedule of `collectives/` (scheduled.py)
     ranks        torch's own on groups of the torchrun engine (engines/torchrun/group.py)
 
-All members begin the same operations in one order. What they come to is the same bits in all of
-them: nobody could put a member right that has drifted away. This module must not know what the
+All members begin the same operations in the same order. The results are the same bits in all
+members, since nothing corrects a member that drifted away. This module must not know what the
 tensors are.
 """
 
@@ -24,10 +24,10 @@ from torch import Tensor
 
 
 class Pending(Protocol):
-    """An operation under way."""
+    """An operation in flight."""
 
     def wait(self) -> object:
-        """Return when its tensors are what was promised.
+        """Return when its tensors hold the result.
 
         Raises:
             RuntimeError, LinkError: a member is gone.
@@ -35,11 +35,11 @@ class Pending(Protocol):
 
 
 class MemberGroup(abc.ABC):
-    """The members that sum together.
+    """The members that do collective operations together.
 
     Attributes:
-        rank: of this one, from 0.
-        size: how many there are.
+        rank: of this member, from 0.
+        size: number of members.
     """
 
     rank: int
@@ -49,32 +49,32 @@ class MemberGroup(abc.ABC):
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
     ) -> Pending:
-        """In place: the sum of all members' tensors, or their maximum.
+        """Begin to sum all members' tensors, or take their maximum, in place.
 
         Args:
-            tensor: contiguous, of any shape and type of numbers, the same in all.
+            tensor: contiguous; shape and dtype are free, but equal in all members.
             at_once: whether all wait for it now, and compute nothing meanwhile.
         """
 
     @abc.abstractmethod
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
-        """``out`` becomes what all have, by rank: ``(size * n,)`` of ``(n,)``.
+        """Begin to gather all members' ``(n,)`` tensors into ``out``, ``(size * n,)``, by rank.
 
         Args:
-            mine: may lie where it comes to lie in ``out``.
+            mine: may be this member's part of ``out``.
         """
 
     @abc.abstractmethod
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
-        """Part j of ``mine`` goes to member j: its ``out`` has this one's as part ``rank``.
+        """Begin to send part j of ``mine`` to member j, which gets it as part ``rank`` of ``out``.
 
         Args:
-            mine, out: ``(size * n,)``, of one type.
+            mine, out: ``(size * n,)``, of one dtype.
         """
 
 
 class Made:
-    """An operation that was made at once."""
+    """An operation that is already complete."""
 
     def wait(self) -> None:
         """Nothing is left to wait for."""
@@ -86,7 +86,7 @@ _SWAP_TAG, _DIRECT_TAG = 0, 1
 
 
 class Parcel(NamedTuple):
-    """One message: contiguous numbers for a peer, or room for what comes from it."""
+    """One message: contiguous numbers for a peer, or memory to receive from it."""
 
     peer: int
     tensor: Tensor
@@ -96,14 +96,14 @@ class TorchGroup(MemberGroup):
     """Members of a process group of ``torch.distributed``.
 
     Args:
-        group: the default one where none is given. It stays whose it is: nothing is ended here.
+        group: None: the default group. The caller owns it; it is not destroyed here.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no default group.
     """
 
     patience: datetime.timedelta | None = None
-    """So long a message may take; None: as the group was made."""
+    """Timeout of a message; None: the group's."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -129,7 +129,7 @@ class TorchGroup(MemberGroup):
         return self._watched(self._of(mine).alltoall_base(out, mine, [], []))
 
     def _each_to_each(self, parts: Sequence[Tensor], out: Tensor) -> Pending:
-        """Part j to member j, all at once."""
+        """Send part j to member j, all at once."""
         rows = out.view(self.size, -1).unbind()
         if rows[self.rank].data_ptr() != parts[self.rank].data_ptr():
             rows[self.rank].copy_(parts[self.rank])
@@ -139,9 +139,9 @@ class TorchGroup(MemberGroup):
         return self._watched(self._post(sent, received, _DIRECT_TAG))
 
     def swap(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
-        """Messages from member to member, those of one round; returns when all have arrived.
+        """Exchange the messages of one round; return when all have arrived.
 
-        Between two members they arrive in the order in which they are given.
+        Between two members they arrive in the given order.
 
         Raises:
             RuntimeError, LinkError: a member is gone.
@@ -150,37 +150,37 @@ class TorchGroup(MemberGroup):
             self._post(sent, received, _SWAP_TAG).wait()
 
     def _post(self, sent: Sequence[Parcel], received: Sequence[Parcel], tag: int) -> "Messages":
-        """Messages on their way; those of one tag arrive in order."""
+        """Start messages; those of one tag arrive in order."""
         first = [*sent, *received][0].tensor
         group, device = self._of(first), first.device
-        are_one = device.type != "cpu"
-        if are_one:  # as torch.distributed.batch_isend_irecv: else NCCL waits for one after another
+        coalesces = device.type != "cpu"
+        if coalesces:  # like torch.distributed.batch_isend_irecv: else NCCL waits for each in turn
             group._start_coalescing(*self._devices(device))
-        works = [group.recv([one.tensor], one.peer, tag) for one in received]
-        works += [group.send([one.tensor], one.peer, tag) for one in sent]
-        if are_one:
+        works = [group.recv([parcel.tensor], parcel.peer, tag) for parcel in received]
+        works += [group.send([parcel.tensor], parcel.peer, tag) for parcel in sent]
+        if coalesces:
             works = [group._end_coalescing(*self._devices(device))]
         return Messages(works, self.patience)
 
     def _of(self, tensor: Tensor) -> Any:
-        """The process group that carries it."""
+        """Return the process group for this tensor."""
         return self._group
 
     def _devices(self, device: torch.device) -> tuple[torch.device, ...]:
-        """How a group of several backends is told which one is meant."""
+        """Return the arguments that tell a group of several backends which one to use."""
         return (device,)
 
     def _watched(self, work: Any) -> Pending:
-        """The operation as whoever waits for it sees it."""
+        """Return the operation as the caller waits for it; subclasses may wrap it."""
         pending: Pending = work
         return pending
 
 
 class Messages:
-    """Several under way.
+    """Several messages in flight.
 
     Args:
-        patience: so long each may take; None: as the group was made.
+        patience: timeout of each; None: the group's.
     """
 
     def __init__(self, works: Sequence[Any], patience: datetime.timedelta | None) -> None:
@@ -192,34 +192,34 @@ class Messages:
 
 
 def _is_direct(mine: Tensor) -> bool:
-    """Whether members send to each other: gloo's own operations use a link one way at a time.
+    """Return whether to send point to point: gloo's operations use a link one way at a time.
 
-    Of 256 KiB between two over 100 Mbit/s its all-gather takes 28 ms, its all-to-all 39, messages
-    22. Where little is sent rounds count, and its own have fewer.
+    For 256 KiB between two members at 100 Mbit/s gloo's all-gather takes 28 ms, its all-to-all 39,
+    messages 22. For little data the number of rounds counts, and gloo's operations have fewer.
     """
     return mine.device.type == "cpu" and mine.nbytes >= _DIRECT_BYTES
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """As numbers that every process group knows."""
+    """Return a view with a dtype that every process group supports."""
     if tensor.dtype is torch.bool:
         return tensor.view(torch.uint8)
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 _met_at = ""
-"""Where the members of the default group have met; empty: it is not of `start_group`."""
+"""The rendezvous of the default group; empty: `start_group` did not make it."""
 
 
 def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
-    """All members of the run, by their seats; where the script has a default group already, that.
+    """Return a group of all members of the run, or the script's own default group.
 
     Args:
-        rendezvous: path of a file that other members have not met at.
+        rendezvous: path of a file that no other members have met at.
     """
     global _met_at
     if _met_at not in ("", rendezvous) and dist.is_initialized():
-        dist.destroy_process_group()  # one of them has died
+        dist.destroy_process_group()  # one of its members died
         Path(_met_at).unlink(missing_ok=True)
     if not dist.is_initialized():
         _met_at = rendezvous

@@ -1,12 +1,12 @@
-"""What a member hears: jobs are done in their turn, all else is handed on in order.
+"""A member's incoming messages: jobs are done in turn, all others are returned in order.
 
     channel -> [ jobs: JobQueue ] -> queue -> next
 
-Jobs are its part in the updates of the store, done one after the other over all members, in the
-order of their numbers: a member waits for the job before its own. One whose holder died is handed
-to another, which goes on where the dead one stopped, or finds it done. A member that waits, for a
-message or for a version, does the jobs that arrive meanwhile. This module must not know what a
-message leads to, nor who decided a job.
+Jobs are the member's part in the updates of the store. All members together do them one by one, in
+the order of their numbers: a member waits for the job before its own. If a job's holder died, the
+job goes to another member, which continues where the first one stopped, or finds it done. A member
+that waits, for a message or for a version, does the jobs that arrive meanwhile. This module must
+not know what a message leads to, nor who decided a job.
 """
 
 import time
@@ -44,18 +44,18 @@ from ..wire.messages import (
 from .base import Clock, ScriptHooks, Stopped
 
 POLL_S = 0.05
-"""How often a member that waits for another's job looks for a message that hands it over."""
+"""How often a member that waits for another's job looks for a message that hands it that job."""
 
 
 class JobQueue:
     """The jobs of one member.
 
     Args:
-        control: the run's words.
+        control: the run's shared words.
         seat: of this member.
-        hooks: bring prepared schedules to a version, before the update that makes the next one.
+        hooks: brings prepared schedules to a version, before the update that makes the next one.
         copy: pins the newest version for the checkpoint of this number.
-        clock: the seconds that adding takes are added to its ``add_s``.
+        clock: the time for adding is added to its ``add_s``.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class JobQueue:
         self.used_in = -1
         """Version of the update that uses this member's last push; -1: none has it yet."""
         self.scale_own: Callable[[int], float] | None = None
-        """What distance leaves of this member's own push, for a pass; None: it is not asked."""
+        """Returns the factor that distance leaves of this member's push; None: no limit is set."""
 
     def begin(self, store: SharedStore, updaters: Sequence[Updater], rule: Optimizer) -> None:
-        """The store is laid out; ``updaters`` are of its blocks."""
+        """The store is laid out; there is one updater per block."""
         self._store, self._updaters, self._rule = store, updaters, rule
 
     def __bool__(self) -> bool:
@@ -87,10 +87,10 @@ class JobQueue:
 
     def take(self, job: Job) -> None:
         self._jobs.append(job)
-        self._jobs.sort(key=lambda one: one.job)
+        self._jobs.sort(key=lambda pending: pending.job)
 
     def wait(self) -> bool:
-        """Whether it is the turn of the next job or there is none, after waiting for a moment."""
+        """Wait a moment; return whether the next job's turn has come or there is none."""
         return not self._jobs or self._control.wait_for_job(self._jobs[0].job - 1, POLL_S)
 
     def do_due(self) -> None:
@@ -101,7 +101,7 @@ class JobQueue:
     def _do(self, job: Job) -> None:
         number = job.job
         if self._control.wait_for_job(number, 0):
-            return  # whoever had it before has done it
+            return  # the member that had it before has done it
         if isinstance(job, Add):
             self._add(job)
         elif isinstance(job, Copy):
@@ -135,27 +135,27 @@ class JobQueue:
         )  # fmt: skip
 
     def _scale(self, number: int, seat: int) -> float:
-        """What distance leaves of a push; of a dead member's nothing that is not known already."""
+        """Return the factor that distance leaves of a push; 0 for a dead member's, unless known."""
         if self.scale_own is None:
             return 1.0
         if seat == self._seat:
             return self.scale_own(number)
-        # What the dead member held is gone with it, so nobody can say how far it was behind.
+        # The dead member's weights are lost, so its distance cannot be computed.
         return self._store.scale_once(number, lambda: 0.0)
 
 
 T = TypeVar("T", bound=ToMember)
 _ANSWERS = (Range, CountTotals, Summed)
-"""What is still answered after the run was told to stop, or a newcomer that an epoch is over."""
+"""Answered even after the run was stopped, or after a new member was too late for an epoch."""
 
 
 class Inbox:
     """The messages of one member.
 
     Args:
-        copy_out: does what ``Snap`` asks for, or ``WritePublished``.
-        hooks: hear where checkpoints go from now on.
-        clock: the seconds that waiting takes are added to its ``wait_s``.
+        copy_out: does what ``Snap`` or ``WritePublished`` asks for.
+        hooks: receive the checkpoint folder and messages of streams.
+        clock: the time spent waiting is added to its ``wait_s``.
         is_main: whether this member prints and saves from the start.
     """
 
@@ -174,34 +174,34 @@ class Inbox:
         self._queue: deque[ToMember] = deque()
         self.is_main = is_main
         self.has_stopped = False
-        """Whether a stop was heard."""
+        """Whether a stop was returned."""
         self._is_ending = False
-        """Whether a stop is on its way."""
+        """Whether a stop was announced."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop has come, be it that it waits behind other messages.
+        """Whether a stop has arrived, even behind other messages.
 
-        One that comes as soon as the end of the run is copied is waited for. It stays: a script
-        may ask in the midst of an epoch, which ends with it.
+        If one was announced, which comes once the end of the run is copied, this waits for it. The
+        stop stays queued: a script may ask in the middle of an epoch, which the stop ends.
 
         Raises:
-            BeginsAnew: it is none of the run's, but of this life of it.
+            BeginsAnew: the stop is a restart of all processes.
         """
         if not self.has_stopped:
             self.look()
             if self._is_ending:
                 self._queue.extendleft(reversed(self._take_to(Stop)))
-        stops = [one for one in self._queue if isinstance(one, Stop)]
-        if any(one.begins_anew for one in stops):
+        stops = [message for message in self._queue if isinstance(message, Stop)]
+        if any(stop.begins_anew for stop in stops):
             raise BeginsAnew
         return self.has_stopped or bool(stops)
 
     def next(self) -> ToMember:
-        """The next message that is not a job; jobs that came before it are done first.
+        """Return the next message that is not a job, after the jobs that came before it.
 
         Raises:
-            BeginsAnew: all processes of the run are to.
+            BeginsAnew: all processes of the run restart.
         """
         while True:
             while self._jobs:
@@ -222,9 +222,9 @@ class Inbox:
             self._clock.wait_s += time.perf_counter() - start
 
     def expect(self, kind: type[T]) -> T:
-        """The next message, which must be of this kind. Raises Stopped: it is not, the run ends.
+        """Return the next message; raise Stopped, as the run ends, if it is not of this kind.
 
-        What was asked is answered, also where the run or an epoch has ended meanwhile.
+        Questions are answered even if the run or an epoch has ended meanwhile.
         """
         if kind in _ANSWERS:
             return self.answer(kind)
@@ -234,40 +234,40 @@ class Inbox:
         return message
 
     def answer(self, kind: type[T]) -> T:
-        """The next message of this kind; those before it stay, in order."""
+        """Return the next message of this kind; those before it stay queued, in order."""
         *others, message = self._take_to(kind)
         self._queue.extendleft(reversed(others))
         assert isinstance(message, kind)
         return message
 
     def _take_to(self, kind: type[T]) -> list[ToMember]:
-        """The messages up to the next one of this kind, with it."""
+        """Return the messages up to and including the next one of this kind."""
         taken = [self.next()]
         while not isinstance(taken[-1], kind):
             taken.append(self.next())
         return taken
 
     def look(self) -> None:
-        """Take in what has come, without waiting."""
+        """Receive what has arrived, without waiting."""
         self._hear(is_blocking=False)
 
     def do_jobs(self) -> None:
-        """Do the jobs whose turn it is, leave every other message for later."""
+        """Do the jobs whose turn it is; leave all other messages queued."""
         self.look()
         self._jobs.do_due()
 
     def do_snaps(self) -> None:
-        """Between epochs: copy what is asked for, leave every other message for later."""
-        for message in [one for one in self._queue if isinstance(one, Snap)]:
+        """Between epochs: copy what is asked for; leave all other messages queued."""
+        for message in [queued for queued in self._queue if isinstance(queued, Snap)]:
             self._queue.remove(message)
             self._copy_out(message)
 
     def has_other_work(self) -> bool:
-        """Whether what this member works on is over, since something else has come for it."""
-        return any(isinstance(one, Grant | EndEpoch | Stop) for one in self._queue)
+        """Return whether this member's work is over, since a message that ends it has arrived."""
+        return any(isinstance(message, Grant | EndEpoch | Stop) for message in self._queue)
 
     def wait_a_little(self) -> None:
-        """Wait for the next message, do jobs meanwhile, leave every other message for later."""
+        """Wait for the next message and do jobs meanwhile; leave all other messages queued."""
         if self._jobs:
             self.settle(self._jobs.wait)
             self._jobs.do_due()
@@ -275,14 +275,14 @@ class Inbox:
             self._hear()
 
     def settle(self, is_there: Callable[[], bool]) -> None:
-        """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
+        """Wait until ``is_there()``, doing jobs that arrive meanwhile."""
         start = time.perf_counter()
         while not is_there():
             self.do_jobs()
         self._clock.wait_s += time.perf_counter() - start
 
     def _hear(self, is_blocking: bool = True) -> None:
-        """Take in what has come: jobs by their number, all else in order."""
+        """Receive what has arrived: jobs by their number, all other messages in order."""
         for message in self._channel.receive(is_blocking):
             if isinstance(message, Job):
                 self._jobs.take(message)

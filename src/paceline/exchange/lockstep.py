@@ -1,15 +1,15 @@
-"""Steps that all members make together: each runs the user's optimizer, on averaged gradients.
+"""Steps that all members make together: each runs the user's optimizer on averaged gradients.
 
     member 0   enter | mean | closure -> evaluated | mean | closure -> evaluated | mean | push
     member 1   enter | mean | closure -> evaluated | mean | closure -> evaluated | mean | push
     member 2   follow       . . .  it has no mini-batch of this version, and steps all the same
 
-What calls the model again inside a step (LBFGS, SAM) decides by the loss and the gradients that
-come back. Each evaluation ends with the mean of both over all members, the same bits in each, so
-all decide alike, and each optimizer's state stays where it is. When the step is over all hold equal
-parameters, which become the next version (averaging.py). Before each mean members show where they
-are; who is elsewhere than the others ends the run by name, so no mean is of two different things.
-This module must not know closures, optimizers or protocols.
+An optimizer that calls the model again inside a step (LBFGS, SAM) decides by the loss and the
+gradients it gets back. Each evaluation ends with the mean of both over all members, the same bits
+in each, so all decide alike, and each optimizer's state stays local. After the step all hold equal
+parameters, which become the next version (averaging.py). Before each mean, members show their
+stage; a member at another stage ends the run by name, so no mean mixes two different things. This
+module must not know closures, optimizers or protocols.
 """
 
 import math
@@ -27,20 +27,20 @@ class Stage(IntEnum):
     """Where a member is when it arrives at a barrier."""
 
     LEFT_LOOP = -3
-    """It has left its loop; it does not come back in this epoch."""
+    """It left its loop and does not come back in this epoch."""
     LEFT = -2
     """The run stops."""
     FOLLOWS = -1
-    """It has no mini-batch, and does what the others do."""
+    """It has no mini-batch and follows the others."""
     PUSHES = 0
     ENTERS = 1
     """It begins a step with a closure."""
     STEPS = 2
     """It begins a step without one."""
     CLIPS = 3
-    """It clips the mean of what lies in ``.grad``."""
+    """It clips the mean of ``.grad``."""
     EVALUATED = 4
-    """A closure has come to its end."""
+    """A closure has returned."""
 
 
 _DOING = {
@@ -53,47 +53,48 @@ _DOING = {
 }
 DIED_TOGETHER = (
     "a worker died inside a step that all workers make together (a closure), and the others cannot "
-    "finish it: --respawn goes on from the newest checkpoint"
+    "finish it: use --respawn to restart from the newest checkpoint"
 )
 _STAGES = 8
-"""A step's stage and the number of its optimizer make one number."""
+"""A step's stage and its optimizer's number are encoded in one number."""
 
 
 class Lockstep:
-    """One member's part in steps that all make together.
+    """One member's part in steps that all members make together.
 
     Args:
-        barrier: that of its rounds.
+        barrier: of its rounds.
     """
 
     def __init__(self, member: MemberSide, barrier: Barrier) -> None:
         self._member, self._barrier = member, barrier
         self._last = Stage.FOLLOWS
-        """Where the others were at the last mean."""
+        """The others' stage at the last mean."""
         self._was_short = False
-        """Whether some member had no mini-batch of a version."""
+        """Whether some member ever had no mini-batch of a version."""
 
     def average(
         self, stage: Stage, part: int = 0, *, weight: float, loss: float = math.nan
     ) -> float:
-        """Every member's ``.grad`` becomes the mean of all; all call it, each at the same stage.
+        """Average ``.grad`` over all members; all call it at the same stage.
 
         Args:
             part: number of the optimizer that steps.
             weight: of this member's mini-batch; 0: it has none, or one that does not count.
-            loss: of it.
+            loss: of the mini-batch.
 
         Returns:
             The mean loss.
 
         Raises:
-            ConfigError: another one is elsewhere, its settings are others, or nothing counts.
-            Superseded: another one has left since the run stops.
-            AllGone: another one died.
+            ConfigError: another member is at another stage or has other settings, or no mini-batch
+                counts.
+            Superseded: another member left since the run stops.
+            AllGone: another member died.
         """
         averaging = self._member.averaging
         assert averaging is not None
-        with kept_random_state():  # of members in one process each draws on where it was
+        with kept_random_state():  # members in one process each continue their own random stream
             try:
                 if weight:
                     averaging.show_gradients()
@@ -119,18 +120,18 @@ class Lockstep:
         total = sum(line.weight for line in lines)
         if not total > 0.0:
             raise ConfigError(
-                "step.weight is 0 in all workers, and their gradients have no mean; leave out the "
+                "step.weight is 0 in all workers, so their gradients have no mean; leave out the "
                 "batch before the step block, or give it a weight"
             )
         weights = [line.weight / total for line in lines]
         self._last = stage_of(lines)[0]
-        averaging.mean_gradients(weights)  # after its barrier lines are others
+        averaging.mean_gradients(weights)  # after its barrier the lines may change
         return sum(w * line.loss for w, line in zip(weights, lines, strict=True) if w)
 
-    # -- of a member that has no mini-batch -----------------------------------------------------
+    # -- for a member without a mini-batch --------------------------------------------------------
 
     def meet(self, show: Callable[[], None], *, has_part: bool) -> list[Line]:
-        """The lines of all when they push; until then this member follows them where it has none.
+        """Return the lines of all when they push; until then a member without a part follows them.
 
         Args:
             show: shows this member's line.
@@ -148,15 +149,15 @@ class Lockstep:
             self._follow(lines)
 
     def can_finish(self, lines: Sequence[Line]) -> bool:
-        """Whether a round comes to its end where somebody is to leave: all have made its step.
+        """Return whether to finish a round though a member wants to leave: all made its step.
 
-        Each optimizer has gone on by it, and a checkpoint of the version before would not.
+        Each optimizer's state includes the step, so a checkpoint of the version before is wrong.
         """
         is_here = all(line.stage in (Stage.PUSHES, Stage.FOLLOWS) for line in lines)
         return self._member.copy.is_lockstep and is_here
 
     def _follow(self, lines: Sequence[Line]) -> None:
-        """Others are in the midst of a step, and this member has waited for their push."""
+        """Join a step that the others are in while this member waited for their push."""
         hooks = self._member.hooks
         assert hooks.follow is not None
         with kept_random_state():
@@ -172,22 +173,26 @@ class Lockstep:
                 raise GivenUp from None
 
     def _check_settings(self, lines: Sequence[Line]) -> None:
-        """Raise ConfigError where two members' optimizers have different settings."""
-        shown = [int(line.hyper) for line in lines]  # also of those without a mini-batch
+        """Raise ConfigError if two members' optimizers have different settings."""
+        words = [int(line.hyper) for line in lines]  # also of those without a mini-batch
         self._was_short |= any(line.stage == Stage.FOLLOWS for line in lines)
-        if not any(are_at_odds(shown[0], one) for one in shown):
+        if not any(are_at_odds(words[0], word) for word in words):
             return
         if not self._was_short:
             check_settings(lines)
         raise ConfigError(
             "the optimizers of two workers have different settings (lr, ...) after a batch with "
             "fewer samples than there are workers: a scheduler that is stepped once a batch was "
-            "stepped in some of them only; leave such a batch out (drop_last=True), or step the "
+            "stepped in only some of them; leave such a batch out (drop_last=True), or step the "
             "scheduler between epochs"
         )
 
     def evaluate(self) -> float:
-        """In a step that it follows: the next evaluation of the others; the mean loss."""
+        """In a step that this member follows, join the others' next evaluation.
+
+        Returns:
+            The mean loss.
+        """
         while True:
             loss = self.average(Stage.FOLLOWS, weight=0.0)
             if self._last is Stage.EVALUATED:
@@ -195,30 +200,30 @@ class Lockstep:
 
 
 def stage_of(lines: Sequence[Line]) -> tuple[Stage, int]:
-    """Where those are who have a mini-batch, and the number of the optimizer that steps."""
+    """Return the stage of the members with a mini-batch, and the number of their optimizer."""
     word = max(int(line.stage) for line in lines)
     return (Stage(word % _STAGES), word // _STAGES) if word > 0 else (Stage(word), 0)
 
 
 def _refuse_elsewhere(lines: Sequence[Line]) -> None:
-    """Raise unless all who have a mini-batch are at the same stage.
+    """Raise unless all members with a mini-batch are at the same stage.
 
     Raises:
-        ConfigError: they are not: two are named.
-        Superseded: one has left since the run stops.
+        ConfigError: they are not; two of them are named.
+        Superseded: one left since the run stops.
     """
     words = [int(line.stage) for line in lines]
     if Stage.LEFT in words:
         raise Superseded
-    mine = [(word, seat) for seat, word in enumerate(words) if word != Stage.FOLLOWS]
-    (first, seat), (last, other) = max(mine), min(mine)
+    active = [(word, seat) for seat, word in enumerate(words) if word != Stage.FOLLOWS]
+    (first, seat), (last, other) = max(active), min(active)
     if first == last:
         return
-    here, there = (_DOING[Stage(one % _STAGES if one > 0 else one)] for one in (first, last))
+    here, there = (_DOING[Stage(word % _STAGES if word > 0 else word)] for word in (first, last))
     if here == there:
         here, there = f"{here} of another optimizer", "does not"
     raise ConfigError(
-        f"worker {seat} {here} where worker {other} {there}: steps with a closure are made by all "
-        "workers together, so each must step and call its closure alike; what decides about it "
-        "must be the same in all: the loss that optimizer.step(closure) returns, pace.sum(value)"
+        f"worker {seat} {here} where worker {other} {there}: all workers make steps with a closure "
+        "together, so each must step and call its closure alike; decide by values that are the "
+        "same in all: the loss that optimizer.step(closure) returns, pace.sum(value)"
     )

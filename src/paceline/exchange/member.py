@@ -1,11 +1,11 @@
-"""What a member of a run has, however its updates are made: its work, its messages, its model.
+"""What a member of a run has, on every path: its work, its messages, its model.
 
     channel -> mail (inbox.py) -> jobs of the store, orders -> grant
     carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints
 
-The exchange (through_store.py) has one, and so have the rounds between peers (peers.py): whoever
-waits for the next grant hears it here. Above 300 lines, since all that it has is made here. This
-module must not know protocols, nor the verbs.
+The exchange (through_store.py) and the rounds between peers (peers.py) share it, and wait here for
+the next grant. Above 300 lines, since all its parts are made here. This module must not know
+protocols, nor the verbs.
 """
 
 import json
@@ -46,15 +46,14 @@ from .rounds import Barrier
 
 
 class Carrier(Protocol):
-    """One member's access to what it has in common with the others: what an engine chooses.
+    """One member's access to the words and bytes that all members have; chosen by the engine.
 
-    Here that is memory which members share. Another carrier keeps both in each member and sends
-    what one of them writes to all; the exchange does not see the difference.
+    `MemoryCarrier` uses memory that members share. Another carrier may keep a copy in each member
+    and send every write to all; the exchange does not see the difference.
 
     Attributes:
-        control: words that members see of each other: versions, jobs, who is called off.
-        is_shared: whether a word or byte that one writes is there for all; else each writes what
-            all come to by itself.
+        control: words that members see of each other: versions, jobs, cancellations.
+        is_shared: whether all see what one member writes; else each writes shared results itself.
     """
 
     control: Control
@@ -63,21 +62,21 @@ class Carrier(Protocol):
     """Whether each member has a part of the model, with a layout of its own."""
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
-        """The parameters and the slots, as this member sees them.
+        """Return the parameters and the slots, as this member sees them.
 
         Args:
-            num_bytes: that they take in all, as the coordinator has said.
+            num_bytes: their total size, from the coordinator.
         """
 
     def barrier(self, seat: int, clock: Clock) -> Barrier:
-        """Where peers meet, as the member on this seat uses it."""
+        """Return the barrier where peers meet, for the member on this seat."""
 
 
 class MemoryCarrier:
-    """Memory that all members see: of this machine, or of one process.
+    """Memory that all members see: on this machine, or in one process.
 
     Args:
-        arena: the store's; the engine gives it its size when the layout is known.
+        arena: the store's memory; the engine sizes it when the layout is known.
     """
 
     is_shared = True
@@ -96,22 +95,22 @@ class MemoryCarrier:
 
 
 class Snapshot:
-    """A member's part in checkpoints: it pins a whole version, and writes what only it knows.
+    """A member's part in checkpoints: it pins a whole version, and writes its own state.
 
         pin (one member): the block -> the pinned block, which the writer reads; of a split model
             nobody has the whole: all parts -> the files
         own (that member; under local-sgd every one): schedulers, random states -> worker-K.json
 
-    A disk that is full is told to the coordinator and harms nothing else.
+    A full disk is reported to the coordinator and harms nothing else.
 
     Args:
-        hooks: write what this member remembers, and what lies where in the pinned block.
+        hooks: write this member's own state, and the layout of the pinned block.
     """
 
     def __init__(self, channel: Channel, hooks: ScriptHooks) -> None:
         self._channel, self._hooks = channel, hooks
         self.newest = 0
-        """Number of the last one that this member took part in."""
+        """Number of the last checkpoint that this member took part in."""
 
     def begin(self, store: SharedStore) -> None:
         """The store is laid out."""
@@ -126,13 +125,13 @@ class Snapshot:
         *,
         behind: int = -1,
     ) -> None:
-        """Pin ``block``, which holds ``version`` and is changed by nobody now, and say so."""
+        """Pin ``block``, which holds ``version`` and which nobody changes now, and report it."""
         if self._hooks.spread is None:
             self._store.pin(block, buffers)
         self._tell(number, version, is_pinned=True, behind=behind)
 
     def add_own(self, number: int, version: int, *, behind: int = -1) -> None:
-        """Only what this member remembers: another one pins the version."""
+        """Write only this member's own state: another member pins the version."""
         self._tell(number, version, is_pinned=False, behind=behind)
 
     def _tell(self, number: int, version: int, *, is_pinned: bool, behind: int) -> None:
@@ -153,16 +152,16 @@ class MemberSide:
     """One member's life in a run.
 
     Args:
-        channel: both ways to the coordinator.
+        channel: to and from the coordinator.
         is_main: whether it prints and saves from the start.
 
     Attributes:
-        hooks: what the script's side is asked.
-        averaging: how versions come about while peers run; None: through the store.
+        hooks: callbacks to the script's side.
+        averaging: makes the versions while peers run; None: the store does.
         grant: the work to do; None: the epoch is over.
         serial, step: of that work, -1 before any.
-        is_between: whether an epoch is over for this member, and no other has begun.
-        collective: what sums the gradients of peers.
+        is_between: whether this member is between two epochs.
+        collective: sums the gradients of peers.
     """
 
     collective = ""
@@ -176,7 +175,7 @@ class MemberSide:
         self.num_workers, self._beats = control.num_seats, control.beats[seat]
         self.are_words_shared = carrier.is_shared
         self.writes_version = seat == 0 or not carrier.is_shared
-        """Whether this member notes what peers came to; of several that share words one does."""
+        """Whether this member writes the peers' version; of members that share words, one does."""
         self.clock, self.hooks = Clock(), ScriptHooks()
         self.snapshots = Snapshot(channel, self.hooks)
         self.jobs = JobQueue(control, seat, self.hooks, self._pin, self.clock)
@@ -191,9 +190,9 @@ class MemberSide:
         self.batch_ends: Ends | None = None
         self.num_steps = 1
         self.is_between = self.has_copy = self.drops_next = False
-        self._told = 0  # position in the epoch up to which ``news`` has told
+        self._reported_until = 0  # position in the epoch up to which ``news`` returned leases
         self._last_position = 0
-        """Where in the epoch its last update begins."""
+        """Position in the epoch where its last update begins."""
         self._saved: Mapping[str, Any] = {}
 
     def describe(
@@ -207,23 +206,27 @@ class MemberSide:
         """Describe the model, wait for the store's memory, and take a copy of the model.
 
         Args:
-            check: called now and then while gradients are made.
+            check: called now and then while gradients are computed.
         """
         self.shape = shape
         self.channel.send(Describe(json.dumps(description)))
-        laid = self.mail.expect(Laid)
-        self.store = store = self._carrier.open_store(replica.layout, laid.arena_bytes)
-        self.copy = ModelCopy(self.seat, replica, rule, store, laid, self.hooks, check)
-        self.has_copy, self.num_steps, self.collective = True, laid.num_steps, laid.collective
+        layout = self.mail.expect(Laid)
+        self.store = store = self._carrier.open_store(replica.layout, layout.arena_bytes)
+        self.copy = ModelCopy(self.seat, replica, rule, store, layout, self.hooks, check)
+        self.has_copy, self.num_steps, self.collective = True, layout.num_steps, layout.collective
         self.jobs.begin(store, self.copy.updaters, rule)
-        if limit := laid.distance_limit:
+        if limit := layout.distance_limit:
             self.jobs.scale_own = lambda number: self._scale_own(number, limit)
         self.snapshots.begin(store)
-        return laid
+        return layout
 
     def _scale_own(self, number: int, limit: float) -> float:
-        """What distance leaves of this member's last push, in pass ``number``; it is told."""
-        if self.serial < 0:  # the push of who sat here before
+        """Return the factor that distance leaves of this member's last push, and report it.
+
+        Args:
+            number: of the pass over the pushes.
+        """
+        if self.serial < 0:  # the push of an earlier member on this seat
             return self.store.scale_once(number, lambda: 0.0)
         self.hooks.advance_schedule(self.store.version)
         scale = self.store.scale_once(number, lambda: self.copy.allowed_scale(limit))
@@ -235,23 +238,23 @@ class MemberSide:
         return self.copy.version if self.has_copy else 0
 
     def beat(self) -> None:
-        """A sign of life: this member gets on."""
+        """Give a sign of life: this member makes progress."""
         control, index = self.control, self._beats
         control[index] += 1
 
     def begin_epoch(self, epoch: int, batch_ends: Ends | None) -> None:
         self.is_between = False
-        self.epoch, self.batch_ends, self._told = epoch, batch_ends, 0
+        self.epoch, self.batch_ends, self._reported_until = epoch, batch_ends, 0
 
     def opened(self, opened: OpenEpoch) -> None:
-        """An epoch has opened, and its version was pulled."""
+        """An epoch opened, and its version was pulled."""
         saved, self._saved = self._saved, {}
         self.copy.own.go_on(saved)
         if self.copy.own.are_by_parts:
             self._last_position = self.leases_of_peers(opened).last_position
 
     def leases_of_peers(self, opened: OpenEpoch) -> PeerLeases:
-        """Those of an epoch where all members take their turns."""
+        """Return the leases of an epoch among peers."""
         return PeerLeases(
             self.shape.batches(self.batch_ends), self.num_workers, self.num_steps,
             opened.num_short, epoch=self.epoch, position=opened.position,
@@ -263,30 +266,34 @@ class MemberSide:
         return self.copy.own.remember()
 
     def go_on_with(self, saved: Mapping[str, Any]) -> None:
-        """What ``remember`` gave is taken up in the first epoch."""
+        """Restore in the first epoch what ``remember`` returned."""
         self._saved = saved
 
     def news(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Those of this epoch that were not told before; from now on they are."""
-        news = [one for one in leases if one.start >= self._told and one.epoch == self.epoch]
+        """Return those of this epoch that were not returned before."""
+        news = [
+            lease
+            for lease in leases
+            if lease.start >= self._reported_until and lease.epoch == self.epoch
+        ]
         if news:
-            self._told = news[-1].stop
+            self._reported_until = news[-1].stop
         return news
 
     def is_dropped(self) -> bool:
-        """Whether the push that comes now is lost on the way."""
+        """Return whether the next push is to be lost."""
         is_dropped, self.drops_next = self.drops_next, False
         return is_dropped
 
     def settings(self) -> int:
-        """See ``settings_word``; 0: they may differ, since members are at different versions."""
+        """Return ``settings_word``; 0: they may differ, since members are at different versions."""
         if self.hooks.advance_schedule(self.version):
             return 0
         word = self.copy.settings(self.hooks.marks(), self.hooks.num_own_steps())
         self.hooks.hear_settings(word)
         return word
 
-    # -- hearing --------------------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------------
 
     def await_grant(self) -> None:
         """Wait for the next grant, or the end of the epoch or the run, and pull its version."""
@@ -295,7 +302,7 @@ class MemberSide:
             self._reach(message.ticket.version)
             self.serial = self.step = message.ticket.serial
             self._pull(message.ticket.version)
-            is_last = any(one.start >= self._last_position for one in message.leases)
+            is_last = any(lease.start >= self._last_position for lease in message.leases)
             self.copy.own.turn_to(self.version, is_last=is_last)
             self.grant = message
         else:
@@ -304,7 +311,7 @@ class MemberSide:
         self.beat()
 
     def end_at(self, message: ToMember) -> None:
-        """The epoch or the run is over, at the version that this message says."""
+        """The epoch or the run is over, at the version in this message."""
         if not isinstance(message, EndEpoch | Stop):
             raise Stopped
         self._reach(message.version)
@@ -329,24 +336,24 @@ class MemberSide:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def standing(self) -> tuple[Tensor, Tensor | None]:
-        """What holds the newest version whole, and the buffers where it has none."""
+        """Return a block with the newest version, and its buffers if the block lacks them."""
         if self.averaging is not None:
             return self.averaging.standing()
         return self.store.blocks[self.store.current], None
 
     def _pin(self, number: int) -> None:
-        """A job among those of the updates: no other one changes a block meanwhile."""
+        """Pin the newest version; as a job of the store, so no update changes a block meanwhile."""
         self.snapshots.take(number, self.store.version, self.store.blocks[self.store.current])
 
     def _copy_out(self, message: Snap | WritePublished) -> None:
-        """All others wait or stop: this version stands, or is on its way."""
+        """Copy a version out: all others wait or stop, so it is the newest, or will be."""
         if isinstance(message, WritePublished):
             self.copy.publish()
             self.channel.send(Published())
             return
         number, version, is_first, behind = message
         if not is_first:
-            self.standing()  # what is under way has come: its rest is this member's own
+            self.standing()  # finishes what is in flight; the rest is this member's own
             self.snapshots.add_own(number, version, behind=behind)
             return
         self._reach(version)

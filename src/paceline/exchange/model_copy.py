@@ -1,11 +1,11 @@
-"""One member's copy of the model: what leaves it for the store, and what comes back from there.
+"""One member's copy of the model: what goes to the store, and what comes back.
 
     .grad, or base - home --fill--> this seat's slot        newest block --pull--> home = the model
 
-``home`` is the memory that the model's parameters and buffers live in; where members push
-differences (local-sgd), ``base`` is the global copy that they are held against (own_changes.py).
-Nobody but the run changes the weights while it trains (unedited.py). This module must not know jobs
-or the loop, nor how a message travels.
+``home`` is the memory of the model's parameters and buffers; where members push differences
+(local-sgd), ``base`` is the global copy that differences are taken from (own_changes.py). Only the
+run may change the weights while it trains (unedited.py). This module must not know jobs or the
+loop, nor how a message travels.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ class ModelCopy:
     Args:
         seat: whose slot it fills.
         rule: the optimizer that the store applies: the user's, or plain averaging.
-        hooks: look at what else of the script's objects must stay as it was.
-        check: called now and then while gradients are made.
+        hooks: check the script's other objects that must not change.
+        check: called now and then while gradients are computed.
 
     Attributes:
         version: of the parameters that it holds.
-        own: what it has changed by itself, and what of it an update is of.
+        own: its local changes, and the fragment that the next update covers.
         updaters: one for each block of the store.
     """
 
@@ -49,13 +49,16 @@ class ModelCopy:
         replica: Replica,
         rule: Optimizer,
         store: SharedStore,
-        laid: Laid,
+        layout: Laid,
         hooks: ScriptHooks,
         check: Callable[[], None],
     ) -> None:
         self.seat = seat
         self.replica, self.rule, self.store = replica, rule, store
-        self.is_difference, self._errs = laid.is_difference, laid.nonfinite_is_error
+        self.is_difference, self._raises_not_finite = (
+            layout.is_difference,
+            layout.nonfinite_is_error,
+        )
         self.unedited = Unedited(replica, store, hooks)
         self._hooks = hooks
         self._check = check
@@ -64,11 +67,11 @@ class ModelCopy:
         self.renew_updaters()
         self._hyper: object = ()
         self._hyper_digest = 0
-        self.own = OwnChanges(self, laid.num_fragments, laid.overlap_steps)
+        self.own = OwnChanges(self, layout.num_fragments, layout.overlap_steps)
         self._num_skipped = 0
 
     def renew_updaters(self) -> None:
-        """Those that know no state yet; the list stays the same."""
+        """Replace the updaters by ones without state, in the same list."""
         replica = self.replica
         self.updaters[:] = [
             Updater(self.rule, replica.parameters, replica.layout, block)
@@ -76,7 +79,7 @@ class ModelCopy:
         ]
 
     def live_alone(self) -> None:
-        """On private memory with the newest version, gradients into this seat's slot."""
+        """Move to private memory with the newest version; gradients go to this seat's slot."""
         self.home = self.replica.live_alone()
         self.base = torch.empty_like(self.home) if self.is_difference else None
         self.unedited.watch(self.home)
@@ -85,14 +88,14 @@ class ModelCopy:
             self.replica.push_into(self.store.slot(self.seat), self._check)
 
     def move_to(self, block: Tensor) -> None:
-        """On this memory, which holds its parameters; there is no other copy of them any more."""
+        """Move to this memory, which holds its parameters and is from now on their only copy."""
         self.replica.move_to(block)
         self.home = block[: self.replica.layout.slot_bytes]
 
     def pull(self, version: int) -> None:
-        """The newest version, which is ``version`` or a later one.
+        """Pull the newest version, which is ``version`` or a later one.
 
-        Where updates are of fragments this is of those that were exchanged since the last pull.
+        Where updates are of fragments, pull those that were exchanged since the last pull.
         """
         if self.base is None:
             self.version = self.store.pull(version, self.home)
@@ -104,39 +107,39 @@ class ModelCopy:
         self.unedited.mark()
 
     def pull_whole(self, version: int) -> None:
-        """Pull a version, and keep nothing of its own steps that was not exchanged."""
+        """Pull a version, and drop local steps that were not exchanged."""
         self.own.forget()
         self.pull(version)
 
     def _take(self, before: int) -> None:
-        """What ``base`` holds, but for what this member has not exchanged since ``before``."""
+        """Copy ``base`` to the model, except changes not exchanged since ``before``."""
         assert self.base is not None
         skipped = self.version - self.store.applied.of(self.version)
         was_skipped, self._num_skipped = skipped != self._num_skipped, skipped
-        if was_skipped:  # what is not finite lies in all of it
+        if was_skipped:  # values that are not finite may be anywhere in it
             self.own.forget()
         self.own.take(before, self.version)
         buffers = self.replica.layout.buffers
         buffers.of(self.home).copy_(buffers.of(self.base))
 
     def begin_again(self, live: Tensor, *, is_whole: bool) -> None:
-        """Between peers: go on from the update that was due.
+        """Between peers: continue from the update that was due.
 
         Args:
-            live: the block that holds it, or will when ``OwnChanges.before_merge`` has returned.
-            is_whole: of its own steps nothing stays.
+            live: the block that holds it, or will once ``OwnChanges.before_merge`` returned.
+            is_whole: whether all local steps are dropped.
         """
         assert self.base is not None
         own = self.own
-        one = own.fragments.whole if is_whole else own.due
-        self.base[one.start : one.stop].copy_(live[one.start : one.stop])
-        own.arrived(one)
+        part = own.fragments.whole if is_whole else own.due
+        self.base[part.start : part.stop].copy_(live[part.start : part.stop])
+        own.arrived(part)
         self.unedited.mark()
 
-    # -- what leaves it -------------------------------------------------------------------------
+    # -- pushing ----------------------------------------------------------------------------------
 
     def fill(self, work: Work, step: int) -> int:
-        """Put what is pushed into this seat's slot; what is wrong with it."""
+        """Put what is pushed into this seat's slot; return its fault, or OK."""
         store, replica = self.store, self.replica
         slot, present = store.slot(self.seat), store.present(self.seat)
         if self.base is not None:
@@ -159,13 +162,13 @@ class ModelCopy:
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether all members make each step together, so that a push is what all of them hold."""
+        """Whether all members make each step together, so that all push the same parameters."""
         return self._hooks.follow is not None
 
     def difference_into(self, out: Tensor) -> None:
-        """What the work has changed of what is due, also to another device.
+        """Write to ``out``, on any device, what the work changed in the fragment that is due.
 
-        In lockstep, the parameters.
+        In lockstep write the parameters instead.
         """
         assert self.base is not None
         if self.is_lockstep:
@@ -177,20 +180,20 @@ class ModelCopy:
 
     def refuse_not_finite(self, loss: float, step: int) -> None:
         """Raise WorkerError, with the parameter's name, unless such updates are to be skipped."""
-        if self._errs:
+        if self._raises_not_finite:
             name = self.store.not_finite(self.seat)
             raise not_finite(self.seat, name, step, self.version, loss)
 
     @property
     def skips_not_finite(self) -> bool:
         """Whether an update that is not finite changes nothing, and is no error."""
-        return not self._errs
+        return not self._raises_not_finite
 
     def settings(self, marks: object, num_own_steps: int) -> int:
-        """A word of the optimizer's settings, see ``settings_word``.
+        """Return the word for the optimizer's settings, see ``settings_word``.
 
         Args:
-            marks: of prepared schedulers, what must be the same in all members.
+            marks: state of prepared schedulers that must be the same in all members.
         """
         hyper = (self.replica.hyper(), marks)
         if hyper != self._hyper:
@@ -199,25 +202,24 @@ class ModelCopy:
         return settings_word(self._hyper_digest, num_own_steps)
 
     def allowed_scale(self, limit: float) -> float:
-        """What distance from the newest version leaves of the last push."""
+        """Return the factor that the distance from the newest version leaves of the last push."""
         newest = self.store.blocks[self.store.current]
         moved = squared_distance(self.replica.layout, newest, self.home)
         return allowed_scale(limit, moved, self.rule.param_groups)
 
     def publish(self) -> None:
-        """The weights that the model holds are those of the version that stands, for all."""
+        """Make the model's weights those of the newest version for all members."""
         self.store.replace(self.home)
 
     def optimizer_state(self, own: Updater | None = None) -> dict[Tensor, dict[str, Any]]:
-        """Clones of the optimizer's whole state at the newest version, by the user's parameters.
+        """Return clones of the optimizer's state at the newest version, by the user's parameters.
 
         Args:
-            own: of a block of this member's own, which the newest version lies in; None: it lies in
-                the store.
+            own: updater of this member's own block with the newest version; None: the store has it.
         """
         if own is not None:
             rows = own.read_state()
         else:
             rows = self.store.read_whole(lambda block: self.updaters[block].read_state())
-        held = [one for group in self.rule.param_groups for one in group["params"]]
-        return {one: row for one, row in zip(held, rows, strict=True) if row}
+        parameters = [p for group in self.rule.param_groups for p in group["params"]]
+        return {p: row for p, row in zip(parameters, rows, strict=True) if row}

@@ -1,7 +1,7 @@
-"""What a member has changed by itself, where an update is of a fragment of it (local-sgd).
+"""A member's local changes, where an update covers a fragment of the model (local-sgd).
 
     home    own 0 | own 1 | own 2      pushed: base - home, of the fragment that is due
-    base      w 0 |   w 1 |   w 2      the global copy; of 1 it is new now
+    base      w 0 |   w 1 |   w 2      the global copy; w 1 has just arrived
 
     arrived    no overlap    own 0 | w 1 | own 2                         at once
                O steps       own 0 | (own 1 + w 1) / 2 | own 2           O own steps later, or when
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class _HandedIn(NamedTuple):
-    """What was pushed, for the update that is made on ``version``."""
+    """A fragment that was pushed, for the update that is made on ``version``."""
 
     version: int
     fragment: Fragment
 
 
 class OwnChanges:
-    """One member's.
+    """The local changes of one member.
 
     Args:
         copy: its model.
-        overlap_steps: until what has arrived is merged; 0: at once.
+        overlap_steps: steps until an update that arrived is merged; 0: at once.
 
     Attributes:
-        due: what the update that comes next is of.
-        halfway: called between the steps that are made while something is on its way.
-        before_merge: lets ``base`` be what has arrived, where that is still on its way.
+        due: the fragment that the next update covers.
+        halfway: called halfway through the steps that are made while a mean is in flight.
+        before_merge: finishes a mean in flight, so that ``base`` holds it.
     """
 
     def __init__(self, copy: "ModelCopy", num_fragments: int, overlap_steps: int) -> None:
@@ -47,39 +47,39 @@ class OwnChanges:
         self.halfway: Callable[[], None] = _nothing
         self.before_merge: Callable[[], None] = _nothing
         self._stay = False
-        """Whether there are steps that were not exchanged, and go on."""
+        """Whether there are local steps that were not exchanged."""
         self._handed_in: _HandedIn | None = None
         self._late: Fragment | None = None
         self._num_since = 0
 
     @property
     def are_by_parts(self) -> bool:
-        """Whether an update may be of less than all, or be merged later."""
+        """Whether an update may cover less than the whole model, or be merged later."""
         return len(self.fragments.each) > 1 or self.overlap_steps > 0
 
     @property
     def merges_later(self) -> bool:
-        """Whether what comes of what is due is merged while the next steps are made."""
+        """Whether the update that is due is merged while the next steps are made."""
         return self.overlap_steps > 0 and self.due is not self.fragments.whole
 
     def turn_to(self, version: int, *, is_last: bool) -> None:
-        """The update that comes next is made on ``version``.
+        """Choose what the next update, made on ``version``, covers.
 
         Args:
-            is_last: of its epoch: it brings all fragments together.
+            is_last: whether it is its epoch's last, which covers all fragments.
         """
         self.due = self.fragments.of(version, is_last=is_last or not self.are_by_parts)
 
     def hand_in(self) -> None:
-        """What is due was pushed."""
+        """The fragment that is due was pushed."""
         self._stay, self._handed_in = True, _HandedIn(self._copy.version, self.due)
 
     def forget(self) -> None:
-        """Nothing of its own stays: what is taken next is all of ``base``."""
+        """Drop local changes: the next ``take`` copies all of ``base``."""
         self._stay, self._handed_in, self._late = False, None, None
 
     def take(self, before: int, version: int) -> None:
-        """``base`` is ``version`` now; ``home`` was made of ``before``."""
+        """Copy from ``base``, now at ``version``, to ``home``, which was at ``before``."""
         handed_in, self._handed_in = self._handed_in, None
         if not self._stay:
             self._overwrite(self.fragments.whole)
@@ -87,15 +87,15 @@ class OwnChanges:
         first = before
         if handed_in is not None:
             first = handed_in.version + 1
-            if handed_in.version == version:  # more is asked of it for the same update
+            if handed_in.version == version:  # more work for the same update
                 self._overwrite(handed_in.fragment)
             else:
                 self.arrived(handed_in.fragment)
-        for one in self.fragments.between(first, version):
-            self._overwrite(one)
+        for fragment in self.fragments.between(first, version):
+            self._overwrite(fragment)
 
     def arrived(self, fragment: Fragment) -> None:
-        """The update of it stands, or is on its way."""
+        """The update of this fragment is made, or in flight."""
         self._handed_in = None
         if self.overlap_steps and fragment is not self.fragments.whole:
             self._stay, self._late, self._num_since = True, fragment, 0
@@ -105,7 +105,7 @@ class OwnChanges:
         self._overwrite(fragment)
 
     def stepped(self) -> None:
-        """A step of its own was made."""
+        """This member made a local step."""
         self._num_since += 1
         if self._num_since >= self.overlap_steps:
             self.merge()
@@ -113,7 +113,7 @@ class OwnChanges:
             self.halfway()
 
     def merge(self) -> None:
-        """What has arrived is merged, if anything has."""
+        """Merge the update that arrived, if there is one."""
         fragment, self._late = self._late, None
         if fragment is None:
             return
@@ -123,15 +123,16 @@ class OwnChanges:
         merge_into(fragment.runs(copy.replica.layout.parameters), copy.base, copy.home)
         copy.unedited.mark()
 
-    def _overwrite(self, one: Fragment) -> None:
+    def _overwrite(self, fragment: Fragment) -> None:
         base, home = self._copy.base, self._copy.home
         assert base is not None
-        home[one.start : one.stop].copy_(base[one.start : one.stop])
+        part = slice(fragment.start, fragment.stop)
+        home[part].copy_(base[part])
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def remember(self) -> dict[str, Any]:
-        """What a checkpoint has of them; nothing where all were exchanged."""
+        """Return what a checkpoint stores of them; empty if all were exchanged."""
         if not (self._stay and self.are_by_parts):
             return {}
         handed_in, late = self._handed_in, self._late
@@ -142,7 +143,7 @@ class OwnChanges:
         }
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what ``remember`` gave, at the version that it was of, which was pulled."""
+        """Restore what ``remember`` returned; the version it was taken at was pulled."""
         if not saved:
             return
         copy, handed_in, late = self._copy, saved["handed in"], saved["late"]
@@ -154,10 +155,10 @@ class OwnChanges:
         copy.unedited.mark()
 
     def _number(self, fragment: Fragment) -> int:
-        """-1: of all, which the only one of them is not: that is merged later."""
+        """Return its number; -1: the whole, unlike a single fragment, which is merged later."""
         if fragment is self.fragments.whole:
             return -1
-        return next(i for i, one in enumerate(self.fragments.each) if one is fragment)
+        return next(i for i, part in enumerate(self.fragments.each) if part is fragment)
 
     def _at(self, number: int) -> Fragment:
         return self.fragments.whole if number == -1 else self.fragments.each[number]

@@ -1,14 +1,13 @@
-"""Rounds between peers: no message, no server on the way of the bytes, two barriers a round.
+"""Rounds between peers: no message and no server in the data path, two barriers a round.
 
     fill | barrier 1 | update | barrier 2 | settle -> the next round in which there is a lease
 
-Who pushed what is shown in lines that all read (rounds.py), so all come to the same; how a mean is
-made of the pushes, and what becomes of the parameters, is the averaging's (averaging.py). Where a
-member has died, where the run stops, or where one needs what peers cannot give (gradient
-accumulation), all leave at the same barrier and go on through the store (``through_store.py``),
-where the coordinator decides. Which leases are whose is `PeerLeases`' (core/batches.py).
-Above 300 lines, since a round and every way out of it are read together. This module must not know
-protocols.
+Each member shows its push in a line that all read (rounds.py), so all compute the same;
+averaging.py makes a mean of the pushes and updates the parameters. If a member died, the run stops,
+or a member needs what peers cannot do (gradient accumulation), all leave at the same barrier and go
+on through the store (``through_store.py``), where the coordinator decides. `PeerLeases`
+(core/batches.py) says which leases are whose. Above 300 lines, since a round and every way out of
+it are read together. This module must not know protocols.
 """
 
 import time
@@ -18,7 +17,7 @@ from ..errors import AllGone, ConfigError
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
-from ..wire import messages as said
+from ..wire import messages
 from . import Route
 from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
@@ -27,14 +26,14 @@ from .member import MemberSide
 from .rounds import GivenUp, Line, RoundsTold
 
 _NEVER_CANCELLED = 2**62
-"""A serial between peers: they never call each other off, only the run's end does."""
+"""The serial used between peers: only the run's end cancels their work."""
 
 
 class PeerRounds:
-    """The rounds of the epochs that one member goes through among its peers.
+    """One member's rounds in the epochs that run among peers.
 
     Args:
-        make: the averaging; None: this run has no epochs between peers.
+        make: makes the averaging; None: this run has no epochs between peers.
     """
 
     def __init__(self, member: MemberSide, make: MakeAveraging | None) -> None:
@@ -45,7 +44,7 @@ class PeerRounds:
 
     @property
     def are_on(self) -> bool:
-        """Whether peers run now, or between two such epochs."""
+        """Whether this member runs among peers, or is between two such epochs."""
         return self._member.averaging is not None
 
     @property
@@ -56,11 +55,11 @@ class PeerRounds:
 
     @property
     def _has_moved(self) -> bool:
-        """Whether the version lies in another block: weights were published between epochs."""
+        """Whether the version is in another block: weights were published between epochs."""
         return self._averaging.block != self._member.store.current
 
-    def open(self, opened: said.OpenEpoch) -> None:
-        """An epoch begins; the first grant of its rounds."""
+    def open(self, opened: messages.OpenEpoch) -> None:
+        """Begin an epoch, up to the first grant of its rounds."""
         member = self._member
         self._seats, updates_left = opened.seats, opened.updates_left
         self._leases = member.leases_of_peers(opened)
@@ -68,12 +67,12 @@ class PeerRounds:
         self._num_rounds = num_rounds if updates_left < 0 else min(num_rounds, updates_left)
         self._round = 0
         self._first_version = member.store.version
-        telling = opened.seats if member.are_words_shared else (member.seat,)
+        reporting_seats = opened.seats if member.are_words_shared else (member.seat,)
         self._told = RoundsTold(
-            member.channel, member.control, self._first_version, telling, member.seat
+            member.channel, member.control, self._first_version, reporting_seats, member.seat
         )
         if self.are_on and (opened.newest != self._newest or self._has_moved):
-            self.close()  # one has died since, and another joined: they have to meet
+            self.close()  # a member died and another joined: they have to meet
         self._barrier.begin(opened.phase)
         if self.are_on:
             self._averaging.come_back()
@@ -83,8 +82,8 @@ class PeerRounds:
         self._advance()
         member.clock.begin()
 
-    def _meet(self, opened: said.OpenEpoch) -> bool:
-        """Begin to average with the peers; False where one has died before all had met."""
+    def _meet(self, opened: messages.OpenEpoch) -> bool:
+        """Begin to average with the peers; return False if one died before all had met."""
         member = self._member
         member.copy.pull(0)  # the first member may have loaded other weights since
         assert self._make is not None, "the coordinator opens such epochs where members can"
@@ -103,32 +102,36 @@ class PeerRounds:
         return True
 
     def _own(self, number: int) -> list[Lease]:
-        """This member's leases in a round: what the coordinator will cut.
+        """Return this member's leases in a round, as the coordinator will cut them.
 
-        It hands out in member order, and who joined later sits wherever a seat was free.
+        It hands them out in member order, and a later member takes any seat that is free.
         """
         return self._leases.of(number, self._seats.index(self._member.seat))
 
     def close(self) -> None:
-        """An epoch through the store begins: back to private parameters, which are pulled then."""
+        """Before an epoch through the store: back to private parameters, which are pulled then."""
         if self.are_on:
             self._averaging.hand_over()
             self._member.averaging = None
             self._member.copy.live_alone()
 
     def _advance(self) -> None:
-        """The grant of the next round in which this member has a lease."""
+        """Go to the grant of the next round in which this member has a lease."""
         while self._round < self._num_rounds:
             if self._begin_round() or not self._exchange(Work()):
                 return
-        self._let_stand()
+        self._commit_version()
         self._told.end(self._round)
         self._member.await_grant()
         if self.are_on:
             self._averaging.step_aside()
 
     def _begin_round(self) -> bool:
-        """The grant of this round, which nobody sends; whether this member has a lease in it."""
+        """Make the grant of this round, which nobody sends.
+
+        Returns:
+            Whether this member has a lease in the round.
+        """
         member, copy, leases = self._member, self._member.copy, self._own(self._round)
         is_last = self._round + 1 == self._leases.num_rounds
         copy.own.turn_to(self._first_version + self._round, is_last=is_last)
@@ -137,33 +140,33 @@ class PeerRounds:
             member.serial, member.step = _NEVER_CANCELLED, copy.version
             ticket = Ticket(member.number, copy.version, copy.version)
             member.grant = Grant(ticket, tuple(leases))
-            # Nobody else tells who reads a stream before the rounds are over.
+            # The stream's reader hears of it from nobody else before the rounds are over.
             done = self._leases.begins_at(self._round)
-            member.hooks.hear_stream(said.StreamDone(member.epoch, done, ()))
+            member.hooks.hear_stream(messages.StreamDone(member.epoch, done, ()))
             member.beat()
         return bool(leases)
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
-        """Nobody is asked: the rounds of the epoch are known."""
-        num_now, own = len(self._own(self._round)), list[Lease]()
+        """Return the leases of this round and up to ``depth`` after them: the rounds are known."""
+        num_now, leases = len(self._own(self._round)), list[Lease]()
         for number in range(self._round, self._num_rounds):
-            own += self._own(number)
-            if len(own) >= num_now + depth:
+            leases += self._own(number)
+            if len(leases) >= num_now + depth:
                 break
-        return own[: num_now + depth]
+        return leases[: num_now + depth]
 
     def push(self, work: Work) -> float:
-        """Go through a round, to the next grant; the norm of the averaged gradient, or nan."""
+        """Go through a round to the next grant; return the averaged gradient's norm, or nan."""
         member, clock = self._member, self._member.clock
         start = time.perf_counter()
         clock.compute_s = start - clock.begun_s
         if member.is_dropped():
-            member.mail.next()  # it believes to have pushed, and nobody has heard of it
+            member.mail.next()  # it believes that it pushed, and nobody received the push
             raise Stopped
         if self._exchange(work):
             clock.push_s = time.perf_counter() - start - clock.wait_s
             norm = self._averaging.norm
-            self._advance()  # there may be rounds without a lease of its own
+            self._advance()  # this member may have no lease in some rounds
         else:
             norm = member.store.norms.of(member.jobs.used_in)
         clock.begin()
@@ -172,7 +175,7 @@ class PeerRounds:
     # -- one round ------------------------------------------------------------------------------
 
     def _exchange(self, work: Work) -> bool:
-        """Average with the peers; False when they were left instead."""
+        """Average with the peers; return False if this member left them instead."""
         averaging, is_updating = self._averaging, False
         self._member.jobs.used_in = -1
         try:
@@ -196,12 +199,12 @@ class PeerRounds:
         return True
 
     def _show(self, work: Work, stage: Stage = Stage.FOLLOWS) -> None:
-        """Fill this seat's slot and its line; what is wrong with the gradient is found later."""
+        """Fill this seat's slot and its line; the gradient is checked later."""
         member, clock, control = self._member, self._member.clock, self._member.control
         self._averaging.fill(work)
         self._barrier.show(Line(
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
-            fault=said.FOUND_INF if work.found_inf else said.OK,
+            fault=messages.FOUND_INF if work.found_inf else messages.OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             input_s=clock.input_s, squared_norm=0.0,
             max_norm=work.clip.max_norm, max_value=work.clip.max_value,
@@ -213,7 +216,7 @@ class PeerRounds:
         clock.wait_s = 0.0
 
     def _conclude(self, lines: list[Line], fault: int) -> None:
-        """The version is there: note what made it."""
+        """The update is made: record the pushes that it used."""
         member, store = self._member, self._member.store
         control, version = member.control, member.copy.version
         has_overflowed = any(line.fault for line in lines)
@@ -226,31 +229,31 @@ class PeerRounds:
             self._averaging.begin_again()
         if member.writes_version:
             control[VERSION] = 2 * (version + 1) + self._averaging.block
-        told = [lines[seat].entry(int(lines[seat].fault) or fault) for seat in self._seats]
+        entries = [lines[seat].entry(int(lines[seat].fault) or fault) for seat in self._seats]
         self._round += 1
         member.copy.version += 1
-        asked = self._asked(lines)
-        self._told.note(self._round - 1, told, asked)
-        if asked:
-            self._take_snapshot(asked)
+        snapshot = self._requested_snapshot(lines)
+        self._told.note(self._round - 1, entries, snapshot)
+        if snapshot:
+            self._take_snapshot(snapshot)
 
-    def _asked(self, lines: list[Line]) -> int:
-        """The number of the checkpoint that all take now, after the same round; 0: none.
+    def _requested_snapshot(self, lines: list[Line]) -> int:
+        """Return the number of the checkpoint that all take now, after the same round; 0: none.
 
-        At the end of an epoch none is taken here: one may be taken before the next begins.
+        At an epoch's end none is taken here: one may be taken before the next begins.
         """
-        asked = int(max(line.snapshot for line in lines))
-        is_new = asked > self._member.snapshots.newest and self._round < self._num_rounds
-        return asked if is_new else 0
+        number = int(max(line.snapshot for line in lines))
+        is_new = number > self._member.snapshots.newest and self._round < self._num_rounds
+        return number if is_new else 0
 
     def _take_snapshot(self, number: int) -> None:
-        """The block stands until all have arrived at the next barrier."""
+        """Take part in a checkpoint; the block stays as it is until all are at the next barrier."""
         member, snapshots = self._member, self._member.snapshots
-        member.mail.look()  # it may go to another folder than the last one
+        member.mail.look()  # the folder of checkpoints may have changed
         if member.seat == 0:
             snapshots.take(number, member.version, *self._averaging.standing())
         elif member.copy.is_difference or member.hooks.compressed is not None:
-            self._averaging.standing()  # what is under way has come: its rest is this member's own
+            self._averaging.standing()  # finishes what is in flight; the rest is this member's own
             snapshots.add_own(number, member.version)
         else:
             snapshots.newest = number
@@ -261,8 +264,8 @@ class PeerRounds:
         """This member needs the coordinator: all leave their peers at the next barrier.
 
         Args:
-            what: cannot be done between peers, nor elsewhere if ``Averaging.refuse`` says so;
-                "": the run stops.
+            what: what cannot be done between peers, nor in the store if ``Averaging.refuse``
+                raises; "": the run stops.
             is_over: whether this member's loop is over, so that it needs no work from elsewhere.
         """
         if not self.are_on:
@@ -272,7 +275,7 @@ class PeerRounds:
             self._averaging.refuse(what, is_over=is_over)
             if not is_over:
                 self.refuse_in_lockstep(what)
-        member.copy.unedited.check()  # what is on the block goes along
+        member.copy.unedited.check()  # the store takes over the block as it is
         member.control[ALARM] = 1
         self._show(Work(), Stage.LEFT_LOOP if is_over else Stage.LEFT)
         self._barrier.arrive()
@@ -280,69 +283,83 @@ class PeerRounds:
         self._leave_with_work()
 
     def refuse_in_lockstep(self, what: str) -> None:
-        """Raise ConfigError where members make their steps together: ``what`` needs the store."""
+        """Raise ConfigError if members make their steps together: ``what`` needs the store."""
         if self._member.hooks.follow is not None:
             raise ConfigError(
-                f"{what} is not carried where the optimizer is stepped with a closure by all "
-                "workers together (LBFGS, closures=True): step once on each mini-batch, or use "
+                f"{what} is not supported where all workers step the optimizer together with a "
+                "closure (LBFGS, closures=True): step once on each mini-batch, or use "
                 "--protocol local-sgd"
             )
 
     def leave_if_alarmed(self) -> None:
-        """Leave the peers in the midst of a round, where a member is gone or the run ends."""
+        """Leave the peers in the middle of a round if a member is gone or the run ends."""
         if self.are_on and self._member.grant is not None and self._member.control[ALARM]:
             self.leave()
 
     def _interrupted(self, work: Work, *, is_updating: bool) -> None:
-        """Put the share back, tell where this member stands, and go on through the store."""
+        """Undo the share, report where this member is, and go on through the store."""
         self._averaging.give_up(work, is_updating=is_updating)
-        entries: tuple[said.Entry, ...] = ()
+        entries: tuple[messages.Entry, ...] = ()
         if is_updating:
             lines = self._barrier.lines()
             entries = tuple(
                 lines[seat].entry(self._fault(seat, lines[seat].fault)) for seat in self._seats
             )
-        clock, mine = self._member.clock, None
+        clock, own_entry = self._member.clock, None
         if work.num_samples:
-            fault = self._fault(self._member.seat, said.FOUND_INF if work.found_inf else said.OK)
+            fault = self._fault(
+                self._member.seat, messages.FOUND_INF if work.found_inf else messages.OK
+            )
             clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.input_s)
-            mine = said.Entry(work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip)
-        self._report_interruption(mine, entries)
+            own_entry = messages.Entry(
+                work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip
+            )
+        self._report_interruption(own_entry, entries)
         self._leave_with_work()
         self._member.await_grant()
 
     def _fault(self, seat: int, fault: float) -> int:
-        """What is wrong with a push that no update has looked at yet."""
-        return int(fault) or (said.OK if self._member.store.is_finite(seat) else said.NOT_FINITE)
+        """Return the fault of a push that no update has checked yet."""
+        return int(fault) or (
+            messages.OK if self._member.store.is_finite(seat) else messages.NOT_FINITE
+        )
 
     def _report_interruption(
-        self, mine: said.Entry | None, entries: tuple[said.Entry, ...], *, needs_store: bool = False
+        self,
+        own_entry: messages.Entry | None,
+        entries: tuple[messages.Entry, ...],
+        *,
+        needs_store: bool = False,
     ) -> None:
-        """Tell of this member's push and those it saw; wait until all live ones have.
+        """Report this member's push and those it saw; wait until all live members have.
 
-        From then on the others may make updates, so nothing that they share is written after it.
+        From then on the others may make updates, so shared memory is not written after it.
         """
         self._averaging.hand_over()
-        self._let_stand()
+        self._commit_version()
         self._told.tell()
-        self._wait_for_others(mine, entries, needs_store=needs_store)
+        self._wait_for_others(own_entry, entries, needs_store=needs_store)
 
     def _wait_for_others(
-        self, mine: said.Entry | None, entries: tuple[said.Entry, ...], *, needs_store: bool
+        self,
+        own_entry: messages.Entry | None,
+        entries: tuple[messages.Entry, ...],
+        *,
+        needs_store: bool,
     ) -> None:
-        """The same, where nothing more is to be put in order; the work in hand is kept."""
+        """The same without handing over anything; the work in hand is kept."""
         channel, mail = self._member.channel, self._member.mail
-        channel.send(said.PeersLeft(mine, entries, needs_store))
-        while isinstance(message := mail.next(), said.Mend):
+        channel.send(messages.PeersLeft(own_entry, entries, needs_store))
+        while isinstance(message := mail.next(), messages.Mend):
             if self.are_on:
                 self._averaging.restore_the_dead()
-            channel.send(said.Mended())
-        if not isinstance(message, said.Resume):
+            channel.send(messages.Mended())
+        if not isinstance(message, messages.Resume):
             raise Stopped
         self._member.serial = message.serial
 
     def _leave_with_work(self) -> None:
-        """Private memory again, with the parameters of the version that stands."""
+        """Go back to private memory, with the parameters of the newest version."""
         self._member.averaging = None
         copy = self._member.copy
         grads = [parameter.grad for parameter in copy.replica.parameters]
@@ -352,10 +369,10 @@ class PeerRounds:
         for parameter, gradient in zip(copy.replica.parameters, grads, strict=True):
             parameter.grad = gradient
 
-    def _let_stand(self) -> None:
-        """The version that peers came to is the store's, with its buffers, which no block held.
+    def _commit_version(self) -> None:
+        """Make the peers' version the store's, with its buffers, which no block held.
 
-        All write the same.
+        All members write the same.
         """
         member, averaging = self._member, self._averaging
         member.control[VERSION] = 2 * member.copy.version + averaging.block

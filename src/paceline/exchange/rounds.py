@@ -1,11 +1,11 @@
-"""Where peers meet: a line of numbers that each shows the others, and barriers between.
+"""Where peers meet: a line of numbers that each member shows the others, and barriers.
 
     member 0   show | barrier | read all lines | ... | barrier
     member 1   show |         | read all lines | ... |
 
-A line is written by its own member alone, between barriers, so all read the same. The rounds that
-they came to are kept by each, and the coordinator is told of them now and then, off the critical
-path. This module must not know what is decided from the lines, nor gradients.
+Only its own member writes a line, between barriers, so all read the same. Each member keeps the
+finished rounds and reports them to the coordinator now and then, off the critical path. This module
+must not know what is decided from the lines, nor gradients.
 """
 
 import time
@@ -22,7 +22,7 @@ from .base import Clock, are_at_odds, conflict
 
 _WAIT_S = 0.1
 _PAIR = 2
-"""Of so many who waits has seen the other; of more a third one may sleep."""
+"""With so many members, the one that waits has seen the other; with more a third may sleep."""
 
 
 class Line(NamedTuple):
@@ -37,25 +37,25 @@ class Line(NamedTuple):
     push_s: float
     input_s: float
     squared_norm: float
-    """Of its share of the mean gradient; written after the others have read the rest."""
+    """Of its share of the mean gradient; written after the others read the rest."""
     max_norm: float
     max_value: float
     hyper: float
     bad_version: float
     """The version at which its share of the mean was not finite; -1: none."""
     leaves: float
-    """Not 0: it has to leave for the coordinator."""
+    """Not 0: it must leave for the coordinator."""
     snapshot: float
-    """Number of the checkpoint that it was asked for last."""
+    """Number of the last checkpoint that it was asked for."""
     stage: float = 0.0
-    """Where it is in a step that all make together, see `Stage` (lockstep.py); 0: it pushes."""
+    """Its stage in a step that all make together, see `Stage` (lockstep.py); 0: it pushes."""
 
     @property
     def clip(self) -> Clip:
         return Clip(self.max_norm, self.max_value)
 
     def entry(self, fault: int) -> Entry:
-        """What the coordinator is told of this line, where this was wrong with its push."""
+        """Return the report of this line to the coordinator, with this fault of its push."""
         return Entry(
             int(self.num_samples), self.loss, fault, self.weight,
             self.compute_s, self.wait_s, self.push_s, self.input_s, *self.clip,
@@ -63,21 +63,21 @@ class Line(NamedTuple):
 
 
 _NUM_FIELDS = len(Line._fields)
-_SQUARED_NORM, _BAD_VERSION = (Line._fields.index(one) for one in ("squared_norm", "bad_version"))
+_SQUARED_NORM, _BAD_VERSION = (Line._fields.index(name) for name in ("squared_norm", "bad_version"))
 
 
 class GivenUp(BaseException):
-    """A member is gone, so this barrier is given up."""
+    """A member is gone, so nobody waits at this barrier any more."""
 
 
 class Barrier:
-    """The lines and the barriers of one run, as its member at ``seat`` uses them.
+    """The lines and barriers of one run, as its member at ``seat`` uses them.
 
-    Who comes last to a barrier wakes all who sleep there: each sleeps once, however many there are.
-    Who does not sleep yet looks where the others are.
+    The last member at a barrier wakes all that sleep there: each sleeps once, however many there
+    are. A member that does not sleep yet polls where the others are.
 
     Args:
-        clock: the seconds that barriers take are added to its ``wait_s``.
+        clock: the time at barriers is added to its ``wait_s``.
     """
 
     def __init__(self, control: Control, seat: int, clock: Clock) -> None:
@@ -87,7 +87,7 @@ class Barrier:
         self._phase = 0
 
     def begin(self, phase: int) -> None:
-        """All peers stand at this many barriers."""
+        """Set the number of barriers that all peers have passed."""
         self._phase = phase
         self._control[self._control.arrived[self._seat]] = phase
 
@@ -98,27 +98,27 @@ class Barrier:
             control.set_double(place + i, value)
 
     def lines(self) -> list[Line]:
-        """The lines of all seats."""
+        """Return the lines of all seats."""
         doubles = self._control.doubles
         return [Line._make(doubles(place, _NUM_FIELDS)) for place in self._control.numbers]
 
     def show_norm(self, squared_norm: float) -> None:
-        """Of this member's share of the mean gradient, for the barrier that comes next."""
+        """Show the norm of this member's share of the mean gradient, before the next barrier."""
         self._set(_SQUARED_NORM, squared_norm)
 
     def show_bad(self, version: int) -> None:
-        """This member's share of the mean is not finite at this version."""
+        """Show that this member's share of the mean is not finite at this version."""
         self._set(_BAD_VERSION, float(version))
 
     def squared_norms(self) -> list[float]:
         return self._column(_SQUARED_NORM)
 
     def is_bad(self, version: int) -> bool:
-        """Whether somebody's share is not finite at this version."""
+        """Return whether any member's share is not finite at this version."""
         return float(version) in self._column(_BAD_VERSION)
 
     def arrive(self) -> int:
-        """Reach the next barrier, and do not wait there; its number."""
+        """Reach the next barrier without waiting there; return its number."""
         self._phase += 1
         self._control[self._control.arrived[self._seat]] = self._phase
         if self._have_all_come():
@@ -126,20 +126,20 @@ class Barrier:
         return self._phase
 
     def wait(self) -> None:
-        """Wait until all have arrived as often as this member; GivenUp when one never will.
+        """Wait until all have arrived as often as this member; raise GivenUp if one never will.
 
-        Only a member that is gone is given up: where it stands is final, so all others give up at
-        the same barrier.
+        Only a member that is gone is given up: its position is final, so all others give up at the
+        same barrier.
         """
         control, phase = self._control, self.arrive()
         start = time.perf_counter()
         while not control.wait_while(MET, self._is_early, _WAIT_S):
-            gone = [control[one] for one in control.gone]  # before what they have come to
-            arrived = [control[one] for one in control.arrived]
-            if any(a and b < phase for a, b in zip(gone, arrived, strict=True)):
+            are_gone = [control[word] for word in control.gone]  # read before their positions
+            phases = [control[word] for word in control.arrived]
+            if any(gone and at < phase for gone, at in zip(are_gone, phases, strict=True)):
                 raise GivenUp
         if control.num_seats > _PAIR and control[MET] < phase:
-            control.set_and_wake(MET, phase)  # where two came last, neither may have seen the other
+            control.set_and_wake(MET, phase)  # if two came last, neither may have seen the other
         self._clock.wait_s += time.perf_counter() - start
 
     def _have_all_come(self) -> bool:
@@ -158,47 +158,47 @@ class Barrier:
 
 
 def check_settings(lines: Sequence[Line]) -> None:
-    """Raise ConfigError where the optimizers of two who pushed have different settings."""
-    shown = {seat: int(line.hyper) for seat, line in enumerate(lines) if line.weight}
-    if len(set(shown.values())) < 2:
+    """Raise ConfigError if the optimizers of two members that pushed have different settings."""
+    words = {seat: int(line.hyper) for seat, line in enumerate(lines) if line.weight}
+    if len(set(words.values())) < 2:
         return
-    for one, other in combinations(shown, 2):
-        if are_at_odds(shown[one], shown[other]):
-            raise conflict(one, other)
+    for first, second in combinations(words, 2):
+        if are_at_odds(words[first], words[second]):
+            raise conflict(first, second)
 
 
 def common_clip(lines: Sequence[Line]) -> Clip:
-    """What those who pushed clip their update to.
+    """Return how the members that pushed clip their update.
 
     Raises:
-        ConfigError: two want different things.
+        ConfigError: two of them clip differently.
     """
-    asked = {seat: line.clip for seat, line in enumerate(lines) if line.weight}
-    if not asked:
+    clips = {seat: line.clip for seat, line in enumerate(lines) if line.weight}
+    if not clips:
         return UNCLIPPED
-    first, clip = next(iter(asked.items()))
-    for other, its in asked.items():
-        if its != clip:
-            raise clip_conflict(first, clip, other, its)
+    first, clip = next(iter(clips.items()))
+    for seat, other_clip in clips.items():
+        if other_clip != clip:
+            raise clip_conflict(first, clip, seat, other_clip)
     return clip
 
 
 _TELL_S = 0.2
 _END_S = 1.0
-"""So long others leave it to the first to tell of the last rounds."""
+"""How long the others wait for the first peer to report the last rounds."""
 _KEPT_ROUNDS = 4096
 _SENT_ENTRIES = 512
-"""In one message."""
+"""Entries in one message."""
 
 
 class RoundsTold:
-    """The rounds of one epoch, of which the first peer tells the coordinator.
+    """The rounds of one epoch, which the first peer reports to the coordinator.
 
-    The others keep what it has not told yet, and where it dies the next one tells that.
+    The others keep what it has not reported yet; if it dies, the next one reports that.
 
     Args:
-        first_version: that the epoch begins with.
-        seats: of those that tell one after the other, ``seat`` among them: all peers, where each
+        first_version: of the epoch.
+        seats: of the members that report, in order, ``seat`` among them: all peers, where each
             sees how far the others have come.
     """
 
@@ -218,7 +218,7 @@ class RoundsTold:
         self._tell_at_s = time.perf_counter() + _TELL_S
 
     def note(self, number: int, entries: list[Entry], snapshot: int) -> None:
-        """Keep a round, and the checkpoint that is taken after it; tell of it when it is time."""
+        """Keep a round, and the checkpoint that is taken after it; report it when it is time."""
         now_s = time.perf_counter()
         self._rows.append((number, Row(now_s, tuple(entries), snapshot)))
         if self._seat != self._seats[0]:
@@ -228,7 +228,7 @@ class RoundsTold:
             self.tell()
 
     def tell(self) -> None:
-        """Send all rounds since the last time, several in a message."""
+        """Report all rounds since the last report, several in a message."""
         self._drop(self._next)
         rows = list(self._rows)
         size = max(1, _SENT_ENTRIES // len(rows[0][1].entries)) if rows else 1
@@ -240,7 +240,7 @@ class RoundsTold:
         self._control.set_and_wake(self._control.told[self._seat], self._first_version + self._next)
 
     def end(self, num_rounds: int) -> None:
-        """Of so many rounds the coordinator is told, by the first peer that comes to do so."""
+        """See that all rounds are reported, by the first peer that gets to it."""
         control, until = self._control, self._first_version + num_rounds
         patience_s = time.perf_counter() + _END_S
         for seat in self._seats:
@@ -250,11 +250,11 @@ class RoundsTold:
             word, gone = control.told[seat], control.gone[seat]
             while not control.wait_while(word, lambda told: told < until, _WAIT_S):
                 if control[gone] or time.perf_counter() > patience_s:
-                    break  # what is told twice is heard once
+                    break  # the coordinator ignores what is reported twice
             else:
                 return
 
     def _drop(self, number: int) -> None:
-        """What lies before this round is told."""
+        """Drop the rounds before this one, which were reported."""
         while self._rows and self._rows[0][0] < number:
             self._rows.popleft()

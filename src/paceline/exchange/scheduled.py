@@ -1,13 +1,13 @@
 """A schedule of `collectives/` on tensors, by ``torch.distributed`` from rank to rank.
 
     round of one rank    send ...  send ...        the chunks as they are before the round
-                         receive ... receive ...   where it adds: beside; where it copies: in place
+                         receive ... receive ...   to add: into a buffer; to copy: in place
                          wait for all of them
-                         add what came, in the schedule's order
+                         add what arrived, in the schedule's order
 
-What is sent is the same list that is proved on sets of contributors and priced on a topology; here
-every rank picks its own part of it. All ranks end with the same bits, whoever was faster: a sum is
-made in one place, or of two parts in two places. It must not know who averages, or why.
+The transfers are the same list that is proved on sets of contributors and priced on a topology;
+here every rank picks its own part of it. All ranks end with the same bits, whoever was faster: a
+sum is made in one place, or of two parts in two places. It must not know who averages, or why.
 """
 
 import queue
@@ -29,7 +29,7 @@ Span = tuple[int, int]  # elements, from and up to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """One message of this rank: its chunks, those that lie side by side joined."""
+    """One message of this rank; adjacent chunks are joined."""
 
     peer: int
     spans: tuple[Span, ...]
@@ -53,7 +53,7 @@ class ScheduledCollective:
     """This rank's part of a collective.
 
     Args:
-        group: who sends to whom; the default one of ``torch.distributed`` where none is given.
+        group: sends the messages; None: the default group of ``torch.distributed``.
 
     Raises:
         ConfigError: the group has another number of ranks than the collective.
@@ -63,14 +63,14 @@ class ScheduledCollective:
         self._group = group = TorchGroup() if group is None else group
         if group.size != collective.num_ranks:
             raise ConfigError(
-                f"{collective} is made for {collective.num_ranks} ranks, and the group has "
+                f"{collective} is for {collective.num_ranks} ranks, but the group has "
                 f"{group.size}; parse it with {group.size}"
             )
         self.collective = collective
         self._turns: dict[tuple[Operation, int, int, int], list[_Turn]] = {}
 
     def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
-        """All ranks' tensors become their sum, or their maximum: `run` of an all-reduce."""
+        """Sum all ranks' tensors, or take their maximum, in place: `run` of an all-reduce."""
         self.run(tensor, Operation.ALL_REDUCE, is_maximum=is_maximum)
 
     def run(
@@ -81,11 +81,11 @@ class ScheduledCollective:
         root: int = 0,
         is_maximum: bool = False,
     ) -> None:
-        """The operation, in place, on n elements of any type and any device that the group carries.
+        """Run the operation in place, on n elements of any dtype and device the group supports.
 
-        Where a rank is promised only a part (`collectives/transfers.py`), what else lies in its
-        tensor afterwards are intermediate values. All ranks call it with equally many elements, of
-        one type; an all-to-all takes the blocks of all ranks, P x P, of which the own row counts.
+        Where the result of a rank is only a part (`collectives/transfers.py`), the rest of its
+        tensor holds intermediate values. All ranks call it with equally many elements of one
+        dtype; an all-to-all takes the blocks of all ranks, P x P, and reads the own row.
 
         Args:
             tensor: of any shape.
@@ -101,25 +101,29 @@ class ScheduledCollective:
             tensor.copy_(flat.view(tensor.shape))
 
     def _take(self, turn: _Turn, flat: Tensor, *, is_maximum: bool) -> None:
-        beside = [
-            flat[slice(*one.spans[0])] if one.is_in_place else flat.new_empty(one.num_elements)
-            for one in turn.receives
+        buffers = [
+            flat[slice(*message.spans[0])]
+            if message.is_in_place
+            else flat.new_empty(message.num_elements)
+            for message in turn.receives
         ]
         sent = []
-        for one in turn.sends:
-            parts = [flat[begin:end] for begin, end in one.spans]
-            sent.append(Parcel(one.peer, parts[0] if len(parts) == 1 else torch.cat(parts)))
-        self._group.swap(
-            sent, [Parcel(one.peer, into) for one, into in zip(turn.receives, beside, strict=True)]
-        )
-        for one, came in zip(turn.receives, beside, strict=True):
-            if not one.is_in_place:
-                _write(flat, one, came, is_maximum=is_maximum)
+        for message in turn.sends:
+            parts = [flat[begin:end] for begin, end in message.spans]
+            sent.append(Parcel(message.peer, parts[0] if len(parts) == 1 else torch.cat(parts)))
+        received = [
+            Parcel(message.peer, buffer)
+            for message, buffer in zip(turn.receives, buffers, strict=True)
+        ]
+        self._group.swap(sent, received)
+        for message, arrived in zip(turn.receives, buffers, strict=True):
+            if not message.is_in_place:
+                _write(flat, message, arrived, is_maximum=is_maximum)
 
     def _turns_for(
         self, operation: Operation, root: int, num_elements: int, element_bytes: int
     ) -> list[_Turn]:
-        """This rank's rounds for so many elements, made once."""
+        """Return this rank's rounds for so many elements, made once."""
         key = (operation, root, num_elements, element_bytes)
         if key not in self._turns:
             schedule = self.collective.for_size(num_elements * element_bytes)
@@ -132,21 +136,22 @@ class ScheduledCollective:
         for transfers in rounds:
             sends: list[_Message] = []
             receives: list[_Message] = []
-            for one in transfers:
-                if self._group.rank not in (one.source, one.destination):
+            for transfer in transfers:
+                if self._group.rank not in (transfer.source, transfer.destination):
                     continue
-                is_mine = one.source == self._group.rank
+                is_sender = transfer.source == self._group.rank
                 message = _Message(
-                    peer=one.destination if is_mine else one.source,
-                    spans=_joined([edges[chunk] for chunk in one.chunks]),
-                    action=one.action,
+                    peer=transfer.destination if is_sender else transfer.source,
+                    spans=_joined([edges[chunk] for chunk in transfer.chunks]),
+                    action=transfer.action,
                 )
                 if message.spans:
-                    (sends if is_mine else receives).append(message)
+                    (sends if is_sender else receives).append(message)
             if sends or receives:
-                sent = [span for one in sends for span in one.spans]
+                sent = [span for message in sends for span in message.spans]
                 yield _Turn(
-                    sends=tuple(sends), receives=tuple(_placed(one, sent) for one in receives)
+                    sends=tuple(sends),
+                    receives=tuple(_placed(message, sent) for message in receives),
                 )
 
 
@@ -161,7 +166,7 @@ class _Sum:
     def make(self, sums: ScheduledCollective) -> None:
         try:
             sums.all_reduce(self._tensor, is_maximum=self._is_maximum)
-        except BaseException as error:  # whoever waits for it has to know
+        except BaseException as error:  # raised again where it is waited for
             self._error = error
         self.is_over.set()
 
@@ -172,50 +177,50 @@ class _Sum:
 
 
 class ScheduledGroup(MemberGroup):
-    """Members whose sums follow a schedule; what else they do is torch's own.
+    """Members whose sums follow a schedule; their other operations are torch's own.
 
         caller   all_reduce A, all_reduce B ............ wait A ... wait B
         thread        [A, round by round      ][B             ]
 
-    A sum that is waited for at once is made by the caller: to hand it over and to hear of its end
-    takes two changes of threads, more than the rounds of a small one.
+    The caller makes a sum that is waited for at once: passing it to the thread and back takes two
+    thread switches, more than the rounds of a small sum.
 
     Args:
-        below: what carries the messages.
-        is_apart: whether sums go on in a thread of their own, so that the caller computes
-            meanwhile. On an accelerator they go on by themselves.
+        below: carries the messages.
+        is_apart: whether sums run in a thread of their own, so that the caller computes
+            meanwhile. On an accelerator they are asynchronous anyway.
 
     Raises:
-        ConfigError: they are not as many as the schedule is for.
+        ConfigError: the schedule is for another number of members.
     """
 
     def __init__(self, collective: Collective, below: TorchGroup, *, is_apart: bool) -> None:
         self.rank, self.size = below.rank, below.size
         self._sums, self._below = ScheduledCollective(collective, below), below
-        self._is_apart, self._asked = is_apart, queue.SimpleQueue[_Sum]()
+        self._is_apart, self._queue = is_apart, queue.SimpleQueue[_Sum]()
         self._thread: threading.Thread | None = None
         self._newest: _Sum | None = None
-        """Of those that were handed to the thread."""
+        """The last sum that was given to the thread."""
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
     ) -> Pending:
-        asked, before = _Sum(plain(tensor), is_maximum=is_maximum), self._newest
+        new_sum, before = _Sum(plain(tensor), is_maximum=is_maximum), self._newest
         if at_once or not self._is_apart or tensor.device.type != "cpu":
             if before is not None:
                 before.is_over.wait()
-            asked.make(self._sums)
-            return asked
+            new_sum.make(self._sums)
+            return new_sum
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="paceline-sums", daemon=True)
             self._thread.start()
-        self._newest = asked
-        self._asked.put(asked)
-        return asked
+        self._newest = new_sum
+        self._queue.put(new_sum)
+        return new_sum
 
     def _work(self) -> None:
         while True:
-            self._asked.get().make(self._sums)
+            self._queue.get().make(self._sums)
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
         return self._below.all_gather(mine, out)
@@ -225,14 +230,14 @@ class ScheduledGroup(MemberGroup):
 
 
 def along(collective: str, members: TorchGroup, *, is_apart: bool = False) -> MemberGroup:
-    """These members, as they sum by this collective: ``native``, or a schedule by its name."""
+    """Return a group that sums by this collective: ``native``, or a schedule's name."""
     if collective == "native":
         return members
     return ScheduledGroup(parse(collective, members.size), members, is_apart=is_apart)
 
 
 def _placed(message: _Message, sent: Sequence[Span]) -> _Message:
-    """Received in place, if it replaces one span that is not being sent at the same time."""
+    """Return it received in place, if it replaces one span that is not sent at the same time."""
     if message.action is Action.REDUCE or len(message.spans) > 1:
         return message
     ((begin, end),) = message.spans
@@ -242,7 +247,7 @@ def _placed(message: _Message, sent: Sequence[Span]) -> _Message:
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Without the empty ones, those that touch made one. In the order of the chunks."""
+    """Drop empty spans and join adjacent ones, in the order of the chunks."""
     joined: list[Span] = []
     for begin, end in spans:
         if begin == end:
@@ -254,14 +259,14 @@ def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(joined)
 
 
-def _write(flat: Tensor, message: _Message, came: Tensor, *, is_maximum: bool) -> None:
+def _write(flat: Tensor, message: _Message, arrived: Tensor, *, is_maximum: bool) -> None:
     first = 0
     for begin, end in message.spans:
-        mine, theirs = flat[begin:end], came[first : first + end - begin]
+        target, values = flat[begin:end], arrived[first : first + end - begin]
         first += end - begin
         if message.action is Action.COPY:
-            mine.copy_(theirs)
+            target.copy_(values)
         elif is_maximum:
-            torch.maximum(mine, theirs, out=mine)
+            torch.maximum(target, values, out=target)
         else:
-            mine.add_(theirs)
+            target.add_(values)

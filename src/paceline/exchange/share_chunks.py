@@ -1,12 +1,12 @@
-"""A part of an update that is small enough to stay in a cache from its mean to its step.
+"""A chunk of an update that is small enough to stay in a cache from its mean to its step.
 
     slots   [ gradients of seat 0 ]  \\
             [ gradients of seat 1 ]   >  mean -> kept aside -> optimizer -> parameters, state
             [ ...                 ]  /
 
-Each byte of a model is touched six to eight times in an update; by chunks it comes from memory once
-for all of them, and the mean never goes there. Optimizers that do not work element by element get
-all they have as one chunk. This module must not know who executes which chunks, nor when.
+An update touches each byte of a model six to eight times; in chunks it is read from memory once for
+all of them, and the mean is never written there. Optimizers that do not work element by element get
+their whole share as one chunk. This module must not know who executes which chunks, nor when.
 """
 
 import math
@@ -27,14 +27,14 @@ from ..store.sums import Stretch, wide
 
 Ranges = list[Stretch]
 CHUNK_BYTES = 1 << 20
-"""So that what is read twice is still in a cache near the core. Each chunk takes some 15 us beside
-its bytes: of half the size they gain less, and so they do of twice the size."""
+"""So that what is read twice is still in a cache near the core. Each chunk has an overhead of some
+15 us: chunks of half the size gain less, and so do chunks of twice the size."""
 MOST_CHUNKS = 256
-"""Of a share, since each is made when the run begins."""
+"""Per share, since all chunks are made when the run begins."""
 
 
 def cut(ranges: Ranges, rule: Optimizer) -> Iterator[Ranges]:
-    """The chunks of a share, in order; the same in whoever cuts them."""
+    """Yield the chunks of a share in order; every member cuts them alike."""
     if not is_elementwise(rule):
         if ranges:
             yield ranges
@@ -47,15 +47,15 @@ def cut(ranges: Ranges, rule: Optimizer) -> Iterator[Ranges]:
 
 
 def scratch_for(parts: Sequence[Ranges], rule: Optimizer) -> Tensor | None:
-    """Where one chunk after the other may have its mean; None: it has all at once."""
+    """Return memory for the mean of one chunk at a time; None: the share is one chunk."""
     if not is_elementwise(rule):
         return None
-    most = max((one.stop - one.start for (one,) in parts), default=0)
-    return torch.empty(most, dtype=torch.uint8)
+    most_bytes = max((run.stop - run.start for (run,) in parts), default=0)
+    return torch.empty(most_bytes, dtype=torch.uint8)
 
 
 class _Mean(NamedTuple):
-    """Where a mean of gradients is; ``first``: the layout's offset at which ``memory`` begins."""
+    """Memory with a mean of gradients; ``first``: the layout's offset at which it begins."""
 
     memory: Tensor
     first: int
@@ -63,7 +63,7 @@ class _Mean(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What an update changes, and where it is kept meanwhile."""
+    """Memory that an update changes, and the copy to undo that from."""
 
     undo: Tensor
     live: Tensor
@@ -73,12 +73,12 @@ class ShareChunk:
     """One chunk of the update of a block.
 
     Args:
-        block: number of the block that the parameters live in; the other one holds undo copies.
-        mean: where the means of all chunks are, the layout's offsets.
-        scratch: of this chunk alone; None: it has none.
+        block: number of the block with the parameters; the other one holds the undo copies.
+        mean: memory for the means of all chunks, at the layout's offsets.
+        scratch: memory for the mean of this chunk alone; None: there is none.
 
     Attributes:
-        at: where its parameters begin.
+        at: offset of its first parameter.
     """
 
     def __init__(
@@ -109,19 +109,19 @@ class ShareChunk:
     # -- the mean -------------------------------------------------------------------------------
 
     def average(self, weights: Sequence[float], *, stays: bool = True) -> None:
-        """The weighted mean of all slots' gradients; of one that has no weight nothing.
+        """Make the weighted mean of all slots' gradients, without those of weight 0.
 
         Args:
-            stays: whether it is there until all chunks have one; else until the next has.
+            stays: whether it is kept until all chunks have one, or only until the next chunk's.
         """
         self._mean = self._of_all if stays else self._alone
-        used = [seat for seat, weight in enumerate(weights) if weight]
-        shares = [weights[seat] for seat in used]
+        seats = [seat for seat, weight in enumerate(weights) if weight]
+        seat_weights = [weights[seat] for seat in seats]
         for i, mean in enumerate(self._mean.runs):
-            average_into(mean, [self._parts[seat][i] for seat in used], shares)
+            average_into(mean, [self._parts[seat][i] for seat in seats], seat_weights)
 
     def sum(self) -> float:
-        """Not finite where something in the mean is not."""
+        """Return the sum of absolute sums, which is not finite if an element is not."""
         return math.fsum(abs(mean.sum(dtype=wide(mean)).item()) for mean in self._mean.runs)
 
     def squared_norm(self) -> float:
@@ -136,10 +136,10 @@ class ShareChunk:
         for mean in self._mean.runs:
             mean.clamp_(-most, most)
 
-    # -- what is made of it ---------------------------------------------------------------------
+    # -- the step ---------------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Copy what the step changes aside."""
+        """Copy what the step changes into the undo copy."""
         for undo, live in self._kept:
             undo.copy_(live)
         self._private = self._updater.private_state()
@@ -149,12 +149,12 @@ class ShareChunk:
         self._updater.step(memory, present, groups, first=first)
 
     def adopt(self) -> None:
-        """Its parameters become the mean."""
-        for (_, live), mean in zip(self._kept, self._mean.runs, strict=False):  # they come first
+        """Overwrite its parameters with the mean."""
+        for (_, live), mean in zip(self._kept, self._mean.runs, strict=False):  # parameters first
             live.copy_(mean)
 
     def restore(self) -> None:
-        """Back to what ``keep`` found, be it in another member."""
+        """Restore what ``keep`` saved, also if another member saved it."""
         for undo, live in self._kept:
             live.copy_(undo)
         if self._private is not None:
@@ -163,7 +163,7 @@ class ShareChunk:
 
 
 def _pieces(layout: Layout, ranges: Ranges) -> Iterator[Piece]:
-    """The elements of each parameter that lie in the ranges."""
+    """Yield the elements of each parameter that lie in the ranges."""
     for run in ranges:
         for number, place in enumerate(layout.parameters.places):
             size = place.dtype.itemsize

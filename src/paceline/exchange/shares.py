@@ -1,4 +1,4 @@
-"""Averaging in shared memory: which bytes of a block each member updates, and the work on a share.
+"""Averaging in shared memory: which bytes of a block each member updates, and how.
 
     member 0   gradient -> slot 0 |   | share 0 of all slots -> mean -> optimizer |   | next step
     member 1   gradient -> slot 1 | 1 | share 1 of all slots -> mean -> optimizer | 2 | next step
@@ -6,12 +6,12 @@
 
 The parameters exist once, in the store's current block; every member computes on them and updates
 its own share of them, chunk by chunk (share_chunks.py). Before it changes a chunk, it copies it
-(parameters and state) into the other block and counts it, so a death harms nothing: survivors put
-every share back. One member alone needs neither: its gradient is the mean, it looks at it before
-it steps, and nobody would put anything back. Optimizers that work element by element get equal
-runs of bytes; all others get whole tensors, as evenly as they go. What is updated at different
-times (fragments) is shared out each by itself. Above 300 lines, since a share and the rounds that
-step on it are read together. This module must not know messages or leases.
+(parameters and state) into the other block and counts it, so survivors can undo every share after a
+death. A single member needs neither: its gradient is the mean, it checks it before it steps, and
+nobody is left to undo anything. Optimizers that work element by element get equal runs of bytes;
+all others get whole tensors, as evenly as possible. Fragments, which are updated at different
+times, are shared out one by one. Above 300 lines, since a share and the rounds that step on it are
+read together. This module must not know messages or leases.
 """
 
 import math
@@ -40,31 +40,31 @@ from .share_chunks import Ranges, ShareChunk, cut, scratch_for
 def split_shares(
     layout: Layout, rule: Optimizer, num_members: int, fragments: Sequence[Fragment]
 ) -> list[Ranges]:
-    """Per member, the runs of bytes of the parameters that it updates.
+    """Return, per member, the byte ranges of the parameters that it updates.
 
     Args:
-        fragments: that are updated each at its time; together they are all parameters.
+        fragments: are updated at different times; together they are all parameters.
     """
     if is_elementwise(rule):
-        runs = [Stretch(*run) for one in fragments for run in one.runs(layout.parameters)]
+        runs = [Stretch(*run) for part in fragments for run in part.runs(layout.parameters)]
         return [_even(runs, member, num_members) for member in range(num_members)]
     shares: list[Ranges] = [[] for _ in range(num_members)]
     load = [0] * num_members
-    for place in sorted(layout.parameters.places, key=lambda one: -one.num_bytes):
-        least = load.index(min(load))
-        load[least] += place.num_bytes
-        shares[least].append(Stretch(place.dtype, place.offset, place.offset + place.num_bytes))
+    for place in sorted(layout.parameters.places, key=lambda place: -place.num_bytes):
+        member = load.index(min(load))
+        load[member] += place.num_bytes
+        shares[member].append(Stretch(place.dtype, place.offset, place.offset + place.num_bytes))
     return shares
 
 
-def _even(whole: Sequence[Stretch], member: int, num_members: int) -> Ranges:
+def _even(stretches: Sequence[Stretch], member: int, num_members: int) -> Ranges:
     runs = []
-    for one in whole:
-        lines = -(-(one.stop - one.start) // ALIGN_BYTES)
-        first = one.start + lines * member // num_members * ALIGN_BYTES
-        last = min(one.stop, one.start + lines * (member + 1) // num_members * ALIGN_BYTES)
+    for run in stretches:
+        num_lines = -(-(run.stop - run.start) // ALIGN_BYTES)
+        first = run.start + num_lines * member // num_members * ALIGN_BYTES
+        last = min(run.stop, run.start + num_lines * (member + 1) // num_members * ALIGN_BYTES)
         if first < last:
-            runs.append(Stretch(one.dtype, first, last))
+            runs.append(Stretch(run.dtype, first, last))
     return runs
 
 
@@ -77,14 +77,14 @@ class Share:
 
     Args:
         seat: whose share it is.
-        block: number of the block that the parameters live in; the other one holds undo copies.
-        fragments: that are updated each at its time.
+        block: number of the block with the parameters; the other one holds the undo copies.
+        fragments: are updated at different times.
 
     Attributes:
-        due: what is updated now; all else of this share stays as it is.
-        is_alone: whether the run has this one member.
-        mean: where it is, the layout's offsets.
-        ranges: where this share's parameters lie, in bytes, with what fills up their last line.
+        due: the fragment that is updated now; the rest of this share stays as it is.
+        is_alone: whether the run has only this member.
+        mean: memory of the mean, at the layout's offsets.
+        ranges: byte ranges of this share's parameters, with the padding of their last line.
     """
 
     def __init__(
@@ -114,14 +114,18 @@ class Share:
         ]
 
     def _due(self) -> list[ShareChunk]:
-        """The chunks of the update that comes next."""
+        """Return the chunks of the next update."""
         due = self.due
         if due is self._whole:
             return self._chunks
-        return [one for one in self._chunks if due.start <= one.at < due.stop]
+        return [chunk for chunk in self._chunks if due.start <= chunk.at < due.stop]
 
     def average(self, weights: Sequence[float]) -> float:
-        """The weighted mean of all slots' gradients in this share; its plain sum, to see nan."""
+        """Make the weighted mean of all slots' gradients in this share.
+
+        Returns:
+            Its plain sum, which is not finite if an element is not.
+        """
         check = 0.0
         for chunk in self._due():
             if not self.is_alone:
@@ -144,12 +148,15 @@ class Share:
         weights: Sequence[float] | None = None,
         most: float = math.inf,
     ) -> float:
-        """Step on all chunks, each kept before; the plain sum of the mean, to see nan.
+        """Step on all chunks, each copied before it changes.
 
         Args:
-            mark: for which version it is kept.
-            weights: of the mean that is made first; None: it is there.
+            mark: the version that this update makes.
+            weights: of the mean that is made first; None: it was made already.
             most: what its elements are clipped to.
+
+        Returns:
+            The plain sum of the mean, which is not finite if an element is not.
         """
         check, control = 0.0, self._control
         if not self.is_alone:
@@ -168,7 +175,7 @@ class Share:
         return check
 
     def restore(self, mark: int) -> None:
-        """Put back what ``update`` has changed of this share, if that was for ``mark``."""
+        """Undo what ``update`` changed in this share, if that was for ``mark``."""
         control = self._control
         if control[self._mark] == mark:
             for chunk in self._due()[: control[self._count]]:
@@ -176,14 +183,14 @@ class Share:
             control[self._mark] = 0
 
     def average_buffers(self, weights: Sequence[float]) -> None:
-        """Float buffers: the mean by samples; counters: the maximum. Into the model's own."""
-        used = [seat for seat, weight in enumerate(weights) if weight]
-        if not used:
+        """Write into the model's buffers the mean by samples, or the maximum of counters."""
+        seats = [seat for seat, weight in enumerate(weights) if weight]
+        if not seats:
             return
-        shares = [weights[seat] for seat in used]
+        seat_weights = [weights[seat] for seat in seats]
         for buffer, place in zip(self._replica.buffers, self._buffers, strict=True):
-            parts = [place.view(self._store.slot(seat)) for seat in used]
-            buffer.copy_(average_of_buffers(parts, shares))
+            parts = [place.view(self._store.slot(seat)) for seat in seats]
+            buffer.copy_(average_of_buffers(parts, seat_weights))
 
 
 class SharedAveraging(Averaging):
@@ -206,21 +213,21 @@ class SharedAveraging(Averaging):
         return self._store.blocks[self.block]
 
     def come_back(self) -> None:
-        """The weights on the shared block, where others read them."""
+        """Move the weights to the shared block, where others read them."""
         if not self._copy.is_difference:
             self._replica.live_in(self._live)
             self._copy.unedited.watch(self._live, self._share.ranges)
-            self._copy.unedited.mark(self._copy.home)  # others may be at work already
+            self._copy.unedited.mark(self._copy.home)  # others may already write to the block
 
     def step_aside(self) -> None:
-        """Between epochs the weights lie alone."""
+        """Between epochs the weights are in private memory."""
         if not self._copy.is_difference:
             self._replica.live_in(self._copy.home)
             self._copy.unedited.watch(self._copy.home)
             self._copy.unedited.mark()
 
     def standing(self) -> tuple[Tensor, Tensor]:
-        # Between epochs weights may have been published, which lie in the other block.
+        # Weights that were published between epochs are in the other block.
         return self._store.blocks[self._store.current], self.kept_buffers
 
     # -- a round --------------------------------------------------------------------------------
@@ -236,9 +243,9 @@ class SharedAveraging(Averaging):
         self._replica.collect(self._store.present(self._seat))
 
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
-        """Mean of this member's share of all gradients, and the optimizer's step on it.
+        """Average this member's share of all gradients, and step the optimizer on it.
 
-        Another member's share may not be finite, too: among several all step, and put it back.
+        Another member's share may not be finite: several members all step, and then undo it.
         """
         share, version = self._share, self._copy.version
         if self._copy.is_lockstep:
@@ -266,7 +273,7 @@ class SharedAveraging(Averaging):
             self._copy.unedited.mark()
 
     def _adopt(self, weights: Sequence[float]) -> None:
-        """All have made the same step by themselves: its parameters, of the first who pushed."""
+        """Take the parameters of the first who pushed: all made the same step by themselves."""
         share, version = self._share, self._copy.version
         if share.is_alone and self._is_bad(share.average(weights)):
             return
@@ -275,7 +282,7 @@ class SharedAveraging(Averaging):
         share.average_buffers(weights)
 
     def _is_bad(self, check: float) -> bool:
-        """Whether a sum over the mean is not finite; then all hear of it."""
+        """Return whether a sum over the mean is not finite, and tell all members if so."""
         if math.isfinite(check):
             return False
         self._barrier.show_bad(self._copy.version)
@@ -286,7 +293,7 @@ class SharedAveraging(Averaging):
         return self._share.mean
 
     def _clip(self, clip: Clip) -> None:
-        """Clip the mean gradient by its whole norm: one barrier more."""
+        """Clip the mean gradient by its whole norm, with one more barrier."""
         self._barrier.show_norm(self._share.squared_norm())
         self._barrier.wait()
         self.norm = math.sqrt(sum(self._barrier.squared_norms()))

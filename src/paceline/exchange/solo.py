@@ -1,4 +1,4 @@
-"""An exchange of one worker in its own process: the user's optimizer on the user's parameters.
+"""The exchange of one worker in its own process: the user's optimizer on the user's parameters.
 
 Nothing is copied, sent or written, and there are no leases: ``python train.py`` is the bare loop.
 This module must not know stores or processes.
@@ -28,11 +28,11 @@ class SoloExchange(Exchange):
         return self
 
     def push(self) -> None:
-        """The optimizer has made a step."""
+        """Count a step of the optimizer."""
         self._version += 1
 
     def skip(self) -> None:
-        """As ``push``, for an update that changed nothing."""
+        """Like ``push``, for an update that changed nothing."""
         self._skipped += 1
         self._version += 1
 

@@ -1,12 +1,12 @@
-"""An exchange through the store: every order comes from the coordinator, every protocol runs.
+"""An exchange through the store: the coordinator gives every order, and every protocol runs.
 
     send push -> [ jobs: add, finish ] -> grant -> wait for its version -> pull
 
 Members execute the updates that the coordinator decides; a member that waits for its grant does
-the jobs that arrive meanwhile. While an epoch runs among peers (peers.py) its verbs go there; what
-peers cannot do is done here, once all have left them. Longer than 300 lines, since here are all
-verbs of an exchange, most of them one message. This module must not know protocols, processes or
-the loop.
+the jobs that arrive meanwhile. While an epoch runs among peers (peers.py), the verbs are forwarded
+there; what peers cannot do is done here, after all members have left them. Longer than 300 lines:
+all verbs of an exchange are here, most of them one message. This module must not know protocols,
+processes or the loop.
 """
 
 import math
@@ -28,7 +28,7 @@ from ..replica.replica import Replica
 from ..stopping import StopRule
 from ..store.control import ALARM
 from ..store.versions import LossScale, RhythmWords
-from ..wire import messages as said
+from ..wire import messages
 from ..wire.channel import Channel
 from .averaging import MakeAveraging
 from .base import End, Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
@@ -50,16 +50,16 @@ class StoreExchange(Exchange):
     """One member that talks to a coordinator over a channel.
 
     Args:
-        channel: both ways to the coordinator.
-        carrier: of words and bytes between members.
-        seat, member: the worker's place, and this life on it.
+        channel: to and from the coordinator.
+        carrier: carries words and bytes between members.
+        seat, member: the worker's seat, and the number of this life on it.
         is_main: whether it prints and saves from the start; None: seat 0 does.
-        averaging: how updates are made among peers; None: this member has none.
+        averaging: how peers make updates; None: this member never runs among peers.
     """
 
     price_anew: Callable[[float], float] | None = None
-    """Seconds that it takes until all have begun anew, where they may; told for how many seconds
-    the first epoch has been open."""
+    """Returns the seconds that a restart of all members costs, given how many seconds the first
+    epoch has been open; None: they may not restart."""
     _has_told_of_cut = False
 
     def __init__(
@@ -83,23 +83,23 @@ class StoreExchange(Exchange):
         self._turns = Turns(self._control, seat, lambda: self.is_main, self._look)
         self._num_called_off = 0
         self.first_scale: LossScale | None = None
-        """Of a run that goes on."""
+        """The loss scale of a resumed run."""
         self._first_skipped = 0
         self.is_over = False
         """Whether the script has no more epochs."""
         self.has_opened = False
-        """Whether it has come to its first epoch."""
+        """Whether it has reached its first epoch."""
         self._are_alike = False
-        """Whether that began, so that all hold the main member's weights."""
+        """Whether the first epoch began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
         self.ranks: Ranks | None = None
-        """How members reach each other, for a model that is spread over them; None: they do not."""
+        """How members of a split model reach each other; None: they do not."""
         self.price: Callable[[CompressedGradient], CompressionPrice] | None = None
-        """What compressing costs and saves between members, measured by all of them together; None:
-        nobody can."""
+        """Measures, together with all other members, what compression costs and saves; None: it
+        cannot be measured."""
         self._owes_stop = False
-        """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
+        """Whether it asked for the end between epochs, where a last checkpoint is written."""
 
     @property
     def shared(self) -> "StoreExchange":
@@ -107,12 +107,12 @@ class StoreExchange(Exchange):
 
     @property
     def hooks(self) -> ScriptHooks:
-        """To be filled in before ``attach``."""
+        """Must be filled in before ``attach``."""
         return self._own.hooks
 
     @property
     def unedited(self) -> Unedited:
-        """Whether anybody but the run has changed this member's weights."""
+        """Finds out whether anything but the run changed this member's weights."""
         return self._own.copy.unedited
 
     # -- before the first step ------------------------------------------------------------------
@@ -127,11 +127,11 @@ class StoreExchange(Exchange):
         """
         own = self._own
         self._carrier.is_split = own.hooks.spread is not None
-        laid = own.describe(replica, rule, shape, description, self.check)
-        self.num_steps, self.begins = laid.num_steps, (laid.first_epoch, laid.place)
+        layout = own.describe(replica, rule, shape, description, self.check)
+        self.num_steps, self.begins = layout.num_steps, (layout.first_epoch, layout.place)
         self.store = own.store
         self._beginning = Beginning(
-            own.copy, self._mail, laid.version, self.beat, is_part=own.hooks.spread is not None
+            own.copy, self._mail, layout.version, self.beat, is_part=own.hooks.spread is not None
         )
         self._beginning.lay_out(self.first_scale, self._first_skipped)
         own.copy.live_alone()
@@ -142,24 +142,24 @@ class StoreExchange(Exchange):
 
     @property
     def is_by_fragments(self) -> bool:
-        """Whether an update may be of a part of the model, by its number."""
+        """Whether an update may cover only a numbered part of the model."""
         return self._own.copy.own.are_by_parts
 
     def own_steps(self) -> Mapping[str, Any]:
-        """What a checkpoint has of steps that this member has not exchanged."""
+        """Return what a checkpoint stores of this member's steps that were not exchanged yet."""
         return self._own.remember()
 
     def go_on_with(self, steps: Mapping[str, Any]) -> None:
-        """The run goes on with what ``own_steps`` gave."""
+        """Resume with what ``own_steps`` returned."""
         self._own.go_on_with(steps)
 
     # -- the verbs ------------------------------------------------------------------------------
 
     def open_epoch(self, epoch: int, ends: Ends | None) -> bool:
-        """Wait until every member is at this epoch; False: the run is over.
+        """Wait until every member is at this epoch; return False if the run is over.
 
         Args:
-            ends: of its batches, where they are not as in all others.
+            ends: where its batches end, if not as in the other epochs.
         """
         own = self._own
         if self._mail.has_stopped:
@@ -168,22 +168,22 @@ class StoreExchange(Exchange):
         own.is_between = False
         self._turns.come_to(2 * epoch + 2)
         self._end_epoch()
-        kept, is_first, self.has_opened = self._settle_edits(), not self.has_opened, True
+        kept_buffers, is_first, self.has_opened = self._settle_edits(), not self.has_opened, True
         own.begin_epoch(epoch, ends)
-        each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
+        batch_ends, last_end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
         digest = own.hooks.order_digest() if self.num_workers > 1 else ""
         published = self._publish_settled(is_first=is_first)
-        told = digest, self.place(), published, own.hooks.between()
-        self._channel.send(said.Arrive(epoch, each, end, *told))
-        while isinstance(message := self._mail.next(), said.Adopt):
+        report = digest, self.place(), published, own.hooks.between()
+        self._channel.send(messages.Arrive(epoch, batch_ends, last_end, *report))
+        while isinstance(message := self._mail.next(), messages.Adopt):
             own.hooks.adopt(message.text)
-        if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch
+        if isinstance(message, messages.EndEpoch):  # a new member, too late for this epoch
             own.end_at(message)
             self._are_alike = True  # it has pulled what all others hold
-        if isinstance(message, said.SentAway):
+        if isinstance(message, messages.SentAway):
             raise Stopped
-        if not isinstance(message, said.OpenEpoch):
-            self.is_cut_short = isinstance(message, said.Stop)
+        if not isinstance(message, messages.OpenEpoch):
+            self.is_cut_short = isinstance(message, messages.Stop)
             return False
         self._are_alike = True
         if is_first:
@@ -197,36 +197,39 @@ class StoreExchange(Exchange):
             self._peers.close()
             own.opened(message)
             own.await_grant()
-        if kept is not None and own.grant is not None:
-            own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept)
+        if kept_buffers is not None and own.grant is not None:
+            own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept_buffers)
         return True
 
     def come_to_end(self, why: End) -> None:
-        """Before this member waits for a message: others may need it for a model they share."""
+        """Called before this member waits for a message: members of a split model may need it."""
         if (spread := self._own.hooks.spread) is not None:
             spread.come_to_end(why)
 
     def _end_epoch(self) -> None:
-        """An epoch is over, or the first begins: all come to that before any goes on."""
+        """Called at an epoch's end or before the first: all members get here before any goes on."""
         self.come_to_end(End.EPOCH)
         spread = self._own.hooks.spread if self.has_opened else None
-        if spread is not None and (found := spread.passed()) is not None:
-            self._cut_anew(*found)
+        if spread is not None and (better_cut := spread.passed()) is not None:
+            self._cut_again(*better_cut)
 
-    def _cut_anew(self, text: str, lost_s: float) -> None:
-        """A model is cut worse than it could be: begin anew, once that would have cost less."""
+    def _cut_again(self, text: str, lost_s: float) -> None:
+        """Restart with a better cut of the model, once that would have cost less."""
         if self.price_anew is not None:
             if lost_s > self.price_anew(time.perf_counter() - self._began_s):
-                self._channel.send(said.AskAnew(text))
+                self._channel.send(messages.AskAnew(text))
         elif not self._has_told_of_cut:
-            self.say(f"{text}: a run that goes on (--resume) is measured and cut anew")
+            self.say(f"{text}: a resumed run (--resume) measures and cuts the model again")
             self._has_told_of_cut = True
 
     def _settle_edits(self) -> torch.Tensor | None:
-        """What the script changed since the last epoch; buffers of its own, as a pass leaves them.
+        """Check or accept what the script changed since the last epoch.
 
         Before the first epoch the main worker's weights and state are written to the store: all
-        stand still, and whatever another member holds is pulled over.
+        members wait, and what the others hold is overwritten by the pull.
+
+        Returns:
+            Buffers that the script changed, as a forward pass does, to keep; None: none.
         """
         self.hooks.check_given()
         if self.has_opened:
@@ -242,7 +245,7 @@ class StoreExchange(Exchange):
         return None
 
     def publish(self, protocol: str) -> None:
-        """What the script has changed in the weights is meant; see ``Pace.publish``.
+        """Accept what the script changed in the weights; see ``Pace.publish``.
 
         Raises:
             ConfigError: others change the weights meanwhile, or hold other memory.
@@ -255,26 +258,26 @@ class StoreExchange(Exchange):
             return
         if self.num_workers > 1 and not copy.is_difference:
             raise ConfigError(
-                f"pace.publish(model) stands inside the loop, and under {protocol} one worker's "
+                f"pace.publish(model) is called inside the loop, and under {protocol} one worker's "
                 "weights are not the others': publish between epochs, use --protocol local-sgd:H, "
                 f"or {IN_THE_STEP}"
             )
         copy.unedited.take_published()
-        if not (self._peers.are_on or copy.is_difference):  # else they lie there by themselves
+        if not (self._peers.are_on or copy.is_difference):  # else they are in the store already
             copy.publish()
 
     def _publish_settled(self, *, is_first: bool) -> int:
-        """What ``Arrive`` says: the main member's weights go to the store when all are there.
+        """Return what ``Arrive`` says of published weights, which go to the store once all arrived.
 
-        Before the first of a new run they do so anyway.
+        Before the first epoch of a new run the main member's weights go there anyway.
         """
         was_published, self._is_published = self._is_published, False
         if not was_published or (is_first and self.version == 0):
             return 0
-        return said.MAIN_PUBLISHED if self._mail.is_main else said.OTHERS_PUBLISHED
+        return messages.MAIN_PUBLISHED if self._mail.is_main else messages.OTHERS_PUBLISHED
 
     def grant(self) -> Grant | None:
-        """The work to do next; None: the epoch is over."""
+        """Return the work to do next; None: the epoch is over."""
         return self._own.grant
 
     def push(self, work: Work) -> None:
@@ -304,58 +307,60 @@ class StoreExchange(Exchange):
         self._peers.refuse_in_lockstep("a push that no other worker makes")
         own, clock, start = self._own, self._own.clock, time.perf_counter()
         clock.compute_s = start - clock.begun_s
-        fault, hyper = said.OK, 0
+        fault, settings_word = messages.OK, 0
         self.unedited.check(-1 if own.copy.is_difference else self.version)
         if work.weight:
             fault = own.copy.fill(work, own.step)
-            hyper = own.settings()
-        told = said.Told(
+            settings_word = own.settings()
+        push_data = messages.Told(
             work.num_samples, work.loss, fault, work.weight, work.kept, work.unused, work.stepped
         )
-        clocks = said.Clocks(
+        clocks = messages.Clocks(
             clock.compute_s, clock.wait_s, clock.push_s, clock.add_s, clock.input_s
         )
         own.jobs.used_in = -1
         if not own.is_dropped():
-            self._channel.send(said.Push(own.serial, self.version, told, clocks, hyper, work.clip))
+            self._channel.send(
+                messages.Push(own.serial, self.version, push_data, clocks, settings_word, work.clip)
+            )
         clock.wait_s = clock.add_s = 0.0
         own.await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
         self.last_norm = self.store.norms.of(own.jobs.used_in)
 
     def extend(self) -> Lease | None:
-        """One more mini-batch for the work in flight (gradient accumulation)."""
+        """Ask for one more mini-batch for the work in flight (gradient accumulation)."""
         self._peers.leave("gradient accumulation")
-        self._channel.send(said.Extend(self._own.serial))
-        return self._mail.answer(said.Extended).lease
+        self._channel.send(messages.Extend(self._own.serial))
+        return self._mail.answer(messages.Extended).lease
 
     def give_back(self) -> None:
         """Return the work in flight undone."""
         self._peers.leave("step.skip()")
-        self._own.copy.own.forget()  # undone, as far as there is a way back
-        self._channel.send(said.GiveBack(self._own.serial))
+        self._own.copy.own.forget()  # local steps cannot be undone beyond this
+        self._channel.send(messages.GiveBack(self._own.serial))
         self._own.await_grant()
 
     def leave_epoch(self, kept: Sequence[int], *, is_look: bool = False) -> None:
-        """The loop was left early: wait for the epoch's end, which comes for all.
+        """The loop was left early: wait for the epoch's end, which ends it for all.
 
         Args:
-            kept: ids of leases whose gradients ride on the next push.
-            is_look: nothing was done with any of its batches.
+            kept: ids of leases whose gradients go with the next push.
+            is_look: whether the script used none of the epoch's batches.
         """
         self._peers.leave("leaving the loop early", is_over=True)
-        self._channel.send(said.LeaveEpoch(tuple(kept), is_look))
+        self._channel.send(messages.LeaveEpoch(tuple(kept), is_look))
         while isinstance(message := self._mail.next(), Grant):
-            pass  # it was on its way
+            pass  # it was already in flight
         self._own.end_at(message)
 
     def check(self) -> None:
         self._beat()
         if self._own.hooks.spread is not None:
-            return  # who left a step alone would leave the others in theirs
+            return  # a member that left its step alone would leave the others waiting in theirs
         is_at_work = self.is_in_step and not self.has_pushed
         is_late = is_at_work and self._control[self._cancelled] > self._own.serial
-        if is_late and self._own.grant is not None:  # else the epoch is over: no work will come
+        if is_late and self._own.grant is not None:  # else the epoch is over: no work follows
             raise Superseded
 
     def stepped(self) -> None:
@@ -368,30 +373,35 @@ class StoreExchange(Exchange):
 
     def superseded(self) -> None:
         own = self._own
-        if self._peers.are_on:  # the run stops, and this step took too long to wait for
+        if self._peers.are_on:  # the run stops, and this step took too long
             self._peers.leave()
             own.await_grant()
             return
         self._num_called_off += 1
         left_s = time.perf_counter()
         own.copy.own.forget()
-        own.copy.replica.held.drop_parameters()  # it may be left with others in their place
-        self._channel.hold(said.StepLeft(own.serial, left_s - own.clock.begun_s, left_s))
+        own.copy.replica.held.drop_parameters()  # the step may have replaced them
+        self._channel.hold(messages.StepLeft(own.serial, left_s - own.clock.begun_s, left_s))
         own.await_grant()
         own.clock.push_s = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Wait on this seat's cancelled word, so that a cancellation ends it at once."""
+        """Wait on this seat's cancelled word, so that a cancellation ends it at once.
+
+        In a split model it then only returns early, as ``check`` does.
+        """
         control, index, serial = self._control, self._cancelled, self._own.serial
         end_s = time.perf_counter() + seconds
         while (left_s := end_s - time.perf_counter()) > 0:
             if control.wait_while(index, lambda now: now <= serial, left_s, is_soon=False):
+                if self._own.hooks.spread is not None:
+                    return  # the others would wait in their step for ever
                 raise Superseded
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
-        """Leases at work and up to ``depth`` after them, without those told before.
+        """Return the leases at work and up to ``depth`` after them that were not returned before.
 
-        The coordinator knows the depth and keeps so many.
+        The coordinator knows the depth and reserves as many.
         """
         if self._peers.are_on:
             return self._own.news(self._peers.upcoming(depth))
@@ -399,16 +409,18 @@ class StoreExchange(Exchange):
         return self._own.news((*grant.leases, *grant.upcoming)) if grant is not None else ()
 
     def rhythm(self, number: int) -> RhythmWords:
-        """What all members see of the prepared scheduler of this number."""
+        """Return what all members see of the prepared scheduler of this number."""
         return RhythmWords(self._control, number)
 
     def fewest_samples(self, lease: Lease) -> int:
-        """Of the batch that this mini-batch is a part of, or of the next: who has no part of that
-        goes into its round behind the step on this one."""
+        """Return the fewest samples of the batch that this lease is a part of, and of the next.
+
+        A member without a part of the next batch enters its round after the step on this one.
+        """
         batches = self._own.shape.batches(self._own.batch_ends)
         first = batches.batch_at(lease.start)
-        both = map(batches.bounds, range(first, min(first + 2, batches.num_batches)))
-        return min(stop - start for start, stop in both)
+        bounds = map(batches.bounds, range(first, min(first + 2, batches.num_batches)))
+        return min(stop - start for start, stop in bounds)
 
     def optimizer_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """See ``ModelCopy.optimizer_state``."""
@@ -420,39 +432,39 @@ class StoreExchange(Exchange):
         return time.perf_counter() - self._began_s
 
     def inject(self, fault: Fault) -> None:
-        self._channel.send(said.FaultComes(str(fault)))
+        self._channel.send(messages.FaultComes(str(fault)))
         if fault.kind is Kind.KILL:
             self._channel.die()
         elif fault.kind is Kind.STOP:
             self._channel.halt()
         elif fault.kind is Kind.RAISE:
-            raise RuntimeError(f"it was to fail here: {fault}")
+            raise RuntimeError(f"injected fault: {fault}")
         elif fault.kind is Kind.DROP:
             self._own.drops_next = True
         elif fault.kind is Kind.DELAY:
             self.sleep(fault.for_s)
 
     def tell_settings(self, text: str) -> None:
-        """The optimizer's settings at an epoch's beginning, for members that come later."""
-        self._channel.send(said.SettingsNow(text))
+        """Send the optimizer's settings at an epoch's start, for members that join later."""
+        self._channel.send(messages.SettingsNow(text))
 
     def ask_to_stop(self) -> None:
         own = self._own
         self._owes_stop = own.is_between
-        self._channel.send(said.AskStop())
+        self._channel.send(messages.AskStop())
         if self._peers.are_on and own.grant is not None:
-            self._control[ALARM] = 1  # no round comes after, however late this is heard
+            self._control[ALARM] = 1  # no round follows, however late the coordinator reads this
 
     def leave_epochs(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:
-            self._mail.answer(said.Stop)
+            self._mail.answer(messages.Stop)
         if self.is_stopped:
             self._turns.come_to(THE_END)
 
     @property
     def is_main(self) -> bool:
         if not self._mail.is_main:
-            self._mail.look()  # the one before may have died
+            self._mail.look()  # the main member may have died
         return self._mail.is_main
 
     @property
@@ -475,7 +487,7 @@ class StoreExchange(Exchange):
         return self.store.scale
 
     def offer_scale(self, scale: LossScale) -> None:
-        """The scale of this member's own GradScaler: the run's, if it has none yet."""
+        """Offer the scale of this member's GradScaler; it becomes the run's if there is none."""
         self.store.scales.offer(self.seat, scale)
 
     def census(
@@ -486,16 +498,18 @@ class StoreExchange(Exchange):
         digest: str = "",
         ahead: int = 0,
     ) -> EvaluationRanges:
-        own = tuple(ends) if ends is not None else None
+        own_ends = tuple(ends) if ends is not None else None
         may_differ = self.num_workers > 1 and (self._is_published or not self._are_alike)
         weights = self._own.copy.replica.digest() if may_differ else 0
-        self._channel.send(said.Count(num_samples, batch_size, own, digest, weights, ahead))
+        self._channel.send(
+            messages.Count(num_samples, batch_size, own_ends, digest, weights, ahead)
+        )
         return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         self.come_to_end(End.SUM)
-        self._channel.send(said.SumValues(tuple(float(value) for value in values)))
-        return list(self._mail.expect(said.Summed).values)
+        self._channel.send(messages.SumValues(tuple(float(value) for value in values)))
+        return list(self._mail.expect(messages.Summed).values)
 
     @contextmanager
     def once(self) -> Iterator[bool]:
@@ -510,38 +524,42 @@ class StoreExchange(Exchange):
                     spread.is_alone = False
 
     def _look(self) -> None:
-        """While this member waits for another one's block."""
+        """Called while this member waits for another member's block."""
         self.beat()
         self._mail.do_jobs()
         if self._own.is_between:
             self._mail.do_snaps()
 
     def copy_now(self) -> None:
-        """The run ends, in the middle of the script's own code: copy what stands, if asked to."""
+        """The run ends inside the script's own code: copy the newest version if asked to."""
         self._peers.leave_if_alarmed()
         self._mail.look()
         self._mail.do_snaps()
 
     def say(self, text: str) -> None:
-        """Have the run say this, once for all workers."""
-        self._channel.send(said.Note(text))
+        """Have the run print this, once for all workers."""
+        self._channel.send(messages.Note(text))
 
-    def tell(self, message: said.FromMember) -> None:
-        """Of a stream that is read."""
+    def tell(self, message: messages.FromMember) -> None:
+        """Send a message about a stream that is read."""
         self._channel.send(message)
 
     def waited_for_input(self, seconds: float) -> None:
-        """A batch of the work in flight was there after so long."""
+        """Count the seconds that a batch of the work in flight was waited for."""
         self._own.clock.input_s += seconds
 
     def look_for_stream(self, *, is_blocking: bool) -> bool:
-        """Hear what has come, or the next that comes; False: this work is another's, or over."""
+        """Read what has arrived, or wait for the next message.
+
+        Returns:
+            False if this work is over or went to another member.
+        """
         self._beat()
-        self._peers.leave_if_alarmed()  # who reads may be gone, and another is chosen afterwards
+        self._peers.leave_if_alarmed()  # the reader may be gone, and another is chosen afterwards
         if self._peers.are_on:
             self._mail.look()
             if is_blocking:
-                time.sleep(_LOOK_S)  # a message or an alarm, whichever comes
+                time.sleep(_LOOK_S)  # a message or an alarm may come: both are polled
         elif is_blocking and not self._mail.has_other_work():
             self._mail.wait_a_little()
         else:
@@ -549,72 +567,77 @@ class StoreExchange(Exchange):
         return not self._mail.has_other_work()
 
     def log(self, values: dict[str, float]) -> None:
-        self._channel.send(said.LogValues(values))
+        self._channel.send(messages.LogValues(values))
 
     def stop_when(self, rule: StopRule) -> None:
-        self._channel.send(said.StopWhen(rule))
+        self._channel.send(messages.StopWhen(rule))
 
-    def measured(self, totals: said.Totals) -> None:
-        self._channel.send(said.EvaluatedAlone(self.version, totals))
+    def measured(self, totals: messages.Totals) -> None:
+        self._channel.send(messages.EvaluatedAlone(self.version, totals))
 
     def rest(self, epoch: int) -> None:
-        """The script has no more epochs: wait until the others have none, and the last is kept."""
+        """The script has no more epochs: wait until the others have none and the end is saved."""
         self.is_over = True
         self.come_to_end(End.OVER)
         published = 0
         if self._is_published:
             self.unedited.take_published()
             published = self._publish_settled(is_first=False)
-        self._channel.send(said.Rested(epoch, self.place(), published))
-        self._mail.answer(said.Goodbye)
+        self._channel.send(messages.Rested(epoch, self.place(), published))
+        self._mail.answer(messages.Goodbye)
         self._turns.come_to(THE_END if self.is_stopped else 2 * epoch + 1)
 
     # -- trials ---------------------------------------------------------------------------------
 
     def begin_trial(self, name: str) -> tuple["StoreExchange", str]:
-        """Wait until all members are at this trial; this one's part in it, and its context.
+        """Wait until all members are at this trial.
+
+        Returns:
+            This member's exchange for the trial, and the trial's context.
 
         Raises:
             Stopped: the run is over.
         """
-        self._channel.send(said.TrialBegins(name))
-        opened = self._mail.expect(said.OpenTrial)
-        made = StoreExchange(
+        self._channel.send(messages.TrialBegins(name))
+        opened = self._mail.expect(messages.OpenTrial)
+        exchange = StoreExchange(
             self._channel, self._carrier, seat=self.seat, member=self._own.number,
             is_main=opened.is_main, averaging=self._averaging,
         )  # fmt: skip
-        return made, opened.context
+        return exchange, opened.context
 
     def fail_trial(self, text: str, kind: str) -> None:
-        """An exception of this class leaves this trial: it ends in all members."""
-        self._channel.send(said.TrialFails(text, kind))
+        """Report that an exception of this class left this trial, which ends it in all members."""
+        self._channel.send(messages.TrialFails(text, kind))
         if self._peers.are_on and self._own.grant is not None:
             self._control[ALARM] = 1
 
-    def end_trial(self) -> said.TrialOver:
-        """This member leaves its trial; wait until all have.
+    def end_trial(self) -> messages.TrialOver:
+        """Leave this trial and wait until all members have.
 
-        What still comes for it is another's by now, jobs of the store among it.
+        Messages that still arrive for it, jobs of the store included, are dropped.
         """
-        self._channel.send(said.TrialEnds())
+        self._channel.send(messages.TrialEnds())
         while True:
             for message in self._channel.receive():
-                if isinstance(message, said.TrialOver):
+                if isinstance(message, messages.TrialOver):
                     return message
 
     def come_back(self, *, is_main: bool) -> None:
-        """A trial is over, which this exchange has begun."""
+        """A trial that this exchange began is over."""
         self._mail.is_main = is_main
 
     def fail(self, text: str, *, is_yours: bool) -> None:
-        """This member ends, and the run with it."""
-        self._channel.send(said.Failed(text, said.Whose.USER if is_yours else said.Whose.WORKER))
+        """Report that this member fails, which ends the run."""
+        self._channel.send(
+            messages.Failed(text, messages.Whose.USER if is_yours else messages.Whose.WORKER)
+        )
 
     def num_skipped(self) -> int:
-        """Updates until the newest version that changed nothing."""
+        """Return how many updates up to the newest version changed nothing."""
         version = self.store.version
         return version - self.store.applied.of(version)
 
     def begin_skipped(self, num_skipped: int) -> None:
-        """The run goes on, and so many had changed nothing."""
+        """The run is resumed, and this many of its updates changed nothing."""
         self._first_skipped = num_skipped

@@ -1,4 +1,4 @@
-"""What the main worker does before all others: the store's beginning, and ``pace.once()``.
+"""What the main worker does before all others: filling the store, and ``pace.once()``.
 
     LAYOUT   0 --- weights as prepared ---> 1 --- as the script left them before its loop ---> 2
              all others wait in prepare     |                all others wait in the first epoch
@@ -6,15 +6,15 @@
     main:    enter ------ block ------ exit -> the word counts one more block
     others:  enter .......... wait ......... woken: block
 
-Whoever is the main worker by then does it, whole: what a dead one had half done is done again.
+The main worker of the moment does all of it: what a dead one left half done is done again.
 
     stretch 0    | epoch 0 | stretch 2    | epoch 1 | stretch 4   ...   stretch 2 n + 1, or THE_END
-    block 1, 2   |         | block 1, 2   |         | block 1           behind the loop of n epochs
+    block 1, 2   |         | block 1, 2   |         | block 1           after the loop of n epochs
 
-Blocks are counted, so members may come by at any time; and in each stretch of the script from 1, as
-one that joins later never comes by at those between the epochs before, and goes through those ahead
-of its first one that were gone through. This module must not know what weights are good for, nor
-what a block does.
+Blocks are counted, so members may reach them at any time. Each stretch of the script counts from 1:
+a member that joins later never reaches the blocks between earlier epochs, and skips those before
+its first epoch that were done. This module must not know what weights are good for, nor what a
+block does.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,19 +27,18 @@ from .inbox import POLL_S, Inbox
 from .model_copy import ModelCopy
 
 THE_END = 1 << 30
-"""The stretch behind the loop of a run that was stopped, in whatever epoch."""
+"""The stretch after the loop of a run that was stopped, in any epoch."""
 _BLOCKS = 1 << 24
 """More than a stretch has."""
 
 
 class Beginning:
-    """One member's part in it.
+    """One member's part in filling the store.
 
     Args:
-        copy: its model, and the store with its updaters: others take their place where state was
-            loaded.
-        version: that the run begins with: of one that goes on it is not 0.
-        beat: gives a sign of life: who waits for another does not hang.
+        copy: its model, and the store with its updaters, which are renewed if state was loaded.
+        version: that the run begins with; not 0 for a resumed run.
+        beat: gives a sign of life: a member that waits does not hang.
         is_part: whether each member has a part of the model, and lays it out by itself.
     """
 
@@ -57,11 +56,11 @@ class Beginning:
         self._is_part = is_part
 
     def lay_out(self, scale: LossScale | None, num_skipped: int) -> None:
-        """Parameters and state into the store, once; returns when they are there.
+        """Put parameters and state into the store, once; return when they are there.
 
         Args:
-            scale: of a run that goes on.
-            num_skipped: updates until its version that changed nothing.
+            scale: the loss scale of a resumed run.
+            num_skipped: updates up to its version that changed nothing.
         """
         control, version = self._control, self._version
 
@@ -75,10 +74,10 @@ class Beginning:
         self._reach(1, write)
 
     def settle(self, loaded: State | None) -> None:
-        """What the script has changed since; a run that goes on begins as it was saved.
+        """Store what the script changed since; a resumed run begins as it was saved.
 
         Args:
-            loaded: the optimizer's state that it has loaded since.
+            loaded: the optimizer's state that the script loaded since.
         """
 
         def write() -> None:
@@ -107,15 +106,15 @@ class Beginning:
                 control.set_and_wake(LAYOUT, stage)
             elif not control.wait_while(LAYOUT, lambda value: value < stage, POLL_S):
                 self._beat()
-                self._mail.do_jobs()  # it may hear that it is the main one now
+                self._mail.do_jobs()  # this member may be told that it is the main one now
 
 
 class Turns:
     """The blocks of one member.
 
     Args:
-        is_main: whether this member is the main one by now.
-        look: called while it waits: signs of life, and jobs that are handed over.
+        is_main: returns whether this member is the main one now.
+        look: called while it waits: gives signs of life and does jobs.
     """
 
     def __init__(
@@ -126,15 +125,15 @@ class Turns:
         self._is_main = is_main
         self._look = look
         self._entered = 0
-        """_BLOCKS for each stretch, and the blocks of this one."""
+        """_BLOCKS times the stretch, plus the blocks entered in it."""
 
     def come_to(self, stretch: int) -> None:
-        """Blocks are counted from here on, unless the script has come further already."""
+        """Count blocks from this stretch on, unless the script is further already."""
         self._entered = max(self._entered, stretch * _BLOCKS)
 
     @contextmanager
     def once(self) -> Iterator[bool]:
-        """The next block; True for who goes first. It counts as done also when it raises."""
+        """Enter the next block; yield True to the first member. It counts even if it raises."""
         self._entered += 1
         is_first = self._wait(self._entered)
         if is_first:
@@ -147,7 +146,7 @@ class Turns:
                 self._control.set_and_wake(ONCE, self._entered)
 
     def _wait(self, number: int) -> bool:
-        """Whether this member goes first through this block; else somebody has."""
+        """Wait; return whether this member goes first through this block, or another has."""
         while self._control[ONCE] < number:
             if self._is_main():
                 return True

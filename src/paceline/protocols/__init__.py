@@ -1,9 +1,9 @@
-"""The protocols by name, and how a name on the command line becomes one.
+"""The protocols by name, and the parser of their names on the command line.
 
-A new protocol is a file here, or a section in that of its sister; one line in the table, and its
-claims in tests/protocols. The contract test runs over the table. Beside them lie staleness.py,
-what a stale gradient is worth under any of them, and outer.py and streaming.py, what the mean
-difference is worth under those with local steps, and in which parts it is exchanged.
+A new protocol is a file here, or a section in the file of a related one; one line in the table, and
+its claims in tests/protocols. The contract test runs over the table. staleness.py has the rules for
+stale gradients under any protocol; outer.py and streaming.py decide, for protocols with local
+steps, how the mean difference is applied and in which parts it is exchanged.
 """
 
 import re
@@ -51,31 +51,31 @@ ALIASES = {
 
 
 def spelling(name: str) -> str:
-    """How a protocol of the table is written: ``full-sync``, ``k-sync:K``."""
+    """Return how a protocol is written: ``full-sync``, ``k-sync:K``."""
     return spelled(name, PROTOCOLS[name].arguments)
 
 
 def with_number(name: str, number: int) -> str:
-    """A protocol of the table, with this number wherever it has one; for tests of all of them."""
+    """Return a protocol's name with this number as each of its arguments; for tests of all."""
     return written(name, [number] * len(PROTOCOLS[name].arguments))
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """The protocols in a list with commas; what begins with a digit belongs to the one before.
+    """Split a list at commas; a part that begins with a digit belongs to the name before it.
 
     Example:
         >>> split_names("full-sync,local-sgd:8+nesterov:0.7,0.9,async")
         ('full-sync', 'local-sgd:8+nesterov:0.7,0.9', 'async')
     """
     parts = re.split(r",(?!\s*[.\d])", text)
-    return tuple(one.strip() for one in parts if one.strip())
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def protocol_of(settings: "RunSettings", num_workers: int | None = None) -> SyncProtocol:
-    """What a run's settings name.
+    """Return the protocol that a run's settings name.
 
     Args:
-        num_workers: None: as the settings say.
+        num_workers: None: the settings' number.
 
     Raises:
         ConfigError: see ``parse``.
@@ -96,21 +96,20 @@ def parse(
     outer: str = "none",
     streaming: Streaming = AT_ONCE,
 ) -> SyncProtocol:
-    """The protocol that ``name``, ``name:number`` or ``name:number+rule`` means.
+    """Return the protocol that ``name``, ``name:number`` or ``name:number+rule`` means.
 
-    A rule is one for stale pushes, an outer optimizer, or fragments.
+    A rule is a staleness rule, an outer optimizer, or fragments.
 
     Args:
         num_workers: of the run.
-        staleness: the rule where the text names none; under a protocol that never uses a stale
-            push it does nothing, and is left out.
-        outer: the outer optimizer where the text names none.
-        streaming: in which parts is exchanged, where the text does not say.
+        staleness: the rule if the text names none; left out under a protocol that never uses a
+            stale push.
+        outer: the outer optimizer if the text names none.
+        streaming: the fragments if the text names none.
 
     Raises:
-        ConfigError: a name is unknown, a number is missing, not one, or out of its range, two
-            rules of a kind are named, or an outer optimizer or fragments where gradients are
-            pushed.
+        ConfigError: a name is unknown, a number is missing, invalid or out of range, two rules of
+            one kind are named, or an outer optimizer or fragments where gradients are pushed.
 
     Example:
         >>> str(parse("k-sync:3", num_workers=4))
@@ -124,23 +123,27 @@ def parse(
         >>> parse("local-sgd:8+fragments:4,1", num_workers=4).num_steps
         2
     """
-    body, *own = re.split(r"\+(?=\s*[a-z])", text)  # not that of 5e+02
+    body, *rules = re.split(r"\+(?=\s*[a-z])", text)  # not the + of 5e+02
     rule, optimizer = parse_staleness(staleness), parse_outer(outer)
-    for one in own:
-        if one.strip().partition(":")[0] in SPELLINGS:
-            if optimizer not in (AVERAGING, parse_outer(one)):
+    for part in rules:
+        if part.strip().partition(":")[0] in SPELLINGS:
+            if optimizer not in (AVERAGING, parse_outer(part)):
                 raise ConfigError(
-                    f"{text} names an outer optimizer, and {optimizer} is another: give one"
+                    f"{text} names an outer optimizer, but {optimizer} is set too: give only one"
                 )
-            optimizer = parse_outer(one)
-        elif one.strip().startswith("fragments"):
-            if streaming not in (AT_ONCE, parse_streaming(one)):
-                raise ConfigError(f"{text} names fragments, and {streaming} are others: give one")
-            streaming = parse_streaming(one)
+            optimizer = parse_outer(part)
+        elif part.strip().startswith("fragments"):
+            if streaming not in (AT_ONCE, parse_streaming(part)):
+                raise ConfigError(
+                    f"{text} names fragments, but {streaming} is set too: give only one"
+                )
+            streaming = parse_streaming(part)
         else:
             if rule is not WHOLE:
-                raise ConfigError(f"{text} names a staleness rule, and {rule} is another: give one")
-            rule = parse_staleness(one)
+                raise ConfigError(
+                    f"{text} names a staleness rule, but {rule} is set too: give only one"
+                )
+            rule = parse_staleness(part)
     protocol = _parse_one(body, num_workers)
     if protocol.has_stale_pushes and num_workers > 1:
         protocol.staleness = rule
@@ -154,14 +157,14 @@ def parse(
 
 
 def _stream(protocol: SyncProtocol, streaming: Streaming) -> None:
-    """Exchange in fragments. ConfigError: this protocol cannot."""
+    """Make the protocol exchange in fragments; raise ConfigError if it cannot."""
     if not protocol.can_stream:
-        why = "workers push gradients"
+        reason = "workers push gradients"
         if protocol.update_rule == "mean":
-            why = "H changes, and a fragment is exchanged every H/F steps"
-        others = [spelling(name) for name, one in PROTOCOLS.items() if one.can_stream]
+            reason = "H changes, and a fragment is exchanged every H/F steps"
+        others = [spelling(name) for name, kind in PROTOCOLS.items() if kind.can_stream]
         raise ConfigError(
-            f"{streaming} are parts of what local steps have changed, and under {protocol} {why}; "
+            f"{streaming} needs local steps with a fixed H, but under {protocol} {reason}; "
             f"leave --fragments and --overlap out, or use --protocol {' or '.join(others)}"
         )
     protocol.num_steps = steps_between(
@@ -171,18 +174,18 @@ def _stream(protocol: SyncProtocol, streaming: Streaming) -> None:
 
 
 def _allowed(outer: OuterOptimizer, protocol: SyncProtocol) -> OuterOptimizer:
-    """``outer``; ConfigError: this protocol pushes gradients."""
+    """Return ``outer``; raise ConfigError if this protocol pushes gradients."""
     if protocol.update_rule == "mean":
         return outer
-    others = [spelling(name) for name, one in PROTOCOLS.items() if one.update_rule == "mean"]
+    others = [spelling(name) for name, kind in PROTOCOLS.items() if kind.update_rule == "mean"]
     raise ConfigError(
-        f"outer {outer} steps on the mean of what local steps have changed, and under {protocol} "
-        f"workers push gradients, on which your own optimizer steps; leave it out, or use "
+        f"outer {outer} steps on the mean change of local steps, but under {protocol} workers "
+        f"push gradients, on which your own optimizer steps; leave it out, or use "
         f"--protocol {' or '.join(others)}"
     )
 
 
 def _parse_one(text: str, num_workers: int) -> SyncProtocol:
-    members = {name: one.arguments for name, one in PROTOCOLS.items()}
+    members = {name: kind.arguments for name, kind in PROTOCOLS.items()}
     name, values = read_name(text, "protocol", members, ALIASES)
     return PROTOCOLS[name](num_workers, *values)

@@ -1,25 +1,25 @@
 """adaptive: k-async whose K grows as the loss falls, by the times that the run measures.
 
     worker 0  --step|--step--|--step--....|        K = 1 at first: cheap, stale, noisy updates;
-    worker 1  --step----|--step--.....----|        later 2, 3, ... P, which is full-sync: dear and
-    worker 2  --step-----------|--step----|        exact. Nobody is called off, so all are measured
+    worker 1  --step----|--step--.....----|        later 2, 3, ... P, which is full-sync: costly and
+    worker 2  --step-----------|--step----|        exact. No work is cancelled: all is measured
 
     K_t = argmin over K of  F_t T(K) + 2 F_0 T(1) / K      T(K): time of an update of k-async:K
 
 F_t is the moving average of the training loss and F_0 its start. The first term is what an update
-of K pushes costs in time, worth the more the more there is to gain; the second is the noise that
-it leaves. T(K) is found by playing k-async through with the live workers' last measured steps, so
-it is true for any distribution, also where workers differ. For exponential times, where T(K) =
+of K pushes costs in time, which weighs more the more there is to gain; the second is the noise that
+it leaves. T(K) is found by simulating k-async with the live workers' last measured steps, so it
+holds for any distribution, even if workers differ. For exponential times, where T(K) =
 E[X_{K:P}], this is the paper's K^2/(P - K) = 2 F_0/(P F_t); for constant ones K = sqrt(2 F_0/F_t).
-With the 2, K = 1 and K = 2 are worth the same at the start, so the stalest updates end as soon as
-the loss falls; without it a run stays with them for long, and its time to a loss varies twice as
-much from seed to seed (results/adaptive.md).
+With the 2, K = 1 and K = 2 cost the same at the start, so the stalest updates end as soon as the
+loss falls; without it a run keeps them for long, and its time to a loss varies twice as much from
+seed to seed (results/adaptive.md).
 
 K pushes are an update, so its samples grow with K: give --mini-batch-size.
 
 Source: S. Dutta, J. Wang, G. Joshi, "Slow and Stale Gradients Can Win the Race" (AdaSync), arXiv
-2003.10579, section on adaptive synchronicity. Changed: T(K) of the measured steps instead of
-the exponential distribution's, and the constant is set by T(1) instead of a given K_0.
+2003.10579, section on adaptive synchronicity. Changed: T(K) comes from the measured steps instead
+of the exponential distribution, and the constant from T(1) instead of a given K_0.
 """
 
 import math
@@ -31,27 +31,27 @@ from ..fields import count, real
 from .base import Gathering
 
 _MOST_TIMES = 16
-"""Steps of each member that are remembered: enough for a mean, few enough to follow a change."""
+"""Steps of each member that are kept: enough for a mean, few enough to follow a change."""
 _FEWEST_TIMES = 2
 _CHOICE_ROUNDS = 4
-"""Pushes of each worker between two choices of K, and played through for each K."""
+"""Pushes of each worker between two choices of K, and simulated for each K."""
 _NOISE = 2.0
-"""What the noise of an update of one push is worth, in its time, while F_t is F_0."""
+"""The cost of a one-push update's noise, relative to its time, while F_t is F_0."""
 _MOST_CHOICES = 16
-"""Values of K that are played through at a choice; of more workers, those around the last."""
+"""Values of K that are simulated at a choice; with more workers, those around the last."""
 _LEAST = 1e-6
-"""Below this a loss is as good as zero, or negative and no measure of what is left."""
+"""The least ratio: below it a loss counts as zero, or is negative and no measure."""
 
 
 class LossProgress:
     """How far the training loss has fallen since the run began: F_t/F_0.
 
     F_0 is the mean loss of the first pushes and F_t a moving average over about as many, which
-    begins at F_0. Losses that are not finite, or not known (a simulation of time alone), change
-    nothing. It must not know what is decided from it.
+    begins at F_0. Losses that are not finite, or unknown (a simulation of time alone), are
+    ignored. It must not know what is decided from it.
 
     Args:
-        num_pushes: how many the mean and the moving average reach over.
+        num_pushes: the window of the mean and of the moving average.
     """
 
     __slots__ = ("_first", "_mean", "_num_heard", "_num_pushes")
@@ -63,7 +63,7 @@ class LossProgress:
         self._mean = 0.0  # F_t
 
     def hear(self, loss: float) -> None:
-        """A push had this loss."""
+        """Include the loss of a push."""
         if not math.isfinite(loss):
             return
         self._num_heard += 1
@@ -75,17 +75,17 @@ class LossProgress:
 
     @property
     def ratio(self) -> float:
-        """F_t/F_0, above 0 and at most 1: a loss that grows counts as none that fell."""
+        """F_t/F_0, above 0 and at most 1: a loss that grew counts as unchanged."""
         if self._num_heard < self._num_pushes or self._first <= 0.0:
             return 1.0
         return min(1.0, max(_LEAST, self._mean / self._first))
 
     def state(self) -> list[float]:
-        """All of it, as JSON can carry it."""
+        """Return its state for JSON."""
         return [self._num_heard, self._first, self._mean]
 
     def load(self, state: list[Any]) -> None:
-        """Remember what `state()` said."""
+        """Restore what `state()` returned."""
         num_heard, first, mean = state
         self._num_heard, self._first, self._mean = count(num_heard), real(first), real(mean)
 
@@ -102,7 +102,7 @@ class Adaptive(Gathering):
     def __init__(self, num_workers: int) -> None:
         super().__init__(num_workers, num_pushes=1)
         self._progress = LossProgress(4 * num_workers)
-        self._begun_s: dict[int, float] = {}  # by member at work, where that is known
+        self._begun_s: dict[int, float] = {}  # by working member, if known
         self._times_s: dict[int, list[float]] = {}  # by live member, the newest last
         self._num_since = 0  # pushes since K was chosen
 
@@ -115,14 +115,14 @@ class Adaptive(Gathering):
         before = self._working.copy()
         decisions = super().react(fact)
         if isinstance(fact, Exhausted):
-            self._begun_s.clear()  # when the next epoch opens, nobody here can know
+            self._begun_s.clear()  # the start of the next epoch is not known here
         elif isinstance(fact, Pushed):
             before.discard(fact.ticket.member)
             self._begun_s.update(dict.fromkeys(self._working - before, fact.at_s))
         return decisions
 
     def note_dropped(self, fact: Pushed) -> None:
-        """A step like any other to who measures; the next one begins now."""
+        """Measure the step like any other; the next one begins now."""
         self._measure(fact)
         self._begun_s[fact.ticket.member] = fact.at_s
 
@@ -148,7 +148,7 @@ class Adaptive(Gathering):
         return self._release_idle()
 
     def _choose(self) -> None:
-        """The next K; nothing changes before every live member has been measured."""
+        """Choose the next K, once every live member has been measured."""
         num_live = len(self._idle) + len(self._working)
         rounds = min((len(times_s) for times_s in self._times_s.values()), default=0)
         if len(self._times_s) < num_live or rounds < _FEWEST_TIMES:
@@ -181,10 +181,10 @@ class Adaptive(Gathering):
 
 
 def _update_s(times_s: list[list[float]], num_pushes: int) -> float:
-    """Mean seconds of an update of k-async, were these the steps' times.
+    """Return the mean seconds of a k-async update if the steps took these times.
 
     Args:
-        times_s: of each member; they are gone through again and again.
+        times_s: of each member's steps, used in a cycle.
     """
     ends = [(times[0], member) for member, times in enumerate(times_s)]
     heapify(ends)
@@ -197,8 +197,8 @@ def _update_s(times_s: list[list[float]], num_pushes: int) -> float:
         if len(idle) == num_pushes:
             num_updates += 1
             last_s = now_s
-            for one in idle:
-                times = times_s[one]
-                heappush(ends, (now_s + times[done[one] % len(times)], one))
+            for i in idle:
+                times = times_s[i]
+                heappush(ends, (now_s + times[done[i] % len(times)], i))
             idle.clear()
     return last_s / num_updates

@@ -1,8 +1,8 @@
 """adaptive-local: local-sgd whose H shrinks as the loss falls.
 
     worker 0  -step-step-step-|-step-step-|-step-|      few exchanges while there is much to
-    worker 1  -step--step-step|-step-step-|-step-|      gain, and many when the models' drifting
-    worker 2  -step-step-step-|-step--step|-step-|      apart is what keeps the loss up
+    worker 1  -step--step-step|-step-step-|-step-|      gain, and many when the drift between
+    worker 2  -step-step-step-|-step--step|-step-|      the models keeps the loss up
 
     H_t = ceil(sqrt(F_t/F_0) H_0)
 
@@ -25,7 +25,7 @@ from .local_sgd import LocalSgd
 
 
 class AdaptiveLocal(LocalSgd):
-    """As local-sgd, and after each average choose how many local steps come next."""
+    """Like local-sgd, but choose the number of local steps after each average."""
 
     name = "adaptive-local"
     summary = "local-sgd whose H shrinks as the loss falls"
@@ -33,7 +33,7 @@ class AdaptiveLocal(LocalSgd):
     is_adaptive = watches_loss = True
     can_stream = False
     learned = ("num_steps", "progress")
-    is_spmd = False  # H depends on all losses, which peers would have to exchange
+    is_spmd = False  # H depends on all losses, which peers do not exchange
 
     def __init__(self, num_workers: int, num_steps: int) -> None:
         super().__init__(num_workers, num_steps)

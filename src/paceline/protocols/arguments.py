@@ -1,4 +1,4 @@
-"""The numbers behind a protocol's name, ``k-sync:3``: how they are written, and which may be.
+"""The numbers after a protocol's name, ``k-sync:3``: their spelling and their range.
 
 This module must not know protocols.
 """
@@ -12,7 +12,7 @@ from ..fields import NameNumber, written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument(NameNumber):
-    """A number in ``name:number`` of a protocol, and which values it may have."""
+    """A number in ``name:number`` of a protocol, and the values it may have."""
 
     example: int = 2
     is_at_most_workers: bool = False
@@ -22,13 +22,13 @@ class Argument(NameNumber):
 def check_arguments(
     name: str, arguments: Sequence[Argument], values: Sequence[int], num_workers: int
 ) -> None:
-    """Raise ConfigError where a number is out of its argument's range."""
-    spelled, got = written(name, [one.symbol for one in arguments]), written(name, values)
+    """Raise ConfigError if a number is out of its argument's range."""
+    spelled, got = written(name, [arg.symbol for arg in arguments]), written(name, values)
     for place, (argument, value) in enumerate(zip(arguments, values, strict=True)):
         symbol, minimum = argument.symbol, argument.minimum
         least, most = (
-            written(name, [*values[:place], one, *values[place + 1 :]])
-            for one in (minimum, num_workers)
+            written(name, [*values[:place], bound, *values[place + 1 :]])
+            for bound in (minimum, num_workers)
         )
         if value < minimum:
             raise ConfigError(
@@ -39,5 +39,5 @@ def check_arguments(
             raise ConfigError(
                 f"{spelled} needs {symbol} <= {num_workers}, the number of workers, got {got}; "
                 f"try {most}, or {argument.instead}:{value}, where one worker may push more than "
-                "once an update"
+                "once per update"
             )

@@ -33,7 +33,7 @@ class Async(SyncProtocol):
             return [Apply((fact.ticket,), _WHOLE), Release(fact.ticket.member)]
         if isinstance(fact, Joined):
             return [Release(fact.member)]
-        return []  # nothing is gathered and nobody waits, so nothing else changes anything
+        return []  # nothing is gathered and nobody waits, so other facts change nothing
 
     def state(self) -> dict[str, Any]:
         return {}

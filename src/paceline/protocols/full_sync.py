@@ -7,8 +7,8 @@
 All gradients are of the newest version, so N workers compute what one would with the whole batch;
 the price is that an update takes as long as its slowest step, E[X_{P:P}].
 
-The update is made of its K = P named mini-batches: when a member dies or stalls, its mini-batch
-goes to one that is done, at the same version, and the update is the same as without the fault.
+An update is made of its K = P named mini-batches: when a member dies or stalls, its mini-batch goes
+to a member that is done, at the same version, and the update is the same as without the fault.
 
 Source: L. G. Valiant, "A bridging model for parallel computation", Communications of the ACM 33(8),
 1990 (bulk-synchronous parallel); as SGD: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nagpurkar,
@@ -24,7 +24,7 @@ class FullSync(Gathering):
 
     name = "full-sync"
     summary = "an update waits for every worker; exact, as slow as the slowest"
-    copies_in_tail = False  # nobody is waited for in vain: a stalled member is replaced
+    copies_in_tail = False  # not needed: a stalled member is replaced
     is_spmd = True
     rhythm = Rhythm(waits=True, restarts=False)
 
@@ -35,10 +35,10 @@ class FullSync(Gathering):
     _after_update = Gathering._fill
 
     def _after_joined(self, member: int) -> list[Decision]:
-        return self._fill()  # beyond K members, one idles: its push would belong to the next update
+        return self._fill()  # beyond K members, this one idles: its push is for the next update
 
     def _after_stalled(self, member: int) -> list[Decision]:
-        """Set the member aside until it joins again as a new one, and hand its mini-batch on."""
+        """Drop the member until it joins again as a new one, and reassign its mini-batch."""
         self._idle.discard(member)
         if member not in self._working:
             return []

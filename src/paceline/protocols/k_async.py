@@ -1,7 +1,7 @@
 """k-async: an update takes the first K workers' pushes; the others go on undisturbed.
 
-    worker 0  --step--...|--step------.|            P = 3, K = 2: who is done waits for the update
-    worker 1  --step-----|--step-------|            of the first K; the slow one is not called off,
+    worker 0  --step--...|--step------.|            P = 3, K = 2: a finished worker waits for the
+    worker 1  --step-----|--step-------|            update of the first K; the slow one goes on, and
     worker 2  --step-----------......--|            its gradient joins a later update and is stale
 
     w_{j+1} = w_j - (eta/K) sum_{l=1..K} g(w_{tau(l,j)}, xi_l)
@@ -14,7 +14,7 @@ Learning", ICDM 2016 (n-softsync); as here: S. Dutta, G. Joshi, S. Ghosh, P. Dub
 "Slow and Stale Gradients Can Win the Race", AISTATS 2018, section 2. Changed: when fewer than K
 members live, a finished one pushes again.
 
-k-batch-async: every K pushes are an update; nobody ever waits and nothing is called off.
+k-batch-async: every K pushes are an update; nobody ever waits and nothing is cancelled.
 
     worker 0  --step--:--step----|--step--          P = 3, K = 2: at every push (:) the worker pulls
     worker 1  --step-----------|-:step----          the newest version and goes on; every second

@@ -1,4 +1,4 @@
-"""k-sync: an update takes the first K pushes; who has not pushed by then is called off.
+"""k-sync: an update takes the first K pushes; the slower workers' work is cancelled.
 
     worker 0  --step--.......|--step----.|         P = 3, K = 2: the slowest of each update is
     worker 1  --step---------|--step--...|         superseded (x) and starts at the new version
@@ -16,9 +16,9 @@ superseded work return to the epoch, unless the run drops them as the papers do.
 
 k-batch-sync: an update takes the first K pushes at one version, whoever they are from.
 
-    worker 0  --step--|--step----|--x--step--       P = 3, K = 4: who has pushed goes on with
+    worker 0  --step--|--step----|--x--step--       P = 3, K = 4: a worker that pushed goes on with
     worker 1  --step-----------|----x--step--       another mini-batch at the same version, and
-    worker 2  --step-------------|--x--step--       what is under way at the Kth push is called off
+    worker 2  --step-------------|--x--step--       work in flight at the Kth push is cancelled
 
     w_{j+1} = w_j - (eta/K) sum_{l=1..K} g(w_j, xi_l)
 
@@ -39,7 +39,7 @@ class KSync(Gathering):
     """Gather K pushes; apply; cancel the rest; release everyone."""
 
     name = "k-sync"
-    summary = "an update takes the first K pushes and calls the slower work off"
+    summary = "an update takes the first K pushes and cancels the slower work"
     arguments = (
         Argument(
             symbol="K",
@@ -62,7 +62,7 @@ class KBatchSync(KSync):
     """Gather K pushes, release each member again at once; apply; cancel the rest; release all."""
 
     name = "k-batch-sync"
-    summary = "as k-sync, and a fast worker may push more than once an update"
+    summary = "like k-sync, but a fast worker may push more than once per update"
     arguments = (Argument(symbol="K", meaning="pushes an update", minimum=1),)
     rhythm = Rhythm(waits=False, restarts=True)
 

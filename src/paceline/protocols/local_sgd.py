@@ -1,4 +1,4 @@
-"""local-sgd: every worker takes H steps of its own; then the parameters are averaged.
+"""local-sgd: every worker takes H local steps; then the parameters are averaged.
 
     worker 0  -step-step-step-....|-step-step-      H = 3: steps between two lines are local, on a
     worker 1  -step--step--step---|-step--ste       copy of the parameters; a line is an average
@@ -7,11 +7,11 @@
     w_i <- w;  H times: w_i <- w_i - eta g(w_i, xi);  w <- w + sum_i (m_i/m) (w_i - w)
 
 One exchange every H steps instead of every step. A push is the difference w_i - w, weighted by its
-samples, and the update rule is its mean, not the optimizer: that has run locally.
+samples, and the update is the mean of these, not an optimizer step: the optimizer ran locally.
 
 Source: S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; H. B. McMahan
 et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-Changed: weights by samples, and lost work is handed on, both as in full-sync.
+Changed: weights by samples, and lost work is reassigned, both as in full-sync.
 
 post-local-sgd: full-sync at first, then local-sgd.
 
@@ -42,7 +42,7 @@ _STEPS = Argument(symbol="H", meaning="local steps between two averages", minimu
 
 
 class LocalSgd(FullSync):
-    """As full-sync, with H local steps a push; an update is the mean of the differences."""
+    """Like full-sync, with H local steps per push; an update is the mean of the differences."""
 
     name = "local-sgd"
     summary = "H local steps on every worker, then the parameters are averaged"
@@ -56,10 +56,10 @@ class LocalSgd(FullSync):
 
 
 class PostLocalSgd(LocalSgd):
-    """As local-sgd, with one step a push until N updates are made."""
+    """Like local-sgd, with one step per push until N updates are made."""
 
     name = "post-local-sgd"
-    summary = "an average after every step for N updates, then as local-sgd:H"
+    summary = "an average after every step for N updates, then like local-sgd:H"
     arguments = (
         Argument(symbol="N", meaning="updates with one step of each worker", minimum=1),
         _STEPS,

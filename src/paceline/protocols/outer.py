@@ -1,20 +1,20 @@
-"""What a mean difference is worth: the outer optimizer between local steps and the next version.
+"""The outer optimizer: how the mean difference of local steps makes the next version.
 
-    worker 0  -step-step-step-|  w - w_0          each has gone its own way from w
+    worker 0  -step-step-step-|  w - w_0          each took its own steps from w
     worker 1  -step--step-step|  w - w_1          Delta = sum_i (m_i/m) (w - w_i)
     worker 2  -step-step-step-|  w - w_2          w <- outer(w, Delta), the next version
 
-After H local steps the mean of what they took off the parameters is taken for a gradient:
+After H local steps the mean of what they subtracted from w is used as a gradient:
 
     none               w <- w - Delta                                  plain averaging
     sgd:LR             w <- w - LR Delta                               sgd:1 is plain averaging
     momentum:LR,B      u <- B u + Delta;  w <- w - LR u                u is Delta at first
     nesterov:LR,B      u <- B u + Delta;  w <- w - LR (Delta + B u)
 
-They are torch's own SGD on Delta, so momentum is as there; u is of the run and not of a worker: it
-lies in the store beside the parameters, is in checkpoints, and outlives every death. Buffers, as
-those of batch norm, are averaged and no more. A frozen parameter has Delta = 0 and stays; one that
-is frozen while u is not 0 yet still moves by what is left of it.
+They are torch's own SGD on Delta, so momentum works as there; u belongs to the run and not to a
+worker: it is in the store beside the parameters and in checkpoints, and survives every death.
+Buffers, such as those of batch norm, are only averaged. A frozen parameter has Delta = 0 and stays;
+one that is frozen while u is not 0 still moves by the rest of u.
 
 Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
 arXiv 2311.08105, 2023, algorithm 1 (Nesterov, 0.7, 0.9); S. J. Reddi et al., "Adaptive Federated
@@ -33,7 +33,7 @@ SPELLINGS = {
     "momentum": "momentum:LR,B",
     "nesterov": "nesterov:LR,B",
 }
-"""Name -> as it is written."""
+"""Name -> its spelling."""
 _WANTED = {
     "none": "takes no number",
     "sgd": "needs a number, the learning rate LR > 0",
@@ -47,7 +47,7 @@ class OuterOptimizer:
 
     Attributes:
         name: of the table above.
-        lr: over 0; 1 without momentum is the mean of the parameters.
+        lr: above 0; 1 without momentum gives the mean of the parameters.
         momentum: B, at least 0 and below 1.
     """
 
@@ -60,19 +60,19 @@ class OuterOptimizer:
         return self.name == "nesterov"
 
     def __str__(self) -> str:
-        numbers = [_number(one) for one in (self.lr, self.momentum)]
-        given = numbers[: SPELLINGS[self.name].count(",") + (":" in SPELLINGS[self.name])]
-        return ":".join([self.name, *([",".join(given)] if given else [])])
+        numbers = [_number(value) for value in (self.lr, self.momentum)]
+        shown = numbers[: SPELLINGS[self.name].count(",") + (":" in SPELLINGS[self.name])]
+        return ":".join([self.name, *([",".join(shown)] if shown else [])])
 
 
 AVERAGING = OuterOptimizer()
 
 
 def parse_outer(text: str) -> OuterOptimizer:
-    """The outer optimizer that ``name`` or ``name:numbers`` means.
+    """Return the outer optimizer that ``name`` or ``name:numbers`` means.
 
     Raises:
-        ConfigError: the name is unknown, a number is missing, not one, or out of its range.
+        ConfigError: the name is unknown, or a number is missing, invalid or out of range.
 
     Example:
         >>> parse_outer("nesterov:0.7,0.9").momentum
@@ -84,7 +84,7 @@ def parse_outer(text: str) -> OuterOptimizer:
     if name not in SPELLINGS:
         raise unknown("outer optimizer", name, list(SPELLINGS.values()))
     try:
-        numbers = [float(one) for one in rest.split(",")] if colon else []
+        numbers = [float(part) for part in rest.split(",")] if colon else []
     except ValueError:
         raise _refused(text, name) from None
     if len(numbers) != {"none": 0, "sgd": 1}.get(name, 2):

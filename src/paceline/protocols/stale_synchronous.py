@@ -1,4 +1,4 @@
-"""stale-synchronous: every push is an update, and nobody leads the slowest by more than s steps.
+"""stale-synchronous: every push is an update; nobody leads the slowest by more than s steps.
 
     finished     0   1   2   3   4              s = 2: worker 0 has finished 3 steps and the slowest
     worker 0     --- --- ---|wait               1, so it is 2 ahead and may take one more; with 4 it
@@ -11,7 +11,7 @@ nothing; s = 0 is bulk-synchronous, with one update a push.
 
 Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
 Server", NIPS 2013, section 3. Changed: a member that joins starts at the slowest clock, one that
-leaves holds nobody back, and all clocks are level after an epoch.
+leaves delays nobody, and all clocks are equal after an epoch.
 """
 
 from typing import Any
@@ -26,8 +26,8 @@ _WHOLE = (1.0,)
 class StaleSynchronous(SyncProtocol):
     """Apply every push; release its member unless it leads by more than the slack.
 
-    Invariant: whoever waits has finished `slack_steps` + 1 more than the slowest, or it would have
-    been released (tests/protocols/test_stale_synchronous.py).
+    Invariant: a waiting member has finished `slack_steps` + 1 more than the slowest, else it would
+    have been released (tests/protocols/test_stale_synchronous.py).
     """
 
     name = "stale-synchronous"
@@ -60,10 +60,10 @@ class StaleSynchronous(SyncProtocol):
             return self._release_allowed([])
         if isinstance(fact, Exhausted):
             return self._level()
-        return []  # slow is not dead: who stalls is still waited for
+        return []  # slow is not dead: a stalled member is still waited for
 
     def _release_allowed(self, candidates: list[int]) -> list[Decision]:
-        """Release those of the waiting that may go on: all are asked when the slowest moved."""
+        """Release the candidates that may go on, or any waiting member if the slowest moved."""
         finished = self._finished_steps
         if not self._num_slowest and finished:
             self._slowest_steps = min(finished.values())
@@ -75,7 +75,7 @@ class StaleSynchronous(SyncProtocol):
         return [Release(member) for member in allowed]
 
     def _level(self) -> list[Decision]:
-        """An epoch is over: nobody is ahead of anybody."""
+        """Make all clocks equal at an epoch's end."""
         self._slowest_steps = max(self._finished_steps.values(), default=self._slowest_steps)
         self._finished_steps = dict.fromkeys(self._finished_steps, self._slowest_steps)
         self._num_slowest = len(self._finished_steps)

@@ -1,37 +1,37 @@
-"""What a stale gradient is worth: the rule between a protocol's decision and its update.
+"""Staleness rules: how a stale gradient is weighted between a protocol's decision and its update.
 
 A push has lag L = j - tau, in versions: it was computed at version tau and is applied to version j.
 Nothing happens between its arrival and its update that changes j, so L is known when it arrives.
 
     none         whole, however stale
     inverse      scaled by 1 / (L + 1)
-    drop:S       not used where L > S; its leases return, and its worker goes on at the newest
+    drop:S       not used if L > S; its leases return, and its worker goes on at the newest
                  version
     distance:C   step of at most C / ||w_j - w_tau||^2, however many versions that is
 
 What flows where (files below src/paceline):
 
     Pushed --> protocols/base.py: answer()  --drop--> Discard, Release     the protocol never
-                    | react()                                              hears of it: to it the
-                    v                                                      worker is still at work
+                    | react()                                              sees it: for it the
+                    v                                                      worker is still working
                Apply(tickets, weights)   --inverse--> weights x scale      the trace has them
                     |
                     v
-               core/jobs.py           add, finish: the same scale, given on arrival, because
-                    |                    pushes are summed on arrival; held against the weights
+               core/jobs.py           add, finish: the same scale, set on arrival, because
+                    |                    pushes are summed on arrival; checked against the weights
                     v
                store/parameter_store.py           gradient x scale; buffers are averaged unscaled
                     ^
-               store/means.py            --distance--> scale, measured by who executes the job:
-                                         only there are tensors; the trace hears it afterwards
+               store/means.py            --distance--> scale, measured where the job is executed:
+                                         only there are tensors; the trace gets it afterwards
 
 A scale is a factor on the gradient, before momentum, decay and everything else that the optimizer
 does. For SGD without momentum that is a factor on the learning rate, as in the papers; Adam, which
-divides a gradient by its usual size, weighs stale gradients less beside fresh ones.
+divides a gradient by its usual size, weighs stale gradients less than fresh ones.
 
 Sources. inverse: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed
 Deep Learning", IJCAI 2016, whose step is alpha_0 / staleness; changed: over staleness + 1, so that
-0 needs no exception and a lag of 1 is not taken for fresh. distance: S. Dutta, G. Joshi, S. Ghosh,
+0 needs no exception and a lag of 1 does not count as fresh. distance: S. Dutta, G. Joshi, S. Ghosh,
 P. Dube, P. Nagpurkar, "Slow and Stale Gradients Can Win the Race", AISTATS 2018, eq. 13:
 eta_j = min(C / ||w_j - w_tau(j)||^2, eta_max), where the paper prints max; changed: eta_max is the
 optimizer's largest learning rate of now, and where an update averages K pushes each has its own
@@ -49,25 +49,25 @@ from ..errors import ConfigError, unknown
 
 
 class StalenessRule(abc.ABC):
-    """What pushes are worth by their lag.
+    """Weights pushes by their lag.
 
     Invariant: a push at the newest version is used whole (tests/protocols/test_staleness.py).
     """
 
     name: ClassVar[str]
-    spelling: ClassVar[str]  # as it is written: drop:S
-    summary: ClassVar[str]  # what becomes of a push, for the plan
+    spelling: ClassVar[str]  # as in drop:S
+    summary: ClassVar[str]  # what happens to a push, for the plan
     scales: ClassVar[bool] = False  # whether the weights of an update may sum to less than 1
     drops: ClassVar[bool] = False  # whether pushes may be left out
     distance_limit: float = 0.0
     """C of distance:C; 0: distances are not measured."""
 
     def scale(self, lag_versions: int) -> float:
-        """The factor on the gradient of a push: over 0, at most 1."""
+        """Return the factor on the gradient of a push: above 0, at most 1."""
         return 1.0
 
     def is_dropped(self, lag_versions: int) -> bool:
-        """Whether such a push is left out."""
+        """Return whether such a push is left out."""
         return False
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Distance(StalenessRule):
 
 
 class Drop(StalenessRule):
-    """Left out beyond so many versions.
+    """Leaves out pushes that are staler than so many versions.
 
     Args:
         most_versions: S, at least 0.
@@ -144,10 +144,10 @@ WHOLE = Whole()
 
 
 def parse_staleness(text: str) -> StalenessRule:
-    """The rule that ``name`` or ``name:number`` means.
+    """Return the rule that ``name`` or ``name:number`` means.
 
     Raises:
-        ConfigError: the name is unknown, the number is missing, not one, or out of its range.
+        ConfigError: the name is unknown, or the number is missing, invalid or out of range.
 
     Example:
         >>> parse_staleness("inverse").scale(3)
@@ -155,16 +155,16 @@ def parse_staleness(text: str) -> StalenessRule:
         >>> parse_staleness("drop:2").is_dropped(3)
         True
     """
-    given, colon, number = text.strip().partition(":")
-    if given not in RULES:
-        raise unknown("staleness rule", given, [rule.spelling for rule in RULES.values()])
-    if given == "distance":
+    name, colon, number = text.strip().partition(":")
+    if name not in RULES:
+        raise unknown("staleness rule", name, [rule.spelling for rule in RULES.values()])
+    if name == "distance":
         return Distance(_limit(text, number))
-    if given == "drop":
+    if name == "drop":
         return Drop(_most_versions(text, number))
     if colon:
-        raise ConfigError(f"staleness {given} takes no number, got {text!r}; write {given}")
-    return Inverse() if given == "inverse" else WHOLE
+        raise ConfigError(f"staleness {name} takes no number, got {text!r}; write {name}")
+    return Inverse() if name == "inverse" else WHOLE
 
 
 def _limit(text: str, number: str) -> float:

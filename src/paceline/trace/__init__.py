@@ -1,9 +1,9 @@
-"""The trace of a run: an append-only file of what was heard, ordered and measured, line by line.
+"""The trace of a run: an append-only file of its facts, orders and measurements.
 
-One JSON object a line (records.py), ``"kind"`` first and the sum of all lines so far last; ``"t"``
-is in seconds since the run's start. Everything that a report says is computed from this file alone,
-so a run can be looked at again, and the order of its lines *is* the run, so it can be replayed.
-This module must not know engines or reports.
+One JSON object per line (records.py), ``"kind"`` first and a checksum of all lines so far last;
+``"t"`` is in seconds since the run's start. Reports are computed from this file alone, so they can
+be made again later, and the order of its lines *is* the run, so it can be replayed. This module
+must not know engines or reports.
 
     {"kind": "run", "format": 2, "task": "lenet", ...}
     {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}
@@ -12,7 +12,7 @@ This module must not know engines or reports.
     {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17, "changes": {}}
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
 
-`reader` reads one that is whole, `following` one that is being written.
+`reader` reads a complete trace, `following` one that is being written.
 """
 
 from .reader import (
@@ -26,7 +26,7 @@ from .reader import (
 from .writer import Trace
 
 FILE_NAME = "trace.jsonl"
-"""Of the trace in a run's folder."""
+"""File name of the trace in a run's folder."""
 
 __all__ = [
     "FILE_NAME",

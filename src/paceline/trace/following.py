@@ -1,10 +1,10 @@
-"""A trace that is still being written: its records as they come. It must not know what they mean.
+"""Reads a trace that is still being written. It must not know what its records mean.
 
-    read what is there -> all whole lines -> a pause -> what came since -> ... -> the last line
+    read the file -> all complete lines -> a pause -> the new lines -> ... -> the last line
 
-Only bytes that came since the last look are read, so a look at a long run costs what is new in it.
-A run that loses all its workers goes on from its last checkpoint, in the same file cut off there or
-in another of that name: it is then read from its first line.
+Each look reads only the bytes that are new, also in a long run. A run that loses all its workers
+resumes from its last checkpoint, in the same file, truncated there, or in another of that name: it
+is then read again from its first line.
 """
 
 import os
@@ -20,10 +20,13 @@ from .records import LONGEST_BYTES, Record
 
 
 class FollowedTrace:
-    """A trace under way. OSError: it cannot be read.
+    """A trace that is being written.
 
     Args:
-        path: of the trace, which is there; its first line may not be.
+        path: of the trace, which exists; its first line may be missing.
+
+    Raises:
+        OSError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,50 +36,50 @@ class FollowedTrace:
         self._rest = b""
 
     def new(self) -> Iterator[Record]:
-        """The records that came since the last look; of a line that is half written none.
+        """Yield the records since the last look; an incomplete line is left for the next one.
 
-        Where lines that were read are no longer there, all records from the header on.
+        If lines that were read are gone, yield all records from the header on.
 
         Raises:
             ConfigError: it is damaged, or of another format.
         """
-        if self._is_another():
-            self._begin_anew()
+        if self._was_replaced():
+            self._reopen()
         is_first = not self._number
         try:
-            yield from self._whole()
+            yield from self._complete_lines()
         except ConfigError:
             if is_first:
                 raise
-            self._begin_anew()  # it may have been cut off, and be longer again by now
-            yield from self._whole()
+            self._reopen()  # it may have been truncated, and have grown again since
+            yield from self._complete_lines()
 
-    def _is_another(self) -> bool:
-        """Whether it has shrunk, or another file has its name."""
+    def _was_replaced(self) -> bool:
+        """Return whether the file shrank, or another file has its name."""
         try:
-            now = os.stat(self.path)
-        except OSError:  # it is about to be there again
+            named = os.stat(self.path)
+        except OSError:  # it is being replaced
             return False
-        own = os.fstat(self._file.fileno())
-        return not os.path.samestat(now, own) or now.st_size < self._file.tell()
+        read = os.fstat(self._file.fileno())
+        return not os.path.samestat(named, read) or named.st_size < self._file.tell()
 
-    def _begin_anew(self) -> None:
+    def _reopen(self) -> None:
         self._file.close()
         self._file = open_to_read(self.path)
         self._number, self._sum, self._rest = 0, 0, b""
 
-    def _whole(self) -> Iterator[Record]:
-        while line := self._file.readline(LONGEST_BYTES):
-            self._rest += line
+    def _complete_lines(self) -> Iterator[Record]:
+        while part := self._file.readline(LONGEST_BYTES):
+            self._rest += part
             if not self._rest.endswith(b"\n") and len(self._rest) < LONGEST_BYTES:
                 continue
-            whole, self._rest = self._rest, b""
+            line, self._rest = self._rest, b""
             self._number += 1
-            record, self._sum = record_of(self.path, self._number, whole, self._sum)
+            record, self._sum = record_of(self.path, self._number, line, self._sum)
             yield record
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""Reading a trace: whatever is damaged is named, with its line.
+"""Reads a trace; an error names the damaged line.
 
-    bytes of a line -> its sum (records.py) -> JSON -> fields, each of its type -> a record
+    bytes of a line -> its checksum (records.py) -> JSON -> fields, type-checked -> a record
 
 This module must not know engines or reports.
 """
@@ -57,27 +57,27 @@ from .records import (
 )
 
 FORMAT = 3
-"""Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum.
-3: a push may keep leases, or leave them unused."""
+"""Grows when an older reader could misread a newer line. 2: each line ends with a checksum. 3: a
+push may keep leases, or leave them unused."""
 
 
 def has_begun(path: Path) -> bool:
-    """Whether the run of this trace came to its first step's eve; False where there is no trace."""
+    """Return whether a member joined this trace's run; False if there is no trace."""
     try:
         records = read_trace(path)
-        return any(isinstance(one, Heard) and isinstance(one.fact, Joined) for one in records)
+        return any(isinstance(r, Heard) and isinstance(r.fact, Joined) for r in records)
     except ConfigError:
-        return path.is_file() and path.stat().st_size > 0  # damaged: nobody can know
+        return path.is_file() and path.stat().st_size > 0  # damaged: it may have begun
 
 
 def refuse_other_format(path: Path) -> None:
-    """Raise ConfigError where a trace says that it is of another format; it may be damaged."""
+    """Raise ConfigError if a trace, even a damaged one, has another format."""
     with suppress(OSError, ValueError, RecursionError), open_to_read(path) as file:
         _check_format(file.readline(LONGEST_BYTES))
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a trace; an empty one is refused as a damaged one is."""
+    """Return the first line of a trace; raise ConfigError if it is empty or damaged."""
     header = next(read_trace(path), None)
     if not isinstance(header, Header):
         raise ConfigError(f"{path} is empty: no run began here")
@@ -85,16 +85,19 @@ def read_header(path: Path) -> Header:
 
 
 def read_trace(path: Path) -> Iterator[Record]:
-    """The records of a trace, in order.
+    """Yield the records of a trace, in order.
 
-    A last line that was cut off, as by a power failure, is left out. Raises ConfigError where the
-    file is missing, is of another format, or is damaged anywhere else; it names the line.
+    A truncated last line, as after a power failure, is left out.
+
+    Raises:
+        ConfigError: the file is missing, has another format, or is damaged anywhere else; the
+            line is named.
     """
     try:
         file = open_to_read(path)
     except OSError as error:
-        why = f"{error.strerror}{_hint(error, path)}"
-        raise ConfigError(f"the trace {path} cannot be read: {why}") from None
+        reason = f"{error.strerror}{_hint(error, path)}"
+        raise ConfigError(f"the trace {path} cannot be read: {reason}") from None
     total = 0
     with file:
         for number, line in enumerate(lines_of(file), start=1):
@@ -105,14 +108,14 @@ def read_trace(path: Path) -> Iterator[Record]:
 
 
 def record_of(path: Path, number: int, line: bytes, before: int) -> tuple[Record, int]:
-    """What a whole line says, and the sum of all lines up to it.
+    """Return the record of a complete line, and the checksum of all lines up to it.
 
     Args:
         number: of the line, from 1.
-        before: the sum of the lines before.
+        before: the checksum of the lines before.
 
     Raises:
-        ConfigError: it is damaged, or of another format.
+        ConfigError: it is damaged, or has another format.
     """
     try:
         if number == 1:
@@ -120,25 +123,25 @@ def record_of(path: Path, number: int, line: bytes, before: int) -> tuple[Record
         body, total = opened(line, before)
         record = _record(body + b"}")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        rest = f"; what stands before it can be read from a copy: head -n {number - 1}"
+        advice = f"; the lines before it can be read from a copy: head -n {number - 1}"
         raise ConfigError(
             f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error})"
-            f"{rest if number > 1 else ', where it begins: nothing of it can be read'}"
+            f"{advice if number > 1 else ', its first line: nothing of it can be read'}"
         ) from None
     if number == 1 and not isinstance(record, Header):
-        raise ConfigError(f"{path} is no trace: its first line is no header")
+        raise ConfigError(f"{path} is not a trace: its first line is not a header")
     return record, total
 
 
 def _hint(error: OSError, path: Path) -> str:
-    """Where a trace is missing because a script has made trials there, which have one each."""
+    """Return a hint if a trace is missing because a script made trials there, with one each."""
     if error.errno != errno.ENOENT or not (path.parent / TRIALS).is_file():
         return ""
-    return f"; {path.parent} holds the trials of a script: name the folder of one of them"
+    return f"; {path.parent} holds the trials of a script: give the folder of one of them"
 
 
 def contradiction(what: str) -> ConfigError:
-    """The error for lines that are right one by one, and cannot all be true."""
+    """Return the error for lines that are valid one by one but contradict each other."""
     return ConfigError(f"the trace contradicts itself: {what}")
 
 
@@ -146,16 +149,18 @@ _Fields: TypeAlias = dict[str, Any]
 
 
 def _check_format(line: bytes) -> None:
-    """Raises ConfigError where the first line says that the trace is of another format."""
+    """Raise ConfigError if the first line says that the trace has another format."""
     fields = json.loads(line)
-    known = fields.get("format", FORMAT) if isinstance(fields, dict) else FORMAT
-    if type(known) is int and known != FORMAT:
-        remedy = "update paceline" if known > FORMAT else "read it with the paceline that wrote it"
-        raise ConfigError(f"the trace is of format {known}, this paceline reads {FORMAT}: {remedy}")
+    version = fields.get("format", FORMAT) if isinstance(fields, dict) else FORMAT
+    if type(version) is int and version != FORMAT:
+        remedy = (
+            "update paceline" if version > FORMAT else "read it with the paceline that wrote it"
+        )
+        raise ConfigError(f"the trace has format {version}, this paceline reads {FORMAT}: {remedy}")
 
 
 def _record(line: bytes) -> Record:
-    """The record of one line. ValueError, KeyError or TypeError where it is none."""
+    """Return the record of one line; raise ValueError, KeyError or TypeError if it is invalid."""
     fields = json.loads(line, parse_constant=refuse_constant)
     return _READERS[text(fields["kind"])](fields)
 
@@ -194,7 +199,7 @@ def _header(fields: _Fields) -> Header:
     integer(fields["format"])
     if not 0 < count(fields.get("workers", 1)) <= MOST_WORKERS:
         raise ValueError(f"{fields['workers']} workers")
-    return Header(fields={name: _scalars(one) for name, one in fields.items() if name != "kind"})
+    return Header(fields={k: _scalars(value) for k, value in fields.items() if k != "kind"})
 
 
 def _pushed(fields: _Fields) -> Handed:

@@ -1,15 +1,15 @@
-"""The lines of a trace as values: what was heard, what was ordered, what was measured.
+"""The lines of a trace as values: facts, orders and measurements.
 
-A reader of a trace (the report, the replay) gets these and never a dictionary. Facts and orders are
-those of ``events.py`` themselves, so that a replay can hand them on as they are. Each line ends
-with the sum, a CRC-32, of all lines up to there:
+Readers of a trace (the report, the replay) get these and never a dictionary. Facts and orders are
+the classes of ``events.py``, so that a replay can use them as they are. Each line ends with the
+sum, a CRC-32, of all lines so far:
 
     {"kind":"note","t":0.1,"text":"hello"   ,"sum":2774135281}
     |--------------- body --------------|
 
-It goes over the bodies of this line and of all before it, so that a line that was changed, lost,
-added or moved is found, whatever it still says. It is against accidents, not against attackers.
-This module must not know who writes a trace, or why.
+It covers the bodies of this line and of all before it, so that a line that was changed, lost, added
+or moved is detected. It protects against accidents, not against attackers. This module must not
+know who writes a trace, or why.
 """
 
 import math
@@ -26,29 +26,29 @@ Scalar: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The first line: what kind of run it is."""
+    """The first line: describes the run."""
 
     fields: Mapping[str, Scalar | list[Scalar]]
 
     def text(self, name: str, default: str = "") -> str:
-        """A field as text."""
+        """Return a field as text."""
         value = self.fields.get(name)
         return default if value is None else str(value)
 
     def number(self, name: str, default: int = 0) -> int:
-        """A field as a whole number."""
+        """Return a field as an integer."""
         value = self.fields.get(name)
         return int(value) if isinstance(value, int | float) else default
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A field that is a list, as texts."""
+        """Return a field that is a list, as texts."""
         value = self.fields.get(name)
-        return tuple(str(one) for one in value) if isinstance(value, list) else ()
+        return tuple(str(item) for item in value) if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A fact other than a push; a joiner comes with its seat, a leaver with its reason."""
+    """A fact other than a push; Joined has a seat and a process id, Left has a reason."""
 
     fact: Fact
     worker: int | None = None
@@ -58,16 +58,16 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """A push, and where its member's seconds went since the push before."""
+    """A push, and where its member's seconds went since its previous push."""
 
     fact: Pushed
     compute_s: float
     wait_s: float
     push_s: float
     add_s: float = 0.0
-    """Of ``push_s``: adding the push before to the sum of its update."""
+    """Part of ``push_s``: adding the previous push to the sum of its update."""
     input_s: float = 0.0
-    """Of ``compute_s``: until its batches were there."""
+    """Part of ``compute_s``: waiting for its batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupersededRecord:
-    """Work that was abandoned: the seconds thrown away, and those that abandoning it saved."""
+    """Work that was abandoned: the seconds it wasted, and those that abandoning it saved."""
 
     t_s: float
     ticket: Ticket
@@ -91,7 +91,7 @@ class SupersededRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """What distance left of a push that is in an update: over 0, at most 1."""
+    """The factor that ``distance`` applied to a push in an update: above 0, at most 1."""
 
     t_s: float
     ticket: Ticket
@@ -108,12 +108,12 @@ class Evaluated:
     totals: Mapping[str, tuple[float, float]]
 
     def mean(self, name: str) -> float | None:
-        """The mean of a metric; None where it was not measured, or is not finite."""
+        """Return the mean of a metric; None if it was not measured, or is not finite."""
         total, count = self.totals.get(name, (0.0, 0.0))
         return total / count if count and math.isfinite(total) else None
 
     def means(self) -> dict[str, float]:
-        """Of every metric that was measured; nan where it is not finite."""
+        """Return the mean of every metric that was measured; nan if it is not finite."""
         return {name: total / count for name, (total, count) in self.totals.items() if count}
 
 
@@ -128,12 +128,12 @@ class Logged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """From here on other members go on with the run; leases that were at work are free again.
+    """From here on other members continue the run; leases that were at work are free again.
 
     Attributes:
-        workers: how many they are.
-        lost: updates that had been made after this version; they were taken out of the trace.
-        changes: fields of the header that are others from here on, with their values of now.
+        workers: number of these members.
+        lost: updates that were made after this version; they were removed from the trace.
+        changes: fields of the header that differ from here on, with their new values.
     """
 
     t_s: float
@@ -153,7 +153,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """A fault that was ordered has happened; the text is how it was ordered."""
+    """An injected fault happened; the text is its specification."""
 
     t_s: float
     text: str
@@ -161,7 +161,7 @@ class Struck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerouted:
-    """From here on gradients go this way: ``peers`` or ``store``."""
+    """From here on gradients take this path: ``peers`` or ``store``."""
 
     t_s: float
     path: str
@@ -169,7 +169,7 @@ class Rerouted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnded:
-    """The stream of this epoch was found to have so many mini-batches."""
+    """The stream of this epoch has ``end`` mini-batches."""
 
     t_s: float
     epoch: int
@@ -185,7 +185,7 @@ class StopRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last line of a run that ended in order."""
+    """The last line of a run that ended normally."""
 
     t_s: float
     reason: str
@@ -198,50 +198,50 @@ Record: TypeAlias = (
 
 
 LONGEST_BYTES = 1 << 26
-"""Of a line: a grant of a million leases takes less."""
+"""The most bytes of a line: a grant of a million leases takes less."""
 _MARK = ',"sum":'
 
 
 def seal(body: str, before: int) -> tuple[str, int]:
-    """A line as it is written, and its sum.
+    """Return a line as it is written, and its sum.
 
     Args:
         body: a JSON object without its closing brace.
-        before: the sum of the line before; 0: there is none.
+        before: the sum of the previous line; 0: there is none.
     """
-    now = zlib.crc32(body.encode(), before)
-    return f"{body}{_MARK}{now}}}\n", now
+    total = zlib.crc32(body.encode(), before)
+    return f"{body}{_MARK}{total}}}\n", total
 
 
 def opened(line: bytes, before: int) -> tuple[bytes, int]:
-    """The body of a line, and its sum. ValueError where that is not the one it should have."""
+    """Return the body of a line, and its sum; raise ValueError if the sum is wrong."""
     body, mark, end = line.rpartition(_MARK.encode())
-    now = zlib.crc32(body, before)
-    if not mark or end != b"%d}\n" % now:
-        raise ValueError("its sum is another: this line, or one before it, is not what was written")
-    return body, now
+    total = zlib.crc32(body, before)
+    if not mark or end != b"%d}\n" % total:
+        raise ValueError("its checksum is wrong: this line, or one before it, was changed")
+    return body, total
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a trace; one that is longer than any is cut."""
+    """Return the lines of a trace; a line that is too long is cut."""
     return iter(partial(file.readline, LONGEST_BYTES), b"")
 
 
 def sound_part(
     file: BinaryIO, num_bytes: int, is_behind: Callable[[bytes], bool] = lambda line: False
 ) -> tuple[int, int]:
-    """How many of the first bytes are lines as they were written, and the last one's sum.
+    """Return how many of the first ``num_bytes`` are undamaged lines, and the last line's sum.
 
     Args:
-        is_behind: whether a line is none of them, nor what follows it.
+        is_behind: returns whether to stop before a line.
     """
-    found, now = 0, 0
+    sound_bytes, total = 0, 0
     for line in lines_of(file):
         try:
-            _, following = opened(line, now)
+            _, next_total = opened(line, total)
         except ValueError:
             break
-        if found + len(line) > num_bytes or is_behind(line):
+        if sound_bytes + len(line) > num_bytes or is_behind(line):
             break
-        found, now = found + len(line), following
-    return found, now
+        sound_bytes, total = sound_bytes + len(line), next_total
+    return sound_bytes, total

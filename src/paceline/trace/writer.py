@@ -1,11 +1,11 @@
-"""Writing a trace: a push costs a few microseconds here, and a disk that is full costs no run.
+"""Writes a trace: a push costs a few microseconds here, and a full disk does not end the run.
 
     line -> sum -> waiting -> file        a few times a second, and before a checkpoint
 
-Lines are formatted by hand. What the file does not take waits here until it does, so a disk that
-has room again has the whole trace; where too much waits, the trace ends for good. A file that
-somebody has deleted is written anew. Above 300 lines because each kind of line has its writer here.
-This module must not know engines or reports.
+Lines are formatted by hand for speed. Lines that the file cannot take wait here, so the trace is
+complete once the disk has room again; if too much waits, the trace ends for good. A deleted file is
+written again. Above 300 lines because each kind of line has its writer here. This module must not
+know engines or reports.
 """
 
 import json
@@ -26,7 +26,7 @@ from .records import LONGEST_BYTES, Scalar, lines_of, seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 26
-"""So much is kept for a file that takes nothing: about 300,000 pushes."""
+"""The most that is kept while the file cannot be written: about 300,000 pushes."""
 _COPY_BYTES = 1 << 20
 
 
@@ -34,18 +34,18 @@ class Trace:
     """Writes the trace of one run.
 
     Args:
-        goes_on: the file is an earlier part of the run; it is not changed before ``go_on``. Where
-            somebody has deleted it, it begins anew.
+        goes_on: whether the file is an earlier part of the run, which is not changed before
+            ``go_on``; if it was deleted, a new file is begun.
         place: the folder of ``path``, if that is open already.
 
-    Invariant: after ``close`` every line in the file is whole, and nothing stands after the end
+    Invariant: after ``close`` every line in the file is complete, and nothing follows the end
     (``tests/trace/test_trace.py``).
 
     Attributes:
         has_begun: whether a member joined: the plan was accepted.
-        trouble: why the file takes nothing now; empty: it does.
-        is_cut: it ends here for good: too much would have had to wait.
-        within: the identity of the folder that it lies in.
+        trouble: why the file cannot be written now; empty: it can.
+        is_cut: whether it ended for good since too much would have had to wait.
+        within: the identity of its folder.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Trace:
         self.path = path
         with nullcontext(place) if place else closing(OpenFolder.open(path.parent)) as here:
             self.within = here.identity
-            is_there = goes_on and here.has(path.name)
-            fd = here.again(path.name) if is_there else here.fresh(path.name)
+            exists = goes_on and here.has(path.name)
+            fd = here.again(path.name) if exists else here.fresh(path.name)
         self._file = os.fdopen(fd, "r+b", 0)
         self._waiting = bytearray()
         self._sum = 0
@@ -65,14 +65,14 @@ class Trace:
         self.is_cut = False
 
     def header(self, **fields: Scalar | list[Scalar]) -> None:
-        """The first line: what kind of run it is."""
+        """Write the first line, which describes the run."""
         self._line({"kind": "run", "format": FORMAT, **fields})
 
     def mark(self) -> int:
-        """The length in bytes of what was written: where a checkpoint of now stands in it.
+        """Return the bytes written so far, which is where a checkpoint made now belongs.
 
         Raises:
-            OSError: a part of it is not written.
+            OSError: a part could not be written.
         """
         self._restore()
         self.flush()
@@ -81,39 +81,43 @@ class Trace:
         return self._file.tell()
 
     def copy(self, path: Path) -> int:
-        """Write all of it to another file, also what waits; its length in bytes. OSError: none."""
+        """Write all of it, with what waits, to another file; return its length in bytes.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         with (
             closing(OpenFolder.open(path.parent)) as place,
-            os.fdopen(place.new(path.name), "wb") as to,
+            os.fdopen(place.new(path.name), "wb") as target,
         ):
-            self._copy_to(to)
-            return to.tell()
+            self._copy_to(target)
+            return target.tell()
 
-    def _copy_to(self, other: BinaryIO) -> None:
+    def _copy_to(self, target: BinaryIO) -> None:
         for start in range(0, self._file.tell(), _COPY_BYTES):
             count = min(_COPY_BYTES, self._file.tell() - start)
-            other.write(os.pread(self._file.fileno(), count, start))
-        other.write(self._waiting)
-        other.flush()
+            target.write(os.pread(self._file.fileno(), count, start))
+        target.write(self._waiting)
+        target.flush()
 
     def _restore(self) -> None:
-        """Write the file anew where somebody has deleted it: all of it is still here."""
+        """Write the file again if it was deleted: its open descriptor still has all of it."""
         if os.fstat(self._file.fileno()).st_nlink:
             return
         folder = self.path.parent
         with closing(
             OpenFolder.open(folder) if folder.exists() else OpenFolder.make(folder)
         ) as place:
-            other = os.fdopen(place.new(self.path.name), "r+b", 0)
+            restored = os.fdopen(place.new(self.path.name), "r+b", 0)
             try:
-                self._copy_to(other)
+                self._copy_to(restored)
             except OSError:
-                other.close()
+                restored.close()
                 place.remove_file(self.path.name)
                 raise
             self.within = place.identity
         self._file.close()
-        self._file = other
+        self._file = restored
         self._waiting.clear()
 
     def go_on(
@@ -124,14 +128,17 @@ class Trace:
         workers: int,
         header: Mapping[str, Scalar | list[Scalar]],
     ) -> int:
-        """Cut off what came after a checkpoint and go on from there; how many updates were cut.
+        """Truncate the trace after a checkpoint and continue from there.
 
-        Where the trace was damaged before that, it is cut off there, and a note says so: the run is
-        worth more than what a report can say of its past. From then on ``at_bytes`` of this
-        checkpoint, and of those before it, says nothing: the line that resumes there says where.
+        If the trace is damaged before that, it is truncated there, and a note says so: the run
+        matters more than a report of its past. From then on ``at_bytes`` of this and of earlier
+        checkpoints is meaningless: the ``resumed`` line marks the place.
 
         Args:
-            header: what the first line of a new run would say; what differs is written down.
+            header: the first line of a new run; fields that differ are recorded.
+
+        Returns:
+            How many updates were cut off.
         """
         fd = self._file.fileno()
         here = name_of(fd, self.path)
@@ -140,10 +147,10 @@ class Trace:
             file.seek(sound_bytes)
             was_cut = _has_lost(version, file.readline(LONGEST_BYTES))
             file.seek(sound_bytes if was_cut else min(at_bytes, os.fstat(fd).st_size))
-            whole = takewhile(lambda line: line.endswith(b"\n"), lines_of(file))
-            lost = sum(line.startswith(b'{"kind":"apply"') for line in whole)
-        was = read_header(here).fields if sound_bytes else header
-        changes = {name: now for name, now in header.items() if was.get(name) != now}
+            complete = takewhile(lambda line: line.endswith(b"\n"), lines_of(file))
+            lost = sum(line.startswith(b'{"kind":"apply"') for line in complete)
+        old_header = read_header(here).fields if sound_bytes else header
+        changes = {name: new for name, new in header.items() if old_header.get(name) != new}
         self._sum = total
         self._file.truncate(sound_bytes)
         self._file.seek(sound_bytes)
@@ -153,7 +160,7 @@ class Trace:
         if is_cut_now:
             self.note(
                 t, f"the trace was damaged: {at_bytes - sound_bytes:,} bytes before version "
-                f"{version} are lost to every report"
+                f"{version} are missing from every report"
             )  # fmt: skip
         self._line(
             {"kind": "resumed", "t": t, "version": version, "workers": workers, "lost": lost,
@@ -175,25 +182,25 @@ class Trace:
         self, fact: Pushed, compute_s: float, wait_s: float, push_s: float, add_s: float = 0.0,
         input_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """A push, and where its member's seconds went since the push before."""
+        """Write a push, and where its member's seconds went since its previous push."""
         (member, serial, version), num_samples, loss, is_finite, at_s, weight, kept, unused = fact
-        added = f',"add":{add_s:.6f}' if add_s else ""
+        optional_fields = f',"add":{add_s:.6f}' if add_s else ""
         if input_s:
-            added += f',"input":{input_s:.6f}'
+            optional_fields += f',"input":{input_s:.6f}'
         if weight is not None:
-            added += f',"weight":{weight!r}'
+            optional_fields += f',"weight":{weight!r}'
         if kept or unused:
-            added += f',"kept":{[*kept]},"unused":{[*unused]}'
-        # JSON has no nan: a loss that is none is null. repr() gives the float back bit for bit.
+            optional_fields += f',"kept":{[*kept]},"unused":{[*unused]}'
+        # JSON has no nan, so a loss that is not finite is null. repr() keeps every bit of a float.
         self._write(
             f'{{"kind":"pushed","t":{at_s!r},"ticket":[{member},{serial},{version}],'
             f'"samples":{num_samples},"loss":{loss if -math.inf < loss < math.inf else "null"},'
             f'"finite":{"true" if is_finite else "false"},"compute":{compute_s:.6f},'
-            f'"wait":{wait_s:.6f},"push":{push_s:.6f}{added}'
+            f'"wait":{wait_s:.6f},"push":{push_s:.6f}{optional_fields}'
         )
 
     def order(self, order: Order, t: float) -> None:
-        """An order of the coordinator."""
+        """Write an order of the coordinator."""
         if isinstance(order, Grant):
             leases = f'"leases":{_lists(order.leases)},"upcoming":{_lists(order.upcoming)}'
             self._write(f'{{"kind":"grant","t":{t:.6f},"ticket":{[*order.ticket]},{leases}')
@@ -205,10 +212,10 @@ class Trace:
         elif isinstance(order, Cancel):
             self._write(f'{{"kind":"cancel","t":{t:.6f},"member":{order.member}')
         elif isinstance(order, EpochEnd):
-            left = f',"unused":{order.num_unused}' if order.num_unused else ""
+            unused = f',"unused":{order.num_unused}' if order.num_unused else ""
             self._write(
                 f'{{"kind":"epoch_end","t":{t:.6f},"epoch":{order.epoch},'
-                f'"version":{order.version}{left}'
+                f'"version":{order.version}{unused}'
             )
         elif isinstance(order, Retire):
             self._write(f'{{"kind":"retire","t":{t:.6f},"tickets":{_lists(order.tickets)}')
@@ -219,32 +226,32 @@ class Trace:
     def superseded(
         self, t: float, member: int, serial: int, wasted_s: float, saved_s: float
     ) -> None:
-        """Work that was abandoned: seconds thrown away, and those that abandoning it saved."""
+        """Write that work was abandoned: the seconds it wasted, and those that this saved."""
         self._write(
             f'{{"kind":"superseded","t":{t:.6f},"member":{member},"serial":{serial},'
             f'"wasted":{wasted_s:.6f},"saved":{saved_s:.6f}'
         )
 
     def scaled(self, t: float, ticket: Ticket, scale: float) -> None:
-        """What distance left of a push that is in an update, where the update was executed."""
+        """Write the factor that ``distance`` applied to a push as its update was executed."""
         self._write(f'{{"kind":"scaled","t":{t:.6f},"ticket":{[*ticket]},"scale":{float(scale)!r}')
 
     def evaluated(
         self, t: float, epoch: int, version: int, totals: Mapping[str, tuple[float, float]]
     ) -> None:
-        """An evaluation at one version: per metric the sum over samples and their number."""
+        """Write an evaluation at one version: per metric the sum over samples and their number."""
         rows = {name: [_finite(total), count] for name, (total, count) in totals.items()}
         self._line(
             {"kind": "evaluated", "t": t, "epoch": epoch, "version": version, "totals": rows}
         )
 
     def log(self, t: float, member: int, values: Mapping[str, float]) -> None:
-        """Values that a member logged."""
+        """Write values that a member logged."""
         finite = {name: _finite(value) for name, value in values.items()}
         self._line({"kind": "log", "t": t, "member": member, "values": finite})
 
     def fault(self, t: float, text: str) -> None:
-        """What was ordered to go wrong goes wrong now."""
+        """Write that a fault is injected now."""
         self._line({"kind": "fault", "t": t, "text": text})
 
     def stream_ended(self, t: float, epoch: int, end: int) -> None:
@@ -254,24 +261,24 @@ class Trace:
         self._line({"kind": "note", "t": t, "text": text})
 
     def rerouted(self, t: float, path: str) -> None:
-        """From here on gradients go this way."""
+        """Write that gradients take this path from here on."""
         self._line({"kind": "rerouted", "t": t, "path": path})
 
     def stopped(self, t: float) -> None:
-        """The run is told to stop."""
+        """Write that the run is told to stop."""
         self._line({"kind": "stopped", "t": t})
 
     def end(self, t: float, reason: str) -> None:
-        """The last line; what is said of the end after that is not written."""
+        """Write the last line; later calls write nothing."""
         if not self._has_ended:
             self._has_ended = True
             self._line({"kind": "end", "t": t, "reason": reason})
-            with suppress(OSError):  # it is said of the last checkpoint, too
+            with suppress(OSError):  # the last checkpoint reports the same failure
                 self._restore()
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was written to the operating system: it then survives this process."""
+        """Write to the file: the operating system then keeps it beyond this process."""
         try:
             while self._waiting:
                 del self._waiting[: self._file.write(self._waiting)]
@@ -282,17 +289,17 @@ class Trace:
                 self._cut()
 
     def close(self) -> None:
-        """Write what waits and close; may be called twice."""
+        """Write what waits and close the file; may be called twice."""
         if self._file.closed:
             return
         self.flush()
         if self._waiting:
             self._cut()
-        with suppress(OSError):  # some file systems say only now what they could not keep
+        with suppress(OSError):  # some file systems report failed writes only now
             self._file.close()
 
     def _cut(self) -> None:
-        """Nothing more is written; what stands behind the last whole line goes."""
+        """End the trace for good; truncate it after the last complete line."""
         self.is_cut = True
         self._waiting.clear()
         with suppress(OSError), open_to_read(name_of(self._file.fileno(), self.path)) as file:
@@ -302,7 +309,7 @@ class Trace:
         self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False)[:-1])
 
     def _write(self, body: str) -> None:
-        """One line; ``body`` is an object without its closing brace."""
+        """Write one line; ``body`` is an object without its closing brace."""
         if self.is_cut:
             return
         line, self._sum = seal(body, self._sum)
@@ -312,7 +319,7 @@ class Trace:
 
 
 def _has_lost(version: int, line: bytes) -> bool:
-    """Whether the run was resumed here, at this version or a later one, behind what was damaged."""
+    """Return whether the run resumed here, at ``version`` or later, after a damaged part."""
     if not line.startswith(b'{"kind":"resumed"'):
         return False
     try:
@@ -323,7 +330,7 @@ def _has_lost(version: int, line: bytes) -> bool:
 
 
 def _lists(rows: Iterable[tuple[int, ...]]) -> list[list[int]]:
-    """Named tuples as lists, whose text is JSON."""
+    """Return named tuples as lists, whose text is JSON."""
     return [[*row] for row in rows]
 
 

@@ -1,8 +1,8 @@
-"""What members and the coordinator say to each other, and how it travels.
+"""The messages between members and the coordinator, and their transport.
 
-    messages   the types: who says what, with named fields
-    codec      bytes of them and back, the same for every engine
-    channel    a way for them between two processes
+    messages   the message types, with named fields
+    codec      encodes and decodes them, the same for every engine
+    channel    carries them between two processes
 
 It must not know what a message leads to.
 """

@@ -1,4 +1,4 @@
-"""A way for messages between a member and the coordinator: in order, whole, of any size.
+"""Carries messages between a member and the coordinator: in order, whole, of any size.
 
 This module must not know what a message leads to.
 """
@@ -23,38 +23,38 @@ _MORE, _LAST = b"+", b"."
 
 
 class HungUp(ConnectionResetError):
-    """Nobody is at the other end any more; a script's own lost connections are none of these."""
+    """The other end is gone; never raised for a script's own lost connections."""
 
 
 class Channel(Protocol):
-    """The member's end of the talk."""
+    """The member's end of the connection."""
 
     def send(self, message: FromMember) -> None:
-        """Send one message; returns at once."""
+        """Send one message and return at once."""
 
     def hold(self, message: FromMember) -> None:
-        """Keep a message that nobody waits for: it goes with the next one, before it."""
+        """Keep a message that nobody waits for; it is sent just before the next one."""
 
     def receive(self, is_blocking: bool = True) -> list[ToMember]:
-        """The next messages, in order; [] when there is none and ``is_blocking`` is False."""
+        """Return the next messages, in order; [] if there are none and ``is_blocking`` is False."""
 
     def die(self) -> None:
-        """The member ends here, as if it was killed; nothing is cleaned up."""
+        """End the member here as if it was killed, without cleanup."""
 
     def halt(self) -> None:
-        """The member stands still here until somebody lets it go on."""
+        """Stop the member here until it gets SIGCONT."""
 
 
 class SocketChannel(Generic[Sent, Heard]):
-    """A channel over one end of a socket pair that keeps message borders.
+    """A channel over one end of a socket pair that keeps message boundaries.
 
-    Messages of any size: a long frame goes in pieces, each with a byte that says whether it is the
-    last.
+    Messages may be of any size: a long frame is sent in pieces, each with a byte that says whether
+    it is the last.
 
     Args:
-        sent, heard: the messages of its two directions.
-        waits: whether sending waits for a reader that is slow. The coordinator does not, for whom a
-            reader may be stopped: what is not taken stays here until ``send_rest`` finds it is.
+        sent, heard: the codecs of its two directions.
+        waits: whether sending waits for a slow reader. The coordinator does not, since a reader may
+            be stopped: the rest stays here until ``send_rest`` can send it.
     """
 
     PIECE_BYTES = 1 << 17
@@ -90,19 +90,19 @@ class SocketChannel(Generic[Sent, Heard]):
             self.send_rest()
 
     def drop(self) -> None:
-        """Nobody will take what is not sent yet."""
+        """Drop what is not sent yet."""
         self._unsent.clear()
 
     @property
     def is_late(self) -> bool:
-        """Whether something has not been taken yet."""
+        """Whether something is not sent yet."""
         return bool(self._unsent)
 
     def send_rest(self) -> bool:
-        """Send what was not taken before; whether all of it is now.
+        """Send what could not be sent before; return whether all is sent now.
 
-        Threads of a script take turns. A signal's handler that sends in the midst of a sending
-        leaves its pieces to that one.
+        Threads of a script take turns. A signal handler that interrupts a send leaves its pieces
+        to that send.
         """
         with self._lock:
             if self._is_sending:
@@ -137,31 +137,31 @@ class SocketChannel(Generic[Sent, Heard]):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _read(self, is_blocking: bool) -> bytes | None:
-        """The next datagram; None when there is none. A blocking read spins for a moment first."""
-        most = 1 + self.PIECE_BYTES
+        """Return the next datagram, or None; a blocking read spins for a moment first."""
+        max_bytes = 1 + self.PIECE_BYTES
         try:
             for _ in spin() if is_blocking else (None,):
                 try:
-                    return self.end.recv(most, socket.MSG_DONTWAIT)
+                    return self.end.recv(max_bytes, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     continue
-            return self.end.recv(most) if is_blocking else None
+            return self.end.recv(max_bytes) if is_blocking else None
         except ConnectionError as error:
             raise HungUp(*error.args) from None
 
 
 def member_channel(end: socket.socket) -> SocketChannel[FromMember, ToMember]:
-    """The member's end."""
+    """Return the member's channel over its end of the pair."""
     return SocketChannel(end, FROM_MEMBER, TO_MEMBER)
 
 
 def coordinator_channel(end: socket.socket) -> SocketChannel[ToMember, FromMember]:
-    """The coordinator's end, which waits for nobody."""
+    """Return the coordinator's channel, whose sends never wait."""
     return SocketChannel(end, TO_MEMBER, FROM_MEMBER, waits=False)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends that keep message borders (sequenced packets; datagrams where there are none)."""
+    """Return two ends that keep message boundaries: sequenced packets, or else datagrams."""
     kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
     try:
         ends = socket.socketpair(socket.AF_UNIX, kind)

@@ -1,17 +1,17 @@
-"""Bytes of messages and back: one encoder and one decoder, made from the types' own fields.
+"""Encodes and decodes messages: one encoder and one decoder, made from the types' fields.
 
     frame      WIRE (4 bytes) | message | message ...
     message    number of its type (1 byte) | a record
-    record     all its numbers at once, those of records in it too | what has a length, in order
+    record     all its numbers at once, nested records included | fields with a length, in order
     number     int, float: 8 bytes; bool: 1
     length     str, StrEnum: UTF-8; bytes; tuple, dict: so many values; None or a value: 1 byte
                before it
 
-``WIRE`` is a checksum over all types and their fields, so who speaks another version of this
-language is refused by name. A frame that is cut, too long, or holds what a type does not allow is a
-``WireError``; nothing in it can run code, or take more memory than a small multiple of its bytes.
-Above 300 lines because what is written and what is read stand side by side, kind by kind. This
-module must not know what a message means, nor how bytes travel.
+``WIRE`` is a checksum over all types and their fields, so a peer of another version is refused by
+name. A frame that is truncated, too long, or holds what a type does not allow is a ``WireError``;
+no frame can run code, or take more memory than a small multiple of its bytes. Above 300 lines
+because writing and reading are side by side for each kind. This module must not know what a message
+means, nor how bytes travel.
 """
 
 import functools
@@ -40,21 +40,21 @@ from .messages import FromMember, Message, ToMember
 M = TypeVar("M", bound=Message)
 Write: TypeAlias = Callable[[Any], bytes]
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
-"""The value that begins at a position, and the position after it."""
+"""Returns the value that begins at a position, and the position after it."""
 
 _LENGTH = struct.Struct("<I")
 _NUMBERS = {int: "q", float: "d", bool: "?"}
 
 
 class WireError(LinkError):
-    """Bytes from a peer are no messages of this version of Paceline."""
+    """Bytes from a peer are not messages of this version of Paceline."""
 
 
 class Codec(Generic[M]):
-    """The messages of one direction.
+    """Encodes and decodes the messages of one direction.
 
     Args:
-        union: of their types.
+        union: the union of their types.
     """
 
     def __init__(self, union: Any) -> None:
@@ -65,7 +65,7 @@ class Codec(Generic[M]):
         self._readers = [_form(kind).read for kind in self.kinds]
 
     def encode(self, messages: Iterable[M]) -> bytes:
-        """One frame. WireError: a field's value is not of its type."""
+        """Return one frame; raise WireError if a field's value is not of its type."""
         parts = [WIRE]
         for message in messages:
             try:
@@ -76,10 +76,10 @@ class Codec(Generic[M]):
         return b"".join(parts)
 
     def decode(self, frame: bytes) -> list[M]:
-        """The messages of one frame. WireError: it is none of this version, or it is damaged."""
+        """Return one frame's messages; raise WireError if it is damaged or of another version."""
         if frame[:4] != WIRE:
             raise WireError(
-                "a worker and its launcher speak different versions of Paceline's messages: use "
+                "a worker and its launcher use different versions of Paceline's messages: use "
                 "the same version of Paceline in all processes"
             )
         messages: list[M] = []
@@ -87,13 +87,13 @@ class Codec(Generic[M]):
         try:
             while at < end:
                 if frame[at] >= len(self._readers):
-                    raise ValueError(f"there is no message {frame[at]}")
+                    raise ValueError(f"unknown message type {frame[at]}")
                 message, at = self._readers[frame[at]](frame, at + 1)
                 messages.append(message)
         except (struct.error, IndexError, ValueError) as error:
-            said = str(error) or "it is cut"
+            reason = str(error) or "it is truncated"
             raise WireError(
-                f"a message between a worker and its launcher is damaged ({said})"
+                f"a message between a worker and its launcher is damaged ({reason})"
             ) from None
         return messages
 
@@ -105,9 +105,9 @@ class _Form(NamedTuple):
     """How values of one type are written.
 
     Attributes:
-        least: bytes that a value takes at least.
-        codes: of the numbers that it always is, for ``struct``; "" where its length may differ.
-        join: makes such a value of its numbers; a value is the tuple of them, but for one number.
+        least: minimum bytes of a value.
+        codes: ``struct`` codes of a value that is a fixed number of numbers; "" for others.
+        join: makes a value from its numbers; a value is their tuple, or the number itself.
     """
 
     write: Write
@@ -134,19 +134,19 @@ def _form(kind: Any) -> _Form:
     if kind is bytes:
         return _Form(_write_bytes, _read_bytes, _LENGTH.size)
     if origin in (Union, types.UnionType):
-        (one,) = (each for each in inner if each is not type(None))
-        return _optional(_form(one))
+        (present,) = (hint for hint in inner if hint is not type(None))
+        return _optional(_form(present))
     if origin is dict:
         return _mapping(_many(_form(inner[0])), _many(_form(inner[1])))
     if origin is tuple and inner[-1] is ...:
         return _many(_form(inner[0]))
     if origin is tuple:
-        return _flat("".join(_form(one).codes for one in inner), tuple)
+        return _flat("".join(_form(hint).codes for hint in inner), tuple)
     return _record(kind)
 
 
 def _flat(codes: str, join: Callable[[Any], Any]) -> _Form:
-    """Of values that are tuples of so many numbers."""
+    """Return the form of values that are tuples of a fixed number of numbers."""
     packed = struct.Struct("<" + codes)
     pack = packed.pack
     return _Form(lambda value: pack(*value), _reader(packed, join), packed.size, codes, join)
@@ -172,8 +172,8 @@ def _write_text(text: str) -> bytes:
 
 
 def _read_text(data: bytes, at: int) -> tuple[str, int]:
-    found, stop = _read_bytes(data, at)
-    return found.decode(errors="surrogatepass"), stop
+    encoded, stop = _read_bytes(data, at)
+    return encoded.decode(errors="surrogatepass"), stop
 
 
 def _is_word(kind: Any) -> bool:
@@ -181,7 +181,7 @@ def _is_word(kind: Any) -> bool:
 
 
 def _word(kind: type[StrEnum]) -> _Form:
-    """One of a few texts; another one is damage."""
+    """Return the form of an enum of texts; any other text is damage."""
 
     def read(data: bytes, at: int) -> tuple[StrEnum, int]:
         text, stop = _read_text(data, at)
@@ -192,7 +192,7 @@ def _word(kind: type[StrEnum]) -> _Form:
 
 def _check(data: bytes, stop: int) -> None:
     if stop > len(data):
-        raise ValueError("it is cut")
+        raise ValueError("it is truncated")
 
 
 def _optional(form: _Form) -> _Form:
@@ -201,7 +201,7 @@ def _optional(form: _Form) -> _Form:
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         if data[at] > 1:
-            raise ValueError("it is neither there nor left out")
+            raise ValueError("an optional value is marked neither present nor absent")
         return form.read(data, at + 1) if data[at] else (None, at + 1)
 
     return _Form(write, read, 1)
@@ -213,24 +213,24 @@ def _mapping(keys: _Form, values: _Form) -> _Form:
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         names, at = keys.read(data, at)
-        found, at = values.read(data, at)
-        pairs = dict(zip(names, found, strict=True))
+        items, at = values.read(data, at)
+        pairs = dict(zip(names, items, strict=True))
         if len(pairs) != len(names):
-            raise ValueError("it has a name twice")
+            raise ValueError("a name occurs twice")
         return pairs, at
 
     return _Form(write, read, keys.least + values.least)
 
 
 def _many(form: _Form) -> _Form:
-    """So many values of one type; those of a fixed size are written and read all at once."""
+    """Return the form of many values of one type; those of a fixed size are read all at once."""
     codes, is_number = form.codes, form.is_number
-    none, prefix = _LENGTH.pack(0), _LENGTH.size
-    every = struct.Struct("<" + codes).iter_unpack
+    empty, prefix = _LENGTH.pack(0), _LENGTH.size
+    iter_unpack = struct.Struct("<" + codes).iter_unpack
 
     def write(values: Sequence[Any]) -> bytes:
         if not values:
-            return none
+            return empty
         length = len(values)
         if is_number:
             return struct.pack(f"<I{length}{codes}", length, *values)
@@ -246,12 +246,12 @@ def _many(form: _Form) -> _Form:
         if is_number:
             return struct.unpack_from(f"<{length}{codes}", data, at), stop
         if codes:
-            return tuple(map(form.join, every(data[at:stop]))), stop
-        found = []
+            return tuple(map(form.join, iter_unpack(data[at:stop]))), stop
+        items = []
         for _ in range(length):
             value, at = form.read(data, at)
-            found.append(value)
-        return tuple(found), at
+            items.append(value)
+        return tuple(items), at
 
     return _Form(write, read, prefix)
 
@@ -260,10 +260,10 @@ def _many(form: _Form) -> _Form:
 
 
 def _record(kind: Any) -> _Form:
-    """A NamedTuple: the numbers of all its fields, then the fields that have a length.
+    """Return the form of a NamedTuple: the numbers of all fields, then the fields with a length.
 
-    As ``dataclasses`` does, it makes the text of two functions and has Python compile it, since a
-    push passes here four times: of ``Stop(version)`` they are
+    Like ``dataclasses``, it makes the text of two functions and compiles it, since a push passes
+    here four times. For ``Stop(version)`` they are
 
         lambda value: pack(value[0])
         lambda data, at: (new(kind, unpack(data, at)), at + 8)
@@ -278,18 +278,18 @@ def _record(kind: Any) -> _Form:
     names: dict[str, Any] = {"pack": packed.pack, "unpack": packed.unpack_from}
     names |= {f"write{i}": form.write for i, (_, form) in enumerate(others)}
     names |= {f"read{i}": form.read for i, (_, form) in enumerate(others)}
-    written = [f"pack({', '.join(path for path, form in leaves if form.is_number)})"]
-    written += [f"write{i}({path})" for i, (path, _) in enumerate(others)]
-    made = _construct(kind, iter(leaves), _Counters(), names)
+    writes = [f"pack({', '.join(path for path, form in leaves if form.is_number)})"]
+    writes += [f"write{i}({path})" for i, (path, _) in enumerate(others)]
+    constructor = _construct(kind, iter(leaves), _Counters(), names)
     numbers = "".join(f"number{i}, " for i in range(len(codes)))
     lines = [
         "def write(value):",
-        f"    return {' + '.join(written)}",
+        f"    return {' + '.join(writes)}",
         "def read(data, at):",
         *([f"    {numbers}= unpack(data, at)"] if codes else []),
         f"    at += {packed.size}",
         *(f"    other{i}, at = read{i}(data, at)" for i in range(len(others))),
-        f"    return {made}, at",
+        f"    return {constructor}, at",
     ]
     exec("\n".join(lines), names)
     least = packed.size + sum(form.least for _, form in others)
@@ -301,7 +301,7 @@ def _is_record(kind: Any) -> bool:
 
 
 def _leaves(kind: Any, path: str) -> Iterator[tuple[str, _Form]]:
-    """The fields in order, those of records in it, too: ("value[2][1]", the form of a float)."""
+    """Yield the fields in order, nested records included: ("value[2][1]", a float's form)."""
     for i, hint in enumerate(get_type_hints(kind).values()):
         if _is_record(hint):
             yield from _leaves(hint, f"{path}[{i}]")
@@ -311,7 +311,7 @@ def _leaves(kind: Any, path: str) -> Iterator[tuple[str, _Form]]:
 
 @dataclass(slots=True)
 class _Counters:
-    """How many numbers, and other fields, have been used."""
+    """How many numbers and other fields were used."""
 
     numbers: int = 0
     others: int = 0
@@ -320,7 +320,7 @@ class _Counters:
 def _construct(
     kind: Any, leaves: Iterator[tuple[str, _Form]], used: _Counters, names: dict[str, Any]
 ) -> str:
-    """The text that makes a record out of ``number0`` ... and ``other0`` ..."""
+    """Return the code that makes a record from ``number0`` ... and ``other0`` ..."""
     parts = []
     for hint in get_type_hints(kind).values():
         if _is_record(hint):
@@ -339,23 +339,23 @@ def _construct(
 # -- the two directions ----------------------------------------------------------------------------
 
 
-def _said(union: Any) -> str:
-    """All types with their fields, as text."""
-    return "\n".join(f"{kind.__name__} {_written(kind)}" for kind in get_args(union))
+def _signature(union: Any) -> str:
+    """Return all types with their fields, as text."""
+    return "\n".join(f"{kind.__name__} {_type_text(kind)}" for kind in get_args(union))
 
 
-def _written(kind: Any) -> str:
-    """A type, with the fields of all that lies in it."""
+def _type_text(kind: Any) -> str:
+    """Return a type with all its nested fields, as text."""
     if _is_record(kind):
         fields = get_type_hints(kind).items()
-        return f"({', '.join(f'{name}: {_written(hint)}' for name, hint in fields)})"
+        return f"({', '.join(f'{name}: {_type_text(hint)}' for name, hint in fields)})"
     if _is_word(kind):
         return f"({' | '.join(kind)})"
     if inner := get_args(kind):
-        return f"{get_origin(kind)}[{', '.join(map(_written, inner))}]"
+        return f"{get_origin(kind)}[{', '.join(map(_type_text, inner))}]"
     return str(kind)
 
 
-WIRE = _LENGTH.pack(zlib.crc32((_said(FromMember) + "\n" + _said(ToMember)).encode()))
+WIRE = _LENGTH.pack(zlib.crc32((_signature(FromMember) + "\n" + _signature(ToMember)).encode()))
 FROM_MEMBER: Codec[FromMember] = Codec(FromMember)
 TO_MEMBER: Codec[ToMember] = Codec(ToMember)

@@ -1,12 +1,12 @@
-"""Everything that members and the coordinator say to each other: a type a message, named fields.
+"""All messages between members and the coordinator: one type each, with named fields.
 
-    member -> coordinator      `FromMember`      wire/codec.py makes bytes of them and back
-    coordinator -> member      `ToMember`        wire/channel.py carries these, in order
+    member -> coordinator      `FromMember`      wire/codec.py encodes and decodes them
+    coordinator -> member      `ToMember`        wire/channel.py carries them, in order
 
-Who hears a message is found by its type: the coordinator's side has one table of handlers
-(``run/controller.py``), a member's side is ``exchange/inbox.py`` and whoever asked. The table
-in docs/messages.md is made from this file. Above 300 lines because it is that table. This module
-must not know what a message leads to.
+The type of a message selects its receiver: the coordinator has one table of handlers
+(``run/controller.py``), a member has ``exchange/inbox.py`` and the caller that waits. The table in
+docs/messages.md is made from this file. Above 300 lines because it is that table. This module must
+not know what a message leads to.
 """
 
 from enum import StrEnum
@@ -21,20 +21,20 @@ Totals: TypeAlias = dict[str, tuple[float, float]]
 """Per metric: the sum over samples and the number of samples."""
 
 OTHERS_PUBLISHED, MAIN_PUBLISHED = 1, 2
-"""Of `Arrive` and `Rested`: a worker, or the main one, has called ``pace.publish``; else 0."""
+"""In `Arrive` and `Rested`: a worker, or the main one, called ``pace.publish``; else 0."""
 
 OK, NOT_FINITE, FOUND_INF = 0, 1, 2
 """What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
 
-# -- what several messages have in common ----------------------------------------------------------
+# -- parts of several messages ---------------------------------------------------------------------
 
 
 class Clocks(NamedTuple):
     """Seconds since a member's last push.
 
     Attributes:
-        add_s: of those of pushing: adding it to a sum.
-        input_s: of those of computing: until its batches were there.
+        add_s: part of ``push_s``: adding it to a sum.
+        input_s: part of ``compute_s``: waiting for its batches.
     """
 
     compute_s: float = 0.0
@@ -45,10 +45,10 @@ class Clocks(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the coordinator is told of a push; its first fields are those of ``Pushed``.
+    """What a push reports to the coordinator; its first fields are those of ``Pushed``.
 
     Attributes:
-        stepped: which of several optimizers it is a step of, a bit each; 0: there is only one.
+        stepped: which of several optimizers stepped, one bit each; 0: there is only one.
     """
 
     num_samples: int
@@ -61,19 +61,19 @@ class Told(NamedTuple):
 
     @property
     def steps_again(self) -> bool:
-        """Whether its leases stay for one more step on them."""
+        """Whether its leases are kept for one more step on them."""
         return bool(self.kept) and self.num_samples > 0 and not self.unused
 
     @property
     def is_owed(self) -> bool:
-        """Whether it only closes leases that had stayed for a step which did not come."""
+        """Whether it only closes leases that were kept for a step that was never made."""
         return not (self.num_samples or self.kept or self.unused)
 
 
 class Entry(NamedTuple):
     """A member's part in a round between peers; without a mini-batch ``num_samples`` is 0.
 
-    Flat, since there is one a member and round: the clocks, and what it asks to be clipped to.
+    Flat, since there is one per member and round: the clocks, and the clipping.
     """
 
     num_samples: int
@@ -93,7 +93,7 @@ class Entry(NamedTuple):
 
     @property
     def clocks(self) -> Clocks:
-        """Peers add nothing to a sum."""
+        """Its clocks; peers add nothing to a sum."""
         return Clocks(self.compute_s, self.wait_s, self.push_s, 0.0, self.input_s)
 
     @property
@@ -105,8 +105,8 @@ class Row(NamedTuple):
     """One round between peers.
 
     Attributes:
-        over_s: when it was over, by the machine's monotonic clock.
-        entries: one a member, in member order.
+        over_s: when it ended, by the machine's monotonic clock.
+        entries: one per member, in member order.
         snapshot: number of the checkpoint that was taken after it; 0: none.
     """
 
@@ -125,15 +125,15 @@ class Describe(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """At the loader, waiting for the epoch.
+    """The member is at the loader and waits for the epoch.
 
     Attributes:
-        batch_ends: where batches of the user's own end; None: all are of one size.
-        end: where the last of those ends, where this epoch is not as long as all others.
+        batch_ends: where the user's own batches end; None: all have one size.
+        end: where the last batch ends, if this epoch's length differs from the others'.
         digest: of the epoch's order, the same in all members.
         place: where the script is in ``pace.epochs``.
-        published: whether the script has published weights since the last epoch.
-        settings: a word of the optimizer's, the same in all members; 0: they may differ.
+        published: whether the script published weights since the last epoch.
+        settings: word of the optimizer's settings, the same in all members; 0: they may differ.
     """
 
     epoch: int
@@ -146,10 +146,10 @@ class Arrive(NamedTuple):
 
 
 class Push(NamedTuple):
-    """The work of this serial is done, and its gradient lies in the member's slot.
+    """The work of this serial is done, and its gradient is in the member's slot.
 
     Attributes:
-        hyper: a word of the optimizer's settings, see ``settings_word``; 0: they may differ.
+        hyper: word of the optimizer's settings, see ``settings_word``; 0: they may differ.
     """
 
     serial: int
@@ -161,7 +161,7 @@ class Push(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """One mini-batch more for the work of this serial; the answer is ``Extended``."""
+    """Asks for one more mini-batch for the work of this serial; the answer is ``Extended``."""
 
     serial: int
 
@@ -176,8 +176,8 @@ class LeaveEpoch(NamedTuple):
     """The loop was left before the epoch's end.
 
     Attributes:
-        kept: ids of leases whose gradients ride on the next push.
-        is_look: nothing was done with any of its batches.
+        kept: ids of leases whose gradients go with the next push.
+        is_look: whether the script used none of the epoch's batches.
     """
 
     kept: tuple[int, ...]
@@ -185,13 +185,13 @@ class LeaveEpoch(NamedTuple):
 
 
 class LoopLeft(NamedTuple):
-    """The loop over an epoch, or over all updates, is over here: what stands behind it comes."""
+    """This member's loop over an epoch, or over all updates, ended; the code after it runs next."""
 
     version: int
 
 
 class StepLeft(NamedTuple):
-    """A superseded step was left, ``wasted_s`` after it had begun, at ``left_s``."""
+    """A superseded step was abandoned at ``left_s``, ``wasted_s`` after it began."""
 
     serial: int
     wasted_s: float
@@ -199,14 +199,14 @@ class StepLeft(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Whole rounds between peers, the first of this number."""
+    """Complete rounds between peers, starting with number ``first``."""
 
     first: int
     rows: tuple[Row, ...]
 
 
 class PeersLeft(NamedTuple):
-    """The way between peers was left: this member's push, and those that it saw of all."""
+    """This member left its peers; its own push, and all members' pushes that it saw."""
 
     push: Entry | None
     pushes: tuple[Entry, ...]
@@ -214,18 +214,18 @@ class PeersLeft(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """The shares of dead members are put back."""
+    """The shares of dead members are restored."""
 
 
 class Count(NamedTuple):
     """An evaluation of so many positions begins; the answers are ``Range`` and ``CountTotals``.
 
     Attributes:
-        ends: where batches of the user's own end; None: all are of ``batch_size``.
-        digest: of what lies at the positions, the same in all members.
-        weights: of the weights that the member holds, where the script may have changed them; 0:
-            they are a version's.
-        ahead: ranges that the member has beside the one that it evaluates, to fetch them meanwhile.
+        ends: where the user's own batches end; None: all are of ``batch_size``.
+        digest: of the samples at the positions, the same in all members.
+        weights: digest of the member's weights, if the script may have changed them; 0: they are
+            a version's.
+        ahead: ranges that the member gets besides the one it evaluates, to prefetch them.
     """
 
     num_samples: int
@@ -244,38 +244,38 @@ class Counted(NamedTuple):
 
 
 class EvaluatedAlone(NamedTuple):
-    """What this member came to by itself, inside its loop, at the version that it held."""
+    """The totals of this member's own evaluation, inside its loop, at the version it held."""
 
     version: int
     totals: Totals
 
 
 class StopWhen(NamedTuple):
-    """The run is to end by this rule; every member says it."""
+    """The run is to end by this rule; every member sends it."""
 
     rule: StopRule
 
 
 class SumValues(NamedTuple):
-    """To be summed over all members; the answer is ``Summed``."""
+    """Values to sum over all members; the answer is ``Summed``."""
 
     values: tuple[float, ...]
 
 
 class LogValues(NamedTuple):
-    """Into the run's log of metrics."""
+    """Values for the run's log of metrics."""
 
     values: dict[str, float]
 
 
 class Note(NamedTuple):
-    """The run says it to the user, once."""
+    """A text that the run shows the user once."""
 
     text: str
 
 
 class PushScaled(NamedTuple):
-    """The staleness rule ``distance`` left so much of this member's push."""
+    """The staleness rule ``distance`` scaled this member's push by this factor."""
 
     serial: int
     version: int
@@ -286,7 +286,7 @@ class Copied(NamedTuple):
     """This member's part of a checkpoint is written; ``fault`` says what went wrong.
 
     Attributes:
-        stood_s: for which nobody could go on, where a whole model was written meanwhile.
+        stood_s: seconds that all members waited, if a whole model was written meanwhile.
     """
 
     number: int
@@ -300,7 +300,7 @@ class Rested(NamedTuple):
     """The script has no more epochs; the answer is ``Goodbye``.
 
     Attributes:
-        published: as of `Arrive`.
+        published: as in `Arrive`.
     """
 
     epoch: int
@@ -313,23 +313,23 @@ class Published(NamedTuple):
 
 
 class FaultComes(NamedTuple):
-    """What was ordered to go wrong goes wrong now."""
+    """A fault is injected into this member now."""
 
     text: str
 
 
 class SettingsNow(NamedTuple):
-    """The optimizer's settings as this epoch begins, for members that come later."""
+    """The optimizer's settings as this epoch begins, for members that join later."""
 
     text: str
 
 
 class StreamServed(NamedTuple):
-    """This member reads the stream of this epoch, and gives its mini-batches there.
+    """This member reads the stream of this epoch and serves its mini-batches at this address.
 
     Attributes:
         address: for ``multiprocessing.connection``.
-        key: who knows it may ask.
+        key: authenticates the clients.
     """
 
     epoch: int
@@ -353,11 +353,11 @@ class StreamState(NamedTuple):
 
 
 class AskStop(NamedTuple):
-    """The script asks for the end of the run."""
+    """The script asks to end the run."""
 
 
 class AskAnew(NamedTuple):
-    """Between two epochs: all are to begin anew, for this reason, and go on from a checkpoint."""
+    """Asks, between two epochs and for this reason, that all restart from a checkpoint."""
 
     text: str
 
@@ -366,17 +366,17 @@ class TrialBegins(NamedTuple):
     """The script enters this trial; the answer is ``OpenTrial``.
 
     Attributes:
-        name: empty: it has none of its own.
+        name: of the trial; empty: it has none.
     """
 
     name: str
 
 
 class TrialFails(NamedTuple):
-    """An exception of the script's leaves the trial, which ends in all members.
+    """An exception of the script left the trial, which ends in all members.
 
     Attributes:
-        text: which, in words.
+        text: of the exception.
         kind: its class, as ``module:name``.
     """
 
@@ -385,15 +385,15 @@ class TrialFails(NamedTuple):
 
 
 class TrialEnds(NamedTuple):
-    """The script leaves the trial, and does nothing more for it; the answer is ``TrialOver``."""
+    """The script left the trial and does nothing more for it; the answer is ``TrialOver``."""
 
 
 class Done(NamedTuple):
-    """The script is over."""
+    """The script has ended."""
 
 
 class Whose(StrEnum):
-    """Whose a failure is: a worker's own, the user's, or one that nobody can go on after."""
+    """Whose failure it is: a worker's own, the user's, or one that no worker can survive."""
 
     WORKER = "worker"
     USER = "you"
@@ -401,7 +401,7 @@ class Whose(StrEnum):
 
 
 class Failed(NamedTuple):
-    """The script has failed; whose it is: its own ("worker"), the user's ("you"), or "all"."""
+    """The script failed; whose failure it is: its own ("worker"), the user's ("you"), or "all"."""
 
     text: str
     whose: Whose = Whose.WORKER
@@ -411,18 +411,18 @@ class Failed(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """The store's memory is there.
+    """The store's memory is ready.
 
     Attributes:
-        num_steps: local steps a push, but in short rounds.
-        is_difference: a push is a difference of parameters.
-        nonfinite_is_error: a gradient that is not finite ends the run.
-        first_epoch: the one that the member begins with.
+        num_steps: local steps per push, except in short rounds.
+        is_difference: whether a push is a difference of parameters.
+        nonfinite_is_error: whether a gradient that is not finite ends the run.
+        first_epoch: that the member begins with.
         distance_limit: of the staleness rule; 0: there is none.
-        version: of the parameters that stand.
-        collective: what sums the gradients of peers, see ``Plan``.
-        num_fragments: in which parameters are exchanged, one an update; 1: all at once.
-        overlap_steps: local steps until what came of an exchange is merged.
+        version: of the current parameters.
+        collective: sums the gradients of peers, see ``Plan``.
+        num_fragments: of the parameters, one exchanged per update; 1: all at once.
+        overlap_steps: local steps until the result of an exchange is merged.
     """
 
     arena_bytes: int
@@ -439,10 +439,10 @@ class Laid(NamedTuple):
 
 
 class OpenTrial(NamedTuple):
-    """All scripts are there: the trial begins.
+    """All scripts arrived: the trial begins.
 
     Attributes:
-        context: what the script finds through ``connect`` in it, as JSON.
+        context: that ``connect`` returns to the script inside it, as JSON.
         is_main: whether this member prints and saves.
     """
 
@@ -451,11 +451,11 @@ class OpenTrial(NamedTuple):
 
 
 class TrialOver(NamedTuple):
-    """All scripts have left the trial.
+    """All scripts left the trial.
 
     Attributes:
-        text, kind: of what has failed in it, as of `TrialFails`; empty: nothing has.
-        is_main: whether this member prints and saves from here on.
+        text, kind: of its failure, as in `TrialFails`; empty: it did not fail.
+        is_main: whether this member prints and saves from now on.
     """
 
     text: str
@@ -464,33 +464,33 @@ class TrialOver(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """To a newcomer: the optimizer's settings of the others."""
+    """To a new member: the others' optimizer settings."""
 
     text: str
 
 
 class WritePublished(NamedTuple):
-    """Put your weights into the store, as the script has changed them; all others wait."""
+    """Put your weights, as the script changed them, into the store; all others wait."""
 
 
 class SentAway(NamedTuple):
-    """To a newcomer: it drew another order than the others, so it ends."""
+    """To a new member: its order differs from the others', so it ends."""
 
 
 class OpenEpoch(NamedTuple):
     """The epoch begins.
 
     Attributes:
-        by_peers: between peers; else through the store.
-        updates_left: until the run has all it was asked for; -1: nobody set a number.
+        by_peers: whether it runs between peers; else through the store.
+        updates_left: until the run's end; -1: no number was set.
         phase: barriers that members have passed.
         seats: of the members, in member order.
         began_for_s: seconds since the run's first epoch opened.
-        position: in the epoch's order, where a run that goes on begins.
-        first_id: of the first lease from there on.
-        is_published: weights were published since the last one, and the store has them.
+        position: in the epoch's order where a resumed run begins.
+        first_id: of the first lease from that position on.
+        is_published: whether weights were published since the last epoch; the store has them.
         num_short: rounds between peers that have one step, before all others.
-        newest: number of the member that joined last: with it peers meet anew.
+        newest: number of the member that joined last; if it changed, peers meet again.
     """
 
     epoch: int
@@ -511,9 +511,9 @@ class ReadStream(NamedTuple):
 
     Attributes:
         first: number of the first mini-batch that is still needed.
-        done: numbers after it that are not.
-        number: of the mini-batch before which the data set had this state; 0 where it has none.
-        state: of the data set, as JSON; empty: it begins at its beginning.
+        done: later numbers that are not needed.
+        number: of the mini-batch before which the data set had this state; 0 if it has no state.
+        state: of the data set, as JSON; empty: it starts from the beginning.
     """
 
     epoch: int
@@ -524,7 +524,7 @@ class ReadStream(NamedTuple):
 
 
 class StreamAt(NamedTuple):
-    """Who reads the stream of this epoch gives its mini-batches there.
+    """The member that reads the stream of this epoch serves its mini-batches at this address.
 
     Attributes:
         reader: number of that member.
@@ -537,7 +537,7 @@ class StreamAt(NamedTuple):
 
 
 class StreamDone(NamedTuple):
-    """To be told to who reads: updates have used all numbers below ``first``, and these."""
+    """For the stream's reader: updates used all numbers below ``first``, and ``others``."""
 
     epoch: int
     first: int
@@ -545,11 +545,11 @@ class StreamDone(NamedTuple):
 
 
 class Add(NamedTuple):
-    """Job: add what lies in this seat's slot to the sum.
+    """Job: add this seat's slot to the sum.
 
     Attributes:
-        scale: what the staleness rule leaves of it.
-        is_first: the sum begins with it.
+        scale: factor of the staleness rule.
+        is_first: whether the sum begins with it.
     """
 
     job: int
@@ -560,10 +560,10 @@ class Add(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Job: make this version of the sum, or of one seat's slot; ``seat`` -1: of the sum.
+    """Job: make this version from the sum (``seat`` -1) or from one seat's slot.
 
     Attributes:
-        factors: of the gradients of each of several optimizers; none: all 1.
+        factors: of the gradients of each of several optimizers; empty: all 1.
     """
 
     job: int
@@ -578,7 +578,7 @@ class Skip(NamedTuple):
     """Job: make this version equal to the one before.
 
     Attributes:
-        overflow_version: the newest from which a push was computed that overflowed, or -1.
+        overflow_version: the newest version that an overflowed push was computed from, or -1.
     """
 
     job: int
@@ -587,17 +587,17 @@ class Skip(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Job: pin the version that the job before made, for the checkpoint of this number."""
+    """Job: pin the version that the previous job made, for the checkpoint of this number."""
 
     job: int
     number: int
 
 
 class Snap(NamedTuple):
-    """For a checkpoint while all others wait: write your part; the first one pins the version.
+    """Write your part of a checkpoint while all others wait; the first member pins the version.
 
     Attributes:
-        behind: it is of the end of this epoch's loop, not of what scripts have done since; else -1.
+        behind: epoch whose loop's end it stands for, without what scripts did since; else -1.
     """
 
     number: int
@@ -607,22 +607,22 @@ class Snap(NamedTuple):
 
 
 class CheckpointsMoved(NamedTuple):
-    """Checkpoints go there from now on; ``within`` is the identity of the run's folder."""
+    """Write checkpoints to this folder from now on; ``within`` identifies the run's folder."""
 
     folder: str
     within: tuple[int, ...] | None
 
 
 class Ending(NamedTuple):
-    """``Stop`` comes when the end of the run is copied."""
+    """``Stop`` follows once the end of the run is copied."""
 
 
 class Goodbye(NamedTuple):
-    """The last checkpoint is kept: the script may end."""
+    """The last checkpoint is saved: the script may end."""
 
 
 class Extended(NamedTuple):
-    """One mini-batch more; None: there is none."""
+    """One more mini-batch; None: there is none."""
 
     lease: Lease | None
 
@@ -635,7 +635,7 @@ class EndEpoch(NamedTuple):
 
 
 class Mend(NamedTuple):
-    """Put back the shares of dead members; the answer is ``Mended``."""
+    """Restore the shares of dead members; the answer is ``Mended``."""
 
 
 class Resume(NamedTuple):
@@ -652,7 +652,7 @@ class Range(NamedTuple):
     """Evaluate the positions ``[start, stop)``; ``start`` -1: there are no more.
 
     Attributes:
-        ahead: the member's next ones, in order.
+        ahead: the member's next ranges, in order.
     """
 
     start: int = -1
@@ -661,7 +661,7 @@ class Range(NamedTuple):
 
 
 class CountTotals(NamedTuple):
-    """What the whole evaluation came to."""
+    """The totals of the whole evaluation."""
 
     totals: Totals
 
@@ -673,7 +673,7 @@ class Summed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The run is over at this version, or, where it begins anew, this life of it."""
+    """The run ends at this version, or, if ``begins_anew``, restarts."""
 
     version: int
     begins_anew: bool = False
