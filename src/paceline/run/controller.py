@@ -264,7 +264,12 @@ class Controller:
         elif run.is_open:
             run.send_stop()
         else:  # between epochs nobody is torn out of an evaluation: the answers go on
-            self._borders.end_here()
+            self._end_here()
+
+    def _end_here(self) -> None:
+        """No epoch opens any more, and members leave their loops one by one."""
+        self._calls.stopped()
+        self._borders.end_here()
 
     def _begin_anew(self, member: int, message: AskAnew) -> None:
         """All go on from a checkpoint that is taken here, where one can be and is worth it."""
@@ -379,7 +384,7 @@ class Controller:
             first.checkpoint_bytes, self._make_queue,
         )  # fmt: skip
         self._borders.checkpointing = self._checkpointing
-        run.at_orders, run.end_here = self._checkpointing.at_orders, self._borders.end_here
+        run.at_orders, run.end_here = self._checkpointing.at_orders, self._end_here
         run.tell_all(run.laid(first.arena_bytes, 0, START))
         if self._ends_early:
             self.stop(self._ends_early)
