@@ -135,23 +135,23 @@ class RunFolder:
 
 
 def is_at_work(folder: Path, locks: Path = Path("/proc/locks")) -> bool:
-    """Whether a run is at work in a folder, as far as the system tells; nothing is locked for it.
+    """Whether a run is at work in a folder, as far as the system tells; takes no lock itself.
 
     Args:
-        locks: the kernel's table of them; where there is none, a file of that name is taken for
-            one, since a run takes it away at its end.
+        locks: the kernel's table of locks; without one a lock file counts as held, since a run
+            removes it at its end.
     """
     try:
-        number = os.stat(folder / _LOCK).st_ino
+        inode = os.stat(folder / _LOCK).st_ino
     except OSError:
         return False
     try:
-        held = [line.split() for line in locks.read_text().splitlines()]
+        rows = [line.split() for line in locks.read_text().splitlines()]
     except OSError:
         return True
-    return any(
-        word.rpartition(":")[2] == str(number) for line in held if "FLOCK" in line for word in line
-    )
+    # 1: FLOCK  ADVISORY  WRITE 4242 08:02:131 0 EOF      the process, then device and inode
+    places = [field for row in rows if "FLOCK" in row for field in row if field.count(":") == 2]
+    return any(place.rpartition(":")[2] == str(inode) for place in places)
 
 
 def refuse_trials(folder: Path) -> None:

@@ -113,7 +113,8 @@ class ForkServerClient:
         while time.monotonic() < end_s:
             self.woke_it()
             data = b""
-            if wait_for([self._end.fileno()], timeout_s=0.5):
+            is_readable = bool(wait_for([self._end.fileno()], timeout_s=0.5))
+            if is_readable:
                 with contextlib.suppress(ConnectionError):  # it left without reading
                     data = self._end.recv(1 << 16)
             if data:
@@ -125,6 +126,9 @@ class ForkServerClient:
                 if kind in message:
                     return message
                 self._early.append(message)
+            elif is_readable:  # end of file, which stays readable: the process is ending
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(max(0.0, end_s - time.monotonic()))
             if (code := self._process.poll()) is not None:
                 if code < 0 or not self._is_new:
                     raise self._gone(f" (killed by signal {-code})" if code < 0 else "")
