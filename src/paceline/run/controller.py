@@ -452,8 +452,8 @@ class Controller:
             return
         seat, other_seat = (run.roster[one[0]].seat for one in (summing, others))
         found = (
-            f"worker {seat} waits for worker {other_seat} in pace.sum() inside the loader's loop, and "
-            f"worker {other_seat} for what worker {seat} has to push"
+            f"worker {seat} waits for worker {other_seat} in pace.sum() inside the loader's loop, "
+            f"and worker {other_seat} for a push of worker {seat}"
         )
         self._refuse_sums_without_the_lost(found)
         raise ConfigError(

@@ -1,13 +1,13 @@
-"""New lives: a worker that died is begun again on its seat and joins the run under way.
+"""New lives: a worker that died is started again on its seat and joins the running run.
 
     left -> spawn -> started -> describe -> laid, with the epoch to begin with -> arrive -> Joined
 
-Until a newcomer has described itself nobody counts on it. From then on the end of the epoch that
-it begins with waits for it, since its script does with the others what follows that epoch; it
-works from the moment it arrives at its loop. This module must not know processes or tensors.
+Nothing waits for a newcomer until it has described itself. From then on the end of the epoch that
+it begins with waits for it, since its script joins the others in what follows that epoch; it works
+as soon as it arrives at its loop. This module must not know processes or tensors.
 
-Before the run has begun nothing is shared out yet, so a new life is told what the first one was,
-and is counted on at once; the main worker stays on its seat (``Beginners``).
+Before the run has begun no work is handed out yet, so a new life is told what the first one was,
+and is waited for at once; the main worker stays on its seat (``Beginners``).
 """
 
 from ..conditions.faults import FaultPlan
@@ -24,14 +24,14 @@ MOST_IN_VAIN = 3
 
 
 class Beginners:
-    """The new lives of one run that has not begun."""
+    """The new lives in a run that has not begun."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._in_vain: dict[int, int] = {}
 
     def replace(self, one: RosterEntry) -> int | None:
-        """The number of the member that begins in the place of this one; None: nobody does."""
+        """Start a member in place of this one; returns its number, None if none is started."""
         run = self._run
         if not run.settings.respawn or run.has_begun or run.ending:
             return None
@@ -47,7 +47,7 @@ class Beginners:
 
 
 class Newcomers:
-    """The new lives of one run."""
+    """The new lives in a run that has begun."""
 
     def __init__(self, run: RunState, peers: Peers) -> None:
         self._run = run
@@ -57,12 +57,12 @@ class Newcomers:
         self._settings = ""
         self._has_lookahead = 0
         self._arrived: list[int] = []
-        """Members that are at their loop and cannot enter yet."""
+        """Members that are at their loop but cannot enter it yet."""
 
     # -- a life ends, another one begins --------------------------------------------------------
 
     def replace(self, member: int) -> None:
-        """A member has left: its seat is free for another."""
+        """A member has left: its seat is free for a new one."""
         run = self._run
         one = run.roster[member]
         if not (run.settings.respawn and run.has_begun) or run.ending or one.is_done:
@@ -77,7 +77,7 @@ class Newcomers:
         self._empty_seats.append(one.seat)
 
     def tick(self) -> None:
-        """Begin new lives; not while survivors still mend what the dead had begun."""
+        """Start new lives, but not while survivors still repair what the dead had begun."""
         run = self._run
         if run.ending or not run.has_begun:
             return
@@ -97,14 +97,14 @@ class Newcomers:
         self._run.roster[member].pid = message.pid
 
     def note_settings(self, member: int, message: SettingsNow) -> None:
-        """As they are from this epoch on."""
+        """Keep the optimizer's settings as of this epoch."""
         if self._run.roster[member].has_arrived:
             self._settings = message.text
 
     # -- it joins -------------------------------------------------------------------------------
 
     def described(self, member: int, own: Description, first: Description) -> None:
-        """``Describe`` of a newcomer: it gets the store, and the epoch to begin with."""
+        """A newcomer described itself: send it the store and the epoch to begin with."""
         run = self._run
         one = run.roster[member]
         if run.ending or first.difference(own):
@@ -121,7 +121,7 @@ class Newcomers:
         run.dispatch.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
 
     def arrived(self, member: int, epoch: int) -> bool:
-        """A newcomer is at its loop; False when it waits for this epoch like all the others."""
+        """A newcomer is at its loop; returns False if it waits for this epoch like the others."""
         run = self._run
         run.roster[member].has_arrived = True
         if epoch > run.coordinator.epoch or not run.has_opened:
@@ -130,7 +130,7 @@ class Newcomers:
         return True
 
     def _enter_when_it_can(self, member: int) -> None:
-        """Not while peers run by themselves, nor while its seat holds what the last life pushed."""
+        """Wait while peers run by themselves, or while its seat holds a push of the last life."""
         run = self._run
         one = run.roster[member]
         if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
@@ -141,7 +141,7 @@ class Newcomers:
             self._enter(member)
 
     def _enter(self, member: int) -> None:
-        """It works from the newest version on."""
+        """Let it work from the newest version on."""
         run = self._run
         one = run.roster[member]
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
@@ -156,7 +156,7 @@ class Newcomers:
         self._join(member)
 
     def join_all(self) -> None:
-        """An epoch is about to open: who came between epochs is a member from now on."""
+        """An epoch is about to open: newcomers that came between epochs join now."""
         known = self._run.coordinator_members
         for one in self._run.roster.live:
             if one.number not in known:
@@ -164,7 +164,7 @@ class Newcomers:
                 self._join(one.number)
 
     def _tell_settings(self, member: int) -> None:
-        """As they are now: the others may have stepped a scheduler since it arrived."""
+        """Send the current settings: the others may have stepped a scheduler since it arrived."""
         if self._settings:
             self._run.dispatch.tell(member, Adopt(self._settings))
 
