@@ -152,14 +152,14 @@ class Pushes:
                 run.end_stream()
 
     def _refuse_a_look_of_one(self) -> None:
-        """Raise ConfigError if one member only looked at a batch of an epoch that others train in."""
+        """Raise ConfigError if one only looked at a batch of an epoch that others train in."""
         run, looked = self._run, self._looked
         busy = next((one for one in run.roster.members.values() if one.pushes), None)
         if looked is not None and busy is not None and not run.coordinator.epoch:
             raise self._look_of_one(looked)
 
     def _refuse_an_earlier_look(self, member: int) -> None:
-        """Raise ConfigError if one member only looked at a batch of a later epoch, and trains on."""
+        """Raise ConfigError if one only looked at a batch of a later epoch, and trains on."""
         run, epoch = self._run, self._looks.get(member)
         if epoch is None or epoch == run.coordinator.epoch:
             return
