@@ -96,8 +96,8 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             )
     if settings.on_worker_error == "continue":
         raise ConfigError(
-            "on_worker_error 'continue' is not supported by engine torchrun: all workers are needed "
-            f"for each update. On one machine: {instead}"
+            "on_worker_error 'continue' is not supported by engine torchrun: all workers are "
+            f"needed for each update. On one machine: {instead}"
         )
     _refuse_faults(settings)
     return replace(settings, fault=()) if rank.goes_on else settings
@@ -112,7 +112,7 @@ def is_split(settings: RunSettings) -> bool:
     name = read_split(settings.split, settings.workers)
     if settings.workers == 1 and divides(settings.split):
         raise ConfigError(
-            f"split {settings.split!r} divides a model among several workers, but there is only one: "
+            f"split {settings.split!r} divides a model among several workers, but there is one: "
             "add --workers 2"
         )
     if name is not None and settings.protocol.partition("+")[0] != "full-sync":

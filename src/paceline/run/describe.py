@@ -145,7 +145,7 @@ class Description:
         return "mean" if self.steps_together else protocol.update_rule
 
     def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
-        """What must be equal for a checkpoint to be usable -> its value, by the words of a message."""
+        """What must be equal for a checkpoint to be usable, by the words of a message."""
         is_stream = self.order == "stream"
         return {
             "task": self.task,
@@ -276,7 +276,7 @@ def check_size(first: Description, parts: int) -> None:
     few = "samples" if has_few else "samples an update"
     remedy = "fewer workers or a smaller K"
     raise ConfigError(
-        f"{min(first.num_samples, first.batch_size)} {few} cannot be divided into {parts} "
+        f"{min(first.num_samples, first.batch_size)} {few} cannot be shared by {parts} "
         "mini-batches; use " + (remedy if has_few else f"{remedy}, {_LARGER}")
     )
 
@@ -338,8 +338,8 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
         )
     if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:
         notes.append(
-            f"under {protocol} each worker's loop counts its own batches: enumerate(loader) does not "
-            "count updates, pace.version does"
+            f"under {protocol} each worker's loop counts its own batches: enumerate(loader) does "
+            "not count updates, pace.version does"
         )
     if protocol.idle_rule:
         notes.append(protocol.idle_note())
