@@ -248,8 +248,8 @@ def cut(tmp_path: Path) -> Run:
 def test_what_differs_is_said(cut: Run) -> None:
     listener = Listener()
     go(ADAM, cut.folder.parent, listener, resume=str(cut.folder), workers=3, protocol="async")
-    assert "not as it was: workers: 2, now 3" in listener.said
-    assert "not as it was: protocol: k-sync:2, now async" in listener.said
+    assert "changed: workers: 2, now 3" in listener.said
+    assert "changed: protocol: k-sync:2, now async" in listener.said
     assert f"going on with {cut.folder} at version 7" in listener.said
 
 
@@ -288,7 +288,7 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path:
     settings = {"workers": 2, "engine": "inline"}
     listener = Listener()
     first = go(ADAM, tmp_path, listener, **place, **settings, updates=7)
-    assert "there is no run to go on with yet: a new one begins" in listener.said
+    assert "there is no run to resume yet: a new one begins" in listener.said
     assert first.summary.updates == 7
     run = go(ADAM, tmp_path, **place, updates=10**6)
     assert_one_whole_run(run)
