@@ -256,8 +256,8 @@ def test_what_differs_is_said(cut: Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"seed": 3}, "cannot go on with seed = 3: it has 0"),
-        ({"batch_size": 20}, "cannot go on with batch_size = 20: it has None"),
+        ({"seed": 3}, "cannot be resumed with seed = 3: it has 0"),
+        ({"batch_size": 20}, "cannot be resumed with batch_size = 20: it has None"),
         ({"protocol": "local-sgd:2"}, "another kind of update: it has optimizer, this run mean"),
     ],
 )
@@ -295,14 +295,14 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path:
 
 
 def test_no_such_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no run 'nowhere' to go on with"):
+    with pytest.raises(ConfigError, match="there is no run 'nowhere' to resume"):
         go(ADAM, tmp_path, resume="nowhere")
 
 
 def test_never_writes_nothing(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, engine="inline", checkpoint_every="never")
     assert not (run.folder / "checkpoints").exists()
-    with pytest.raises(ConfigError, match="has no checkpoint to go on from"):
+    with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
         go(ADAM, tmp_path, resume=str(run.folder))
 
 
@@ -320,7 +320,7 @@ def test_a_damaged_newest_is_said_in_one_line(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, listener, resume=str(cut_run.folder), epochs=EPOCHS)
     (line,) = [one for one in listener.said if "checkpoint is damaged" in one]
     assert line.endswith(
-        f"its sha256 is another; checkpoint {newest - 1}, the one before, is used instead"
+        f"its sha256 does not match; checkpoint {newest - 1}, the one before, is used instead"
     )
     assert is_same(run, whole)
     assert_one_whole_run(run)

@@ -246,7 +246,7 @@ def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(
     with halfway(folder, act):
         code, errors = launched(say, "--run-dir", "run")
     assert code == 1
-    found = re.search(r"it lies in (\S+); what goes on from it: --resume", errors)
+    found = re.search(r"it is in (\S+) instead; to continue from it: --resume", errors)
     assert found is not None, errors
     assert (folder / "run").read_text() == "mine\n"
     assert version_of(Path(found[1])) == 6 * UPDATES
@@ -267,7 +267,7 @@ def test_where_the_working_folder_is_gone_the_end_lies_elsewhere(folder: Path) -
         process.terminate()
         _, errors = process.communicate(timeout=30)
     assert "Traceback" not in errors
-    assert re.search(r"it lies in (\S+); what goes on from it: --resume", errors), errors
+    assert re.search(r"it is in (\S+) instead; to continue from it: --resume", errors), errors
 
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(folder: Path) -> None:
