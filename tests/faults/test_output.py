@@ -107,7 +107,7 @@ def test_who_read_the_output_is_gone_and_training_goes_on(folder: Path) -> None:
     assert "standard output cannot be written (Broken pipe): the run goes on" in errors
     assert version_of(folder / "run") == 6 * UPDATES
     notes = (folder / "run" / "trace.jsonl").read_text()
-    assert "what the run says cannot be printed (Broken pipe): the run goes on" in notes
+    assert "the run's output cannot be printed (Broken pipe): the run goes on" in notes
 
 
 @pytest.mark.parametrize("closed", ["out", "errors", "both", "input"])
