@@ -154,7 +154,7 @@ def test_where_nobody_has_measured_that_is_said() -> None:
         ({}, "4 processes are not measured"),
         ({"4": {"cores": num_cores() + 1, "day": "", "cost": {}}}, "it was measured on"),
         ({"4": {"cores": num_cores(), "day": "", "cost": {}}}, "no valid times"),
-        ({"4": {"cores": num_cores(), "day": "", "cost": cost(3).write()}}, "no times that"),
+        ({"4": {"cores": num_cores(), "day": "", "cost": cost(3).write()}}, "no valid times"),
         ({"4": 3}, "no valid times"),
         ([1], "no valid times"),
         ("4", "no valid times"),
