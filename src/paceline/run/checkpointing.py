@@ -147,7 +147,7 @@ class Checkpointing:
             return
         if makes_border(orders):
             self._capture(self._draft)
-            # These orders hold the job. Peers, if they come next, would pin another version over it.
+            # These orders hold the job; peers, if they come next, would pin another version.
             self._run.dispatch.store.ask_copy(0)
 
     def at_round(self, number: int) -> None:
