@@ -131,7 +131,7 @@ def test_what_a_schedule_costs_beside_a_backward_pass_counts() -> None:
     assert chosen(several, native=1e-3, ring=1.0, tree=2e-3)[0] == "tree"
     name, why = chosen(several)
     assert name == "native"
-    assert "beside a backward pass is not measured here: paceline bench collectives" in why
+    assert "beside a backward pass are not measured here: paceline bench collectives" in why
     assert chosen(1000)[0] != "native"  # one bucket, which is waited for at once
 
 
