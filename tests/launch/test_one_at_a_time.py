@@ -262,7 +262,8 @@ def test_a_file_system_without_locks_is_said(
     monkeypatch.setattr(fcntl, "flock", refuse)
     said: list[str] = []
     claim(RunSettings(run_dir=str(tmp_path / "out")), "x", said.append).close()
-    assert said == [f"{tmp_path / 'out'} cannot be locked against other runs: Function not implemented"]
+    why = "cannot be locked against other runs: Function not implemented"
+    assert said == [f"{tmp_path / 'out'} {why}"]
 
 
 def test_the_folder_of_a_run_is_a_folder(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class Engine(abc.ABC):
 
         Args:
             program: what every member runs, also one that is started later; pickled, and never in
-                a named file: any process that could write there could choose what runs.
+                a named file, where any process that can write could choose what runs.
         """
 
     @abc.abstractmethod

@@ -26,9 +26,9 @@ _ERRORS: dict[Whose, type[WorkerError] | type[ConfigError]] = {
 """The error to raise by whose fault a failure is; after ``AllGone`` no worker can go on."""
 
 
-def _rank(one: RosterEntry) -> tuple[bool, int]:
+def _rank(entry: RosterEntry) -> tuple[bool, int]:
     """Sort key: the member with the lowest becomes the main one."""
-    return not one.has_joined, one.seat
+    return not entry.has_joined, entry.seat
 
 
 class Output(Protocol):
@@ -192,72 +192,72 @@ class Departures:
             self._borders.open_if_all_arrived()
             self._borders.end_if_all_rested()
 
-    def _left_early(self, one: RosterEntry) -> None:
+    def _left_early(self, entry: RosterEntry) -> None:
         """A member is gone before the run has begun: another replaces it, or the run ends."""
         if self.goes_on and any(not other.is_done for other in self._run.roster.live):
-            self._run.observer.note(f"worker {one.seat} is gone ({one.end}); the others go on")
+            self._run.observer.note(f"worker {entry.seat} is gone ({entry.end}); the others go on")
             self.find_main()
             return
-        number = self._begin_again(one)
+        number = self._begin_again(entry)
         if number is None:
-            general = WorkerError(f"worker {one.seat} ended: {one.end}; see its log")
-            raise self._words.get(one.number, general)
-        if self.is_main(one.number):
+            general = WorkerError(f"worker {entry.seat} ended: {entry.end}; see its log")
+            raise self._words.get(entry.number, general)
+        if self.is_main(entry.number):
             self._main = number
 
-    def _lost(self, one: RosterEntry) -> WorkerError | ConfigError:
+    def _lost(self, entry: RosterEntry) -> WorkerError | ConfigError:
         """Returns the error of a run in which no worker is left."""
-        words = self._words.get(one.number)
+        words = self._words.get(entry.number)
         if words is not None and not self._run.settings.respawn:
             return words
-        text = str(words or f"worker {one.seat} ended: {one.end}; see its log")
+        text = str(words or f"worker {entry.seat} ended: {entry.end}; see its log")
         return AllGone(text) if self._run.settings.respawn else WorkerError(text)
 
-    def _refuse_to_lose(self, one: RosterEntry) -> None:
+    def _refuse_to_lose(self, entry: RosterEntry) -> None:
         """Raise AllGone if the others cannot take over its work."""
         if self._run.is_sticky:
-            self._note_end(one.number)
+            self._note_end(entry.number)
             raise AllGone(
-                f"worker {one.seat} ended: {one.end}; prepare(sticky=True) gives its part of every "
-                "batch to no other worker, since the state its script carried from batch to batch "
+                f"worker {entry.seat} ended: {entry.end}; prepare(sticky=True) gives its part of "
+                "every batch to no other worker, since the state its script carried from batch to batch "
                 "is lost: --respawn continues from the newest checkpoint, with a fresh state in "
                 "all workers"
             )
         if self._run.steps_apart or self._run.steps_together:
-            raise self._lost_in_step(one)
+            raise self._lost_in_step(entry)
 
-    def _lost_in_step(self, one: RosterEntry) -> AllGone:
+    def _lost_in_step(self, entry: RosterEntry) -> AllGone:
         """Returns the error: others would push another optimizer's steps into the same update."""
-        self._note_end(one.number)
+        self._note_end(entry.number)
         if self._run.steps_together:
             return AllGone(
-                f"worker {one.seat} ended: {one.end}; a step that may call the model several times "
-                "(LBFGS, closures=True) is made by all workers together, so the others cannot go "
+                f"worker {entry.seat} ended: {entry.end}; a step that may call the model several "
+                "times (LBFGS, closures=True) is made by all workers together, so the others cannot go "
                 "on: --respawn continues from the newest checkpoint"
             )
         return AllGone(
-            f"worker {one.seat} ended: {one.end}; under {self._run.protocol} each step of one of "
-            "several optimizers is an update of all workers, and the others cannot take over the "
+            f"worker {entry.seat} ended: {entry.end}; under {self._run.protocol} each step of one "
+            "of several optimizers is an update of all workers, and the others cannot take over the "
             "rest of its steps on a mini-batch: --respawn continues from the newest checkpoint; "
             "--protocol k-sync:K, one update per block, goes on without it"
         )
 
-    def _refuse_to_go_on_without(self, one: RosterEntry) -> None:
+    def _refuse_to_go_on_without(self, entry: RosterEntry) -> None:
         """Raise AllGone if the run cannot go on without it, or nobody can finish its update."""
         run = self._run
-        if not (one.is_done or run.engine.traits.has_store):
-            self._note_end(one.number)
+        if not (entry.is_done or run.engine.traits.has_store):
+            self._note_end(entry.number)
             raise AllGone(
-                f"worker {one.seat} ended: {one.end}, and engine {run.engine.traits.name} cannot "
-                "go on without it: torchrun --max-restarts 3 restarts all workers from the newest "
+                f"worker {entry.seat} ended: {entry.end}, and engine {run.engine.traits.name} "
+                "cannot go on without it: torchrun --max-restarts 3 restarts all workers from the newest "
                 "checkpoint"
             )
         heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]
-        if run.live and not heirs and run.dispatch.holds_next_job(one.number):
-            self._note_end(one.number)
+        if run.live and not heirs and run.dispatch.holds_next_job(entry.number):
+            self._note_end(entry.number)
             raise AllGone(
-                f"worker {one.seat} ended: {one.end}, in the middle of an update, and no worker "
-                "that came back had joined yet to finish it; see its log, and --resume"
+                f"worker {entry.seat} ended: {entry.end}, in the middle of an update, and no "
+                "worker that came back had joined yet to finish it; see its log, and --resume"
             )
 
     def _note_end(self, member: int) -> None:

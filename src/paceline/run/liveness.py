@@ -141,67 +141,67 @@ class Liveness:
             self._arrived = min(arrived, default=0), max(arrived, default=0)
         self._is_job_held = any(map(run.dispatch.holds_next_job, run.live))
 
-    def _look(self, one: RosterEntry, now_s: float) -> bool:
+    def _look(self, entry: RosterEntry, now_s: float) -> bool:
         """Whether this member is awaited; updates its verdict."""
         run = self._run
-        signs = self._signs[one.number]
-        watched = self._watched.get(one.number)
+        signs = self._signs[entry.number]
+        watched = self._watched.get(entry.number)
         if watched is None:
-            watched = self._watched[one.number] = Watched(signs, Silence(now_s))
+            watched = self._watched[entry.number] = Watched(signs, Silence(now_s))
         silence = watched.silence
         is_moving = signs[:2] != watched.signs[:2]
         watched.signs = signs
         if is_moving and silence.was_named and not watched.is_given_up:
             silent_s = now_s - silence.since_s
-            run.observer.note(f"worker {one.seat} goes on after {silent_s:.3g} s")
-        is_awaited = self._is_awaited(one, watched)
+            run.observer.note(f"worker {entry.seat} goes on after {silent_s:.3g} s")
+        is_awaited = self._is_awaited(entry, watched)
         if is_moving or not is_awaited:
             silence.broken(now_s)
             watched.is_told, watched.verdict = False, Verdict()
             return is_awaited
-        limits = self._limits(one, watched)
-        is_held = one.number in self._stopped
+        limits = self._limits(entry, watched)
+        is_held = entry.number in self._stopped
         if is_held or silence.wants_look(now_s, limits):
-            vitals = run.processes.vitals(one.number)
+            vitals = run.processes.vitals(entry.number)
             watched.verdict = silence.look(now_s, vitals, limits, is_held=is_held)
         else:
             watched.verdict = silence.verdict()
         return True
 
-    def _limits(self, one: RosterEntry, watched: Watched) -> Limits:
+    def _limits(self, entry: RosterEntry, watched: Watched) -> Limits:
         return self._run.patience.limits(
-            has_stepped=one.pushes > 0, may_sleep=watched.signs.is_first
+            has_stepped=entry.pushes > 0, may_sleep=watched.signs.is_first
         )
 
-    def _is_awaited(self, one: RosterEntry, watched: Watched) -> bool:
+    def _is_awaited(self, entry: RosterEntry, watched: Watched) -> bool:
         """Whether this member has something to do."""
         run = self._run
-        if one.is_done or one.is_starting:
-            return one.is_starting
+        if entry.is_done or entry.is_starting:
+            return entry.is_starting
         if run.has_begun and self._peers.by_peers:
             fewest, most = self._arrived
             is_behind = watched.signs.arrived < most
-            return is_behind or one.number in self._stopped or fewest == most
+            return is_behind or entry.number in self._stopped or fewest == most
         if run.has_begun and run.is_open:
-            is_at_work = one.number in run.coordinator_members and run.coordinator.is_at_work(
-                one.number
+            is_at_work = entry.number in run.coordinator_members and run.coordinator.is_at_work(
+                entry.number
             )
-            return is_at_work or run.dispatch.holds_next_job(one.number) or not one.has_arrived
-        if self._is_resting(one.number):
+            return is_at_work or run.dispatch.holds_next_job(entry.number) or not entry.has_arrived
+        if self._is_resting(entry.number):
             return False
         # A member without the next job waits for the version that comes of it.
-        return run.dispatch.holds_next_job(one.number) or not self._is_job_held
+        return run.dispatch.holds_next_job(entry.number) or not self._is_job_held
 
-    def _excuse(self, one: RosterEntry, awaited: Sequence[RosterEntry], now_s: float) -> None:
+    def _excuse(self, entry: RosterEntry, awaited: Sequence[RosterEntry], now_s: float) -> None:
         """Excuse a member that sleeps outside the loop: it may wait for another, as for a file."""
-        watched = self._watched[one.number]
+        watched = self._watched[entry.number]
         watched.busy = None
         if self._run.is_open or watched.silence.doing not in (Doing.SLEEPS, Doing.UNKNOWN):
             return
         for other in awaited:
             silence = self._watched[other.number].silence
             is_busy = silence.doing in (Doing.COMPUTES, Doing.TRACED)
-            if other is not one and (is_busy or now_s - silence.since_s < _RECENT_S):
+            if other is not entry and (is_busy or now_s - silence.since_s < _RECENT_S):
                 watched.busy = other
                 watched.silence.excused(now_s)
                 watched.verdict = Verdict(is_due=watched.verdict.is_due)
@@ -210,34 +210,35 @@ class Liveness:
     # -- what is done ---------------------------------------------------------------------------
 
     def _judge(
-        self, one: RosterEntry, awaited: Sequence[RosterEntry], *, has_others: bool, now_s: float
+        self, entry: RosterEntry, awaited: Sequence[RosterEntry], *, has_others: bool, now_s: float
     ) -> None:
-        watched = self._watched[one.number]
+        watched = self._watched[entry.number]
         if watched.is_given_up:
             return
         run = self._run
         case = Case(
-            run=run, one=one, doing=watched.silence.doing, silent_s=now_s - watched.silence.since_s,
+            run=run, one=entry, doing=watched.silence.doing,
+            silent_s=now_s - watched.silence.since_s,
             waiting=[other for other in run.roster.live if other not in awaited],
             is_first=watched.signs.is_first, busy=watched.busy,
         )  # fmt: skip
         was_told = watched.is_told
-        case.decision = self._decide(one, case, has_others=has_others)
+        case.decision = self._decide(entry, case, has_others=has_others)
         is_new = watched.is_told and not was_told
         if watched.verdict.is_due or is_new or watched.is_given_up:
             run.notes.say(explain(case))
         if watched.is_given_up:
-            run.processes.end(one.number)
+            run.processes.end(entry.number)
 
-    def _decide(self, one: RosterEntry, case: Case, *, has_others: bool) -> str:
+    def _decide(self, entry: RosterEntry, case: Case, *, has_others: bool) -> str:
         """Decide what becomes of a silent member; returns it in words."""
-        watched = self._watched[one.number]
+        watched = self._watched[entry.number]
         if not watched.verdict.is_stalled:
             return case.left_alone()
         was_told, watched.is_told = watched.is_told, True
         if not has_others and not self._can_end_the_last():
             return "nobody is left to go on without it"
-        if not self._must_go(one, watched, was_told):
+        if not self._must_go(entry, watched, was_told):
             return "nobody waits for it: it is left alone"
         watched.is_given_up = True
         return case.given_up()
@@ -249,18 +250,18 @@ class Liveness:
             return run.settings.respawn
         return run.patience.given_s is not None and run.is_at_end
 
-    def _must_go(self, one: RosterEntry, watched: Watched, was_told: bool) -> bool:
+    def _must_go(self, entry: RosterEntry, watched: Watched, was_told: bool) -> bool:
         """Whether the run cannot continue while this stalled member is alive."""
         run = self._run
-        if one.is_starting:
+        if entry.is_starting:
             return True
         if not run.has_begun or self._peers.by_peers or not run.is_open or run.is_sticky:
             return True
         coordinator = run.coordinator
-        if not one.has_arrived or one.number not in run.coordinator_members:
+        if not entry.has_arrived or entry.number not in run.coordinator_members:
             return True
-        is_handed_on = not was_told and run.stalled(one.number)
-        others = [other for other in run.coordinator_members if other != one.number]
+        is_handed_on = not was_told and run.stalled(entry.number)
+        others = [other for other in run.coordinator_members if other != entry.number]
         all_wait = not any(coordinator.is_at_work(other) for other in others)
-        is_awaited = is_handed_on or run.dispatch.holds_next_job(one.number)
+        is_awaited = is_handed_on or run.dispatch.holds_next_job(entry.number)
         return is_awaited or all_wait or run.settings.respawn

@@ -214,10 +214,10 @@ class Peers:
     def _hear_the_dead(self) -> None:
         """Handle deaths from the time between peers, which had no consequences until now."""
         run = self._run
-        for one in run.roster.members.values():
-            if one.is_alive:
+        for entry in run.roster.members.values():
+            if entry.is_alive:
                 continue
-            if one.number in run.coordinator.live_members:
-                run.hear_left(one.number)
+            if entry.number in run.coordinator.live_members:
+                run.hear_left(entry.number)
             elif run.ending and run.live:  # the last update was of its push, and waits for it
-                run.hand_on(one.number)
+                run.hand_on(entry.number)

@@ -30,19 +30,19 @@ class Beginners:
         self._run = run
         self._in_vain: dict[int, int] = {}
 
-    def replace(self, one: RosterEntry) -> int | None:
+    def replace(self, entry: RosterEntry) -> int | None:
         """Start a member in place of this one; returns its number, None if none is started."""
         run = self._run
         if not run.settings.respawn or run.has_begun or run.ending:
             return None
-        in_vain = self._in_vain[one.seat] = self._in_vain.get(one.seat, 0) + 1
+        in_vain = self._in_vain[entry.seat] = self._in_vain.get(entry.seat, 0) + 1
         if in_vain >= MOST_IN_VAIN:
-            run.notes.say(f"worker {one.seat} ended {in_vain} times before prepare()")
+            run.notes.say(f"worker {entry.seat} ended {in_vain} times before prepare()")
             return None
         number = max(run.roster.members) + 1
-        run.notes.say(f"worker {one.seat} is gone ({one.end}); it begins again")
-        run.roster.join(number, one.seat, 0)
-        run.processes.spawn(number, one.seat, {})
+        run.notes.say(f"worker {entry.seat} is gone ({entry.end}); it begins again")
+        run.roster.join(number, entry.seat, 0)
+        run.processes.spawn(number, entry.seat, {})
         return number
 
 
@@ -64,17 +64,17 @@ class Newcomers:
     def replace(self, member: int) -> None:
         """A member has left: its seat is free for a new one."""
         run = self._run
-        one = run.roster[member]
-        if not (run.settings.respawn and run.has_begun) or run.ending or one.is_done:
+        entry = run.roster[member]
+        if not (run.settings.respawn and run.has_begun) or run.ending or entry.is_done:
             return
-        in_vain = 0 if one.pushes else self._in_vain.get(one.seat, 0) + 1
-        self._in_vain[one.seat] = in_vain
+        in_vain = 0 if entry.pushes else self._in_vain.get(entry.seat, 0) + 1
+        self._in_vain[entry.seat] = in_vain
         if in_vain >= MOST_IN_VAIN:
             run.observer.note(
-                f"worker {one.seat} ended {in_vain} times without a push: it is not begun again"
+                f"worker {entry.seat} ended {in_vain} times without a push: it is not begun again"
             )
             return
-        self._empty_seats.append(one.seat)
+        self._empty_seats.append(entry.seat)
 
     def tick(self) -> None:
         """Start new lives, but not while survivors still repair what the dead had begun."""
@@ -106,19 +106,19 @@ class Newcomers:
     def described(self, member: int, own: Description, first: Description) -> None:
         """A newcomer described itself: send it the store and the epoch to begin with."""
         run = self._run
-        one = run.roster[member]
+        entry = run.roster[member]
         if run.ending or first.difference(own):
             if not run.ending:
                 run.observer.note(
-                    f"worker {one.seat} came back with another model or other data than the run "
+                    f"worker {entry.seat} came back with another model or other data than the run "
                     "began with; it is sent away"
                 )
             run.dispatch.tell(member, Stop(run.coordinator.version))
             return
         self._has_lookahead = own.lookahead
-        one.is_starting = False
-        one.first_epoch, place = run.begins_with()
-        run.dispatch.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
+        entry.is_starting = False
+        entry.first_epoch, place = run.begins_with()
+        run.dispatch.tell(member, run.laid(first.arena_bytes, entry.first_epoch, place))
 
     def arrived(self, member: int, epoch: int) -> bool:
         """A newcomer is at its loop; returns False if it waits for this epoch like the others."""
@@ -132,10 +132,10 @@ class Newcomers:
     def _enter_when_it_can(self, member: int) -> None:
         """Wait while peers run by themselves, or while its seat holds a push of the last life."""
         run = self._run
-        one = run.roster[member]
-        if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
+        entry = run.roster[member]
+        if not entry.is_alive or not run.is_open or entry.first_epoch != run.coordinator.epoch:
             return  # that epoch has ended meanwhile, and it was told
-        if self._peers.by_peers or run.dispatch.needs(one.seat):
+        if self._peers.by_peers or run.dispatch.needs(entry.seat):
             self._arrived.append(member)
         else:
             self._enter(member)
@@ -143,8 +143,8 @@ class Newcomers:
     def _enter(self, member: int) -> None:
         """Let it work from the newest version on."""
         run = self._run
-        one = run.roster[member]
-        run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
+        entry = run.roster[member]
+        run.observer.note(f"worker {entry.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
         self._tell_settings(member)
         assert run.opened is not None
@@ -170,9 +170,9 @@ class Newcomers:
 
     def _join(self, member: int) -> None:
         run = self._run
-        one = run.roster[member]
-        run.trace.joined(run.now_s(), member, one.seat, one.pid)
-        one.has_joined = True
+        entry = run.roster[member]
+        run.trace.joined(run.now_s(), member, entry.seat, entry.pid)
+        entry.has_joined = True
         fact = Joined(member, run.now_s())
         run.carry_out(run.coordinator.hear(fact), fact, None)
         run.streams.joined(member)
