@@ -219,9 +219,9 @@ class Departures:
             self._note_end(entry.number)
             raise AllGone(
                 f"worker {entry.seat} ended: {entry.end}; prepare(sticky=True) gives its part of "
-                "every batch to no other worker, since the state its script carried from batch to batch "
-                "is lost: --respawn continues from the newest checkpoint, with a fresh state in "
-                "all workers"
+                "every batch to no other worker, since the state its script carried from batch to "
+                "batch is lost: --respawn continues from the newest checkpoint, with a fresh state "
+                "in all workers"
             )
         if self._run.steps_apart or self._run.steps_together:
             raise self._lost_in_step(entry)
@@ -232,14 +232,14 @@ class Departures:
         if self._run.steps_together:
             return AllGone(
                 f"worker {entry.seat} ended: {entry.end}; a step that may call the model several "
-                "times (LBFGS, closures=True) is made by all workers together, so the others cannot go "
-                "on: --respawn continues from the newest checkpoint"
+                "times (LBFGS, closures=True) is made by all workers together, so the others "
+                "cannot go on: --respawn continues from the newest checkpoint"
             )
         return AllGone(
             f"worker {entry.seat} ended: {entry.end}; under {self._run.protocol} each step of one "
-            "of several optimizers is an update of all workers, and the others cannot take over the "
-            "rest of its steps on a mini-batch: --respawn continues from the newest checkpoint; "
-            "--protocol k-sync:K, one update per block, goes on without it"
+            "of several optimizers is an update of all workers, and the others cannot take over "
+            "the rest of its steps on a mini-batch: --respawn continues from the newest "
+            "checkpoint; --protocol k-sync:K, one update per block, goes on without it"
         )
 
     def _refuse_to_go_on_without(self, entry: RosterEntry) -> None:
@@ -249,8 +249,8 @@ class Departures:
             self._note_end(entry.number)
             raise AllGone(
                 f"worker {entry.seat} ended: {entry.end}, and engine {run.engine.traits.name} "
-                "cannot go on without it: torchrun --max-restarts 3 restarts all workers from the newest "
-                "checkpoint"
+                "cannot go on without it: torchrun --max-restarts 3 restarts all workers from the "
+                "newest checkpoint"
             )
         heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]
         if run.live and not heirs and run.dispatch.holds_next_job(entry.number):
