@@ -370,7 +370,7 @@ def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, 
     ("collective", "words"),
     [
         ("native", r"averaged by torch\.distributed, in an order of its"),
-        ("ring", "summed along ring, and a replay adds them up as shared memory does"),
+        ("ring", "summed along ring, and a replay sums them as shared memory does"),
     ],
 )
 def test_an_average_by_a_collective_is_refused_on_a_cpu_too(

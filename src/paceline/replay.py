@@ -1,14 +1,14 @@
-"""A run recomputed from its folder, bit for bit: its task, its trace, the model it left.
+"""A run recomputed from its folder, bit for bit: its task, its trace, and its saved model.
 
     trace header -> task, protocol and its staleness rule, ledger, work
-    records      -> simulation/replay.py: decisions and gradients made again, the first difference
-    at the end   -> the parameters beside those of the run's model.safetensors
+    records      -> simulation/replay.py: decisions and gradients recomputed, first difference
+    at the end   -> the parameters compared with the run's model.safetensors
 
 Equal to the last bit on the machine of the run, with its number of threads; other processors and
 other versions of torch add floats in other orders. Nothing in the folder is executed: the task is
-found by its name. A replay computes plainly, in one process, as many threads at a time as a worker
-had; what was computed otherwise, or the trace cannot tell, is refused by name before anything is
-computed. This module must not know terminals.
+found by its name. A replay computes without options, in one process, with as many threads as a
+worker had; a run that computed differently, or that the trace does not describe, is refused by name
+before anything is computed. This module must not know terminals.
 """
 
 import math
@@ -42,14 +42,14 @@ _ARE_KEPT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What came of it.
+    """The result of a replay.
 
     Attributes:
-        version: the updates that were made again.
-        difference: the first one, in words; empty where all is equal.
-        is_model_equal: every bit of the parameters is that of the run's model; None where the
-            replay or the trace ended before the run did, or the run left no model.
-        metrics: means over the test data at ``version``; empty where there is none.
+        version: the number of updates recomputed.
+        difference: the first difference, in words; empty if all is equal.
+        is_model_equal: whether every bit of the parameters equals the run's model; None if the
+            replay or the trace ended before the run did, or the run saved no model.
+        metrics: means over the test data at ``version``; empty if there is no test data.
     """
 
     version: int
@@ -84,14 +84,14 @@ def replay(
     save: Path | None = None,
     on_progress: Callable[[int], None] = lambda version: None,
 ) -> Replayed:
-    """Make a run again from its trace.
+    """Recompute a run from its trace.
 
     Args:
-        until: stop when so many updates are made, and look.
-        save: where to put the model as it is then (safetensors).
+        until: stop after so many updates, and compare.
+        save: where to save the model at that point (safetensors).
 
     Raises:
-        ConfigError: the folder holds no run that can be made again; it says why.
+        ConfigError: the folder holds no run that can be replayed; it says why.
     """
     if until is not None and until < 0:
         raise ConfigError(f"--until is a version, >= 0, got {until}")
@@ -121,7 +121,7 @@ def replay(
 
 
 def _first_difference(threads: int, run: Callable[[], object]) -> str:
-    """Make a run again with so many threads; empty where it comes out equal."""
+    """Replay with so many threads; returns the first difference, empty if there is none."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -166,7 +166,7 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
 
 
 def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
-    """Raise ConfigError where the data or the model are not those of the run."""
+    """Raise ConfigError if the data or the model are not those of the run."""
     expected: dict[str, tuple[Scalar, Scalar]] = {
         "samples": (header.number("num_samples"), work.num_samples),
         "parameters": (header.number("num_parameters"), work.replica.layout.num_parameters),
@@ -175,7 +175,7 @@ def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
     for what, (was, now) in expected.items():
         if was != now:
             raise ConfigError(
-                f"{run_dir} cannot be made again: {what} {was} then, {now} now; use the same data "
+                f"{run_dir} cannot be replayed: {what} {was} then, {now} now; use the same data "
                 "and the same code"
             )
 
@@ -190,7 +190,7 @@ def _ended_at(run_dir: Path) -> int | None:
 
 
 def _is_equal(work: PeersWork, path: Path) -> bool | None:
-    """Whether the model is the saved one in every bit; None where none was saved."""
+    """Whether the model equals the saved one in every bit; None if none was saved."""
     if not path.exists():
         return None
     saved, now = load_tensors(path), tensors_of(work.model)
@@ -200,7 +200,7 @@ def _is_equal(work: PeersWork, path: Path) -> bool | None:
 
 
 def _are_same_bits(one: Tensor, other: Tensor) -> bool:
-    """NaN, too: where a run has one, its replay has the same."""
+    """Whether all bits are equal, also of NaN: a replay has the same ones as its run."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (one, other))
@@ -208,10 +208,10 @@ def _are_same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int | None) -> None:
-    """Raise ConfigError where the run cannot be made again up to version ``until``.
+    """Raise ConfigError if the run cannot be replayed up to version ``until``.
 
     Args:
-        until: None: to its end. What came after it does not matter.
+        until: None: to its end. Later records do not matter.
     """
     if reason := _reason(header):
         raise ConfigError(f"{run_dir} cannot be replayed: {reason}")
@@ -226,43 +226,43 @@ def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int
 
 
 def _reason(header: Header) -> str:
-    """Why what this header describes cannot be made again; empty where it can."""
+    """Why a run with this header cannot be replayed; empty if it can."""
     program, device = header.text("program"), header.text("device")
     kind, _, name = program.partition(" ")
     if "program" not in header.fields:
         if header.text("engine", "") == "simulated":
             return "it simulated only time, without a task: no update was computed"
-        return "its trace does not name what ran; it is of an older version of Paceline"
+        return "its trace does not name what ran; it is from an older version of Paceline"
     if kind == "script":
-        return f"it ran the script {name}, whose loop the trace does not hold; run it again"
+        return f"it ran the script {name}, whose loop is not in the trace; run it again"
     if not name:
-        return "its task was handed over from Python and has no name to find it by"
+        return "its task was passed from Python and has no name to find it by"
     if header.text("split", ""):
         return "its model was split, and a replay computes all of it in one go"
     if header.text("path") == "collective":
         return _summed_otherwise(header.text("collective", "native"))
     if not device.startswith("cpu"):
-        return f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
+        return f"it ran on {device}, and only results of a CPU are equal bit for bit"
     if (number := header.number("accumulate", 1)) > 1:
         return f"it accumulated {number} batches a push, and a replay computes each push in one go"
     if warmup := header.text("warmup"):
         return f"its learning rate grew (--warmup {warmup}), and a replay computes at one rate"
     if rounding := header.texts("rounding"):
-        return f"it ran with {' and '.join(rounding)}, which rounds otherwise than plain code does"
+        return f"it ran with {' and '.join(rounding)}, which rounds differently from plain code"
     return ""
 
 
 def _summed_otherwise(collective: str) -> str:
     if collective == "native":
-        return "its gradients were averaged by torch.distributed, in an order of its own"
+        return "its gradients were averaged by torch.distributed, in its own order"
     return (
-        f"its gradients were summed along {collective}, and a replay adds them up as shared memory "
+        f"its gradients were summed along {collective}, and a replay sums them as shared memory "
         "does, in another order"
     )
 
 
 def _resumed_reason(header: Header, resumed: Resumed) -> str:
-    """Why what followed a resume cannot be made again; empty where it can."""
+    """Why the part after a resume cannot be replayed; empty if it can."""
     changes = {"workers": resumed.workers, **resumed.changes}
     now = Header(fields={**header.fields, **changes})
     if reason := _reason(now):

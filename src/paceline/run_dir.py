@@ -1,11 +1,11 @@
-"""The folder of one run: ``runs/NAME``, and ``runs/latest`` that points to it.
+"""The folder of one run: ``runs/NAME``, and the link ``runs/latest`` to it.
 
-    make_folder: made, or found without a run        RunFolder(OpenFolder.open(path)): a run goes on
+    make_folder: made, or found without a run        RunFolder(OpenFolder.open(path)): to be resumed
                         \\_____________ hold ____________/
                           lock: one run at a time, until it is closed or its process has ended
 
-A run that is refused before its first step leaves no trace of itself: ``discard`` takes away what
-was made for it and nothing else. This module must not know what a run writes into its folder.
+A run that is refused before its first step leaves nothing behind: ``discard`` removes what was made
+for it and nothing else. This module must not know what a run writes into its folder.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from .system.files import OpenFolder
 
 RUNS = Path("runs")
 TRIALS = "trials.json"
-"""In the folder of a script that has made trials, beside theirs."""
+"""In the folder of a script that has run trials, beside their folders."""
 _LOCK, _TRACE = "lock", "trace.jsonl"
 
 
@@ -32,11 +32,11 @@ class RunFolder:
     """The folder of one run, open.
 
     Args:
-        made: the folders that were made for it, the innermost first.
+        made: the folders that were made for it, innermost first.
 
     Attributes:
-        goes_on: whether a run is in it that goes on.
-        unlinked: why ``runs/latest`` does not point here, where it was to; empty: all is well.
+        goes_on: whether it holds a run that is resumed.
+        unlinked: why ``runs/latest`` does not point here although it should; empty: it does.
     """
 
     def __init__(self, place: OpenFolder, made: Iterable[Path] = ()) -> None:
@@ -50,20 +50,19 @@ class RunFolder:
         self._before: str | None = None
 
     def hold(self) -> str | None:
-        """Keep all other runs out until ``close``, or until this process has ended.
+        """Lock the folder until ``close``, or until this process ends.
 
-        What a worker that was killed had half written is taken away.
+        Partial files of a worker that was killed are removed.
 
-        A file is locked, not the folder, since network file systems tell other machines of files
-        only; and no process that is begun meanwhile inherits it.
+        A file is locked, not the folder, since network file systems share only the locks of files;
+        and no process that is started meanwhile inherits the lock.
 
         Returns:
-            Why others cannot be kept out, where the file system knows no locks; None where they
-            are.
+            Why the folder cannot be locked, if the file system has no locks; None: it is locked.
 
         Raises:
-            ConfigError: another run holds it.
-            FileNotFoundError: it was taken away by the run that had made it.
+            ConfigError: another run has locked it.
+            FileNotFoundError: the run that had made it removed it.
         """
         import fcntl
 
@@ -79,11 +78,11 @@ class RunFolder:
             if isinstance(error, FileNotFoundError):
                 raise
             if not isinstance(error, BlockingIOError):
-                return f"{self.path} cannot be kept from other runs: {error.strerror}"
+                return f"{self.path} cannot be locked against other runs: {error.strerror}"
             raise ConfigError(
                 f"another run is at work in {self.path}; wait for its end, or name another folder"
             ) from None
-        if not is_there:  # who had it has taken away what it had made: this lock is nobody's
+        if not is_there:  # the run that had it removed its files: this lock protects nothing
             os.close(lock)
             raise FileNotFoundError(self.path)
         self._lock = lock
@@ -91,7 +90,7 @@ class RunFolder:
         return None
 
     def close(self) -> None:
-        """Let other runs in, and leave nothing half written; may be called twice."""
+        """Unlock the folder and remove partial files; may be called twice."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self.place.remove_parts()
@@ -101,16 +100,16 @@ class RunFolder:
         self.place.close()
 
     def _remove_lock(self) -> None:
-        """Take its name away, unless that is another run's by now, which came after ``discard``."""
+        """Remove the lock file, unless it is another run's, which came after ``discard``."""
         with contextlib.suppress(OSError):
             named = os.stat(_LOCK, dir_fd=self.place.fd, follow_symlinks=False)
             if self._lock is None or os.path.samestat(os.fstat(self._lock), named):
                 self.place.remove_file(_LOCK)
 
     def point_from(self, link: Path) -> None:
-        """Let ``link`` point here, unless something that is no link has its name.
+        """Point ``link`` here, unless something other than a link has its name.
 
-        Some file systems know no links: the run goes without one, and ``unlinked`` says so.
+        Some file systems have no links: the run goes on without one, and ``unlinked`` says so.
         """
         if link.exists() and not link.is_symlink():
             return
@@ -123,57 +122,57 @@ class RunFolder:
             self._link, self._before = link, before
 
     def discard(self, names: Iterable[str]) -> None:
-        """Take back the folder and, in it, what has these names and was made; all else stays."""
+        """Remove the folder if it was made, and the new entries with these names; keep the rest."""
         for name in set(names) - {*self._found}:
             self.place.remove(name)
         if self._link is not None:
             _turn_back(self._link, self.path.name, self._before)
         self._remove_lock()
-        with contextlib.suppress(OSError):  # somebody else's file lies there: it stays
+        with contextlib.suppress(OSError):  # another's file is in it: it stays
             for folder in self._made:
                 folder.rmdir()
 
 
 def is_at_work(folder: Path, locks: Path = Path("/proc/locks")) -> bool:
-    """Whether a run is at work in a folder, as far as the system tells; nothing is locked for it.
+    """Whether a run is at work in a folder, as far as the system tells; takes no lock itself.
 
     Args:
-        locks: the kernel's table of them; where there is none, a file of that name is taken for
-            one, since a run takes it away at its end.
+        locks: the kernel's table of locks; without one a lock file counts as held, since a run
+            removes it at its end.
     """
     try:
-        number = os.stat(folder / _LOCK).st_ino
+        inode = os.stat(folder / _LOCK).st_ino
     except OSError:
         return False
     try:
-        held = [line.split() for line in locks.read_text().splitlines()]
+        rows = [line.split() for line in locks.read_text().splitlines()]
     except OSError:
         return True
-    return any(
-        word.rpartition(":")[2] == str(number) for line in held if "FLOCK" in line for word in line
-    )
+    # 1: FLOCK  ADVISORY  WRITE 4242 08:02:131 0 EOF      the process, then device and inode
+    places = [field for row in rows if "FLOCK" in row for field in row if field.count(":") == 2]
+    return any(place.rpartition(":")[2] == str(inode) for place in places)
 
 
 def refuse_trials(folder: Path) -> None:
-    """Raise ConfigError where a script's trials are in it: no run goes on there."""
+    """Raise ConfigError if it holds a script's trials, which cannot be resumed."""
     if (folder / TRIALS).is_file():
         raise ConfigError(
-            f"{folder} holds the trials of a script (pace.trial()), and --resume goes on with a "
-            "run that has none: begin the search in another folder"
+            f"{folder} holds the trials of a script (pace.trial()), which --resume does not "
+            "support: start the search in another folder"
         )
 
 
 def make_folder(settings: RunSettings, program_name: str, *, is_latest: bool = True) -> RunFolder:
-    """The folder that ``--run-dir`` or ``--name`` asks for, else one named after the run.
+    """The folder given by ``--run-dir`` or ``--name``, else one named after the run.
 
-    With ``--resume auto`` it may be there, and hold what a run left that was cut off.
+    With ``--resume auto`` it may exist, and hold a run that was cut off.
 
     Args:
-        is_latest: whether ``runs/latest`` points to it from now on: to a run that somebody wants
-            to go on with, not to one that was made to measure or in virtual time.
+        is_latest: whether ``runs/latest`` points to it from now on: not for runs that only measure
+            or go in virtual time.
 
     Raises:
-        ConfigError: there is a run in it already, or it is not one to write into.
+        ConfigError: it already holds a run, or cannot be written to.
     """
     may_be_there = settings.resume == "auto"
     if settings.run_dir is not None:
@@ -199,7 +198,7 @@ def fresh_folder(stem: str, path: Path | None = None) -> Path:
     """A folder for several runs: ``path``, or one named after ``stem`` and the time.
 
     Raises:
-        ConfigError: there is something in it already, or it is not one to write into.
+        ConfigError: it is not empty, or cannot be written to.
     """
     folder = _make_dated(stem) if path is None else _make_or_open(path)
     with contextlib.closing(folder):
@@ -209,7 +208,7 @@ def fresh_folder(stem: str, path: Path | None = None) -> Path:
 
 
 def _make(path: Path) -> RunFolder:
-    """A new one. FileExistsError: something is there."""
+    """Make a new folder. FileExistsError: the path exists."""
     made = [one for one in (path, *path.parents) if not os.path.exists(one)]
     return RunFolder(OpenFolder.make(path), made)
 
@@ -222,7 +221,7 @@ def _make_or_open(path: Path) -> RunFolder:
 
 
 def _make_dated(stem: str) -> RunFolder:
-    """One under ``runs/`` where nothing was."""
+    """Make a new folder under ``runs/``, named after the time."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem)
     first = RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
@@ -232,9 +231,9 @@ def _make_dated(stem: str) -> RunFolder:
 
 
 def _turn_back(link: Path, own: str, before: str | None) -> None:
-    """Let a link that leads to ``own`` lead where it did before, if that is still there.
+    """Point a link to ``own`` back to where it pointed before, if that still exists.
 
-    A run that has begun since then has turned it to itself: there it stays.
+    If a later run has pointed it to its own folder, it stays.
     """
     if link.is_symlink() and str(link.readlink()) == own:
         is_there = before is not None and (link.parent / before).exists()
@@ -242,7 +241,7 @@ def _turn_back(link: Path, own: str, before: str | None) -> None:
 
 
 def _relink(link: Path, target: str | None) -> None:
-    """Let a link point there, at once; None: take it away."""
+    """Replace a link atomically; None: remove it."""
     if target is None:
         link.unlink(missing_ok=True)
         return

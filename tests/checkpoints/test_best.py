@@ -119,7 +119,7 @@ def test_another_metric_is_not_compared(tmp_path: Path) -> None:
     _look(_models(tmp_path), (1, 0.9))
     now = tmp_path.stat()
     other = BestModels(tmp_path, (now.st_dev, now.st_ino), "loss")
-    with pytest.raises(ConfigError, match=r"best models by 'acc', and this run keeps them by 'los"):
+    with pytest.raises(ConfigError, match=r"best models by 'acc', but this run keeps them by 'los"):
         other.look({"loss": (0.3, 1)}, 2, bytes)
 
 

@@ -175,7 +175,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     body["files"]["../latest"] = body["files"]["a.json"]
     del body["sha256"]
     path.write_text(json.dumps({**body, "sha256": _digest_of(body)}))
-    with pytest.raises(ConfigError, match=r"its line for '\.\./latest' is none"):
+    with pytest.raises(ConfigError, match=r"its entry for '\.\./latest' is invalid"):
         checkpoints.newest()
 
 

@@ -54,7 +54,7 @@ def test_the_last_one_goes_elsewhere_with_its_trace(trace: Trace, tmp_path: Path
     assert other.name.startswith("run-")
     assert places.keep_trace() == (other / FILE_NAME).stat().st_size > 0
     assert places.folder.folder == aside.parent
-    assert f"it lies in {other}; what goes on from it: --resume {other}" in places.unsaved
+    assert f"it is in {other} instead; to continue from it: --resume {other}" in places.unsaved
 
 
 def test_where_nothing_came_of_it_nothing_stays(trace: Trace, tmp_path: Path) -> None:

@@ -248,16 +248,16 @@ def cut(tmp_path: Path) -> Run:
 def test_what_differs_is_said(cut: Run) -> None:
     listener = Listener()
     go(ADAM, cut.folder.parent, listener, resume=str(cut.folder), workers=3, protocol="async")
-    assert "not as it was: workers: 2, now 3" in listener.said
-    assert "not as it was: protocol: k-sync:2, now async" in listener.said
+    assert "changed: workers: 2, now 3" in listener.said
+    assert "changed: protocol: k-sync:2, now async" in listener.said
     assert f"going on with {cut.folder} at version 7" in listener.said
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"seed": 3}, "cannot go on with seed = 3: it has 0"),
-        ({"batch_size": 20}, "cannot go on with batch_size = 20: it has None"),
+        ({"seed": 3}, "cannot be resumed with seed = 3: it has 0"),
+        ({"batch_size": 20}, "cannot be resumed with batch_size = 20: it has None"),
         ({"protocol": "local-sgd:2"}, "another kind of update: it has optimizer, this run mean"),
     ],
 )
@@ -288,21 +288,21 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path:
     settings = {"workers": 2, "engine": "inline"}
     listener = Listener()
     first = go(ADAM, tmp_path, listener, **place, **settings, updates=7)
-    assert "there is no run to go on with yet: a new one begins" in listener.said
+    assert "there is no run to resume yet: a new one begins" in listener.said
     assert first.summary.updates == 7
     run = go(ADAM, tmp_path, **place, updates=10**6)
     assert_one_whole_run(run)
 
 
 def test_no_such_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no run 'nowhere' to go on with"):
+    with pytest.raises(ConfigError, match="there is no run 'nowhere' to resume"):
         go(ADAM, tmp_path, resume="nowhere")
 
 
 def test_never_writes_nothing(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, engine="inline", checkpoint_every="never")
     assert not (run.folder / "checkpoints").exists()
-    with pytest.raises(ConfigError, match="has no checkpoint to go on from"):
+    with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
         go(ADAM, tmp_path, resume=str(run.folder))
 
 
@@ -320,7 +320,7 @@ def test_a_damaged_newest_is_said_in_one_line(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, listener, resume=str(cut_run.folder), epochs=EPOCHS)
     (line,) = [one for one in listener.said if "checkpoint is damaged" in one]
     assert line.endswith(
-        f"its sha256 is another; checkpoint {newest - 1}, the one before, is used instead"
+        f"its sha256 does not match; checkpoint {newest - 1}, the one before, is used instead"
     )
     assert is_same(run, whole)
     assert_one_whole_run(run)

@@ -61,7 +61,7 @@ def test_every_fault_is_the_machines_or_one_workers() -> None:
         ("kill worker 1 at noon", "write a time as in 20ms"),
         ("kill launcher at step 3", "only a worker has steps"),
         ("stop worker 1 at update 3", "stop worker W at WHEN for TIME"),
-        ("slow worker 1 at 3s for 1s by 0.5x", "'0.5' is no factor from 1 on"),
+        ("slow worker 1 at 3s for 1s by 0.5x", "'0.5' is no factor of at least 1"),
         ("slow worker 1 at 3s for 1s by nanx", "'nan' is no factor"),
         ("corrupt /etc/passwd at 3s", "inside the run's folder"),
         ("corrupt ../a at 3s", "inside the run's folder"),

@@ -16,8 +16,9 @@ from paceline.engines.local import client
 from paceline.engines.local.client import warm
 from paceline.engines.local.forkserver import ProcessConfig
 from paceline.engines.local.process import _but_for_receivers_gone
-from paceline.errors import AllGone, ConfigError
+from paceline.errors import AllGone, ConfigError, WorkerError
 from paceline.launch import launcher
+from paceline.wire.channel import socket_pair
 from runs import run_script, train
 from tiny import TASK
 
@@ -360,6 +361,30 @@ def test_one_that_is_killed_with_births_unread_is_gone() -> None:
         with pytest.raises(AllGone, match="forked from is gone"):
             server.await_word("emptied")
     finally:
+        server.close()
+
+
+def test_one_that_has_hung_up_is_waited_for_without_asking_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = client.ForkServerClient()
+    kept, (server._end, theirs) = server._end, socket_pair()
+    num_asked = 0
+
+    def count(descriptors: object, timeout_s: float) -> list[int]:
+        nonlocal num_asked
+        num_asked += 1
+        return [0]
+
+    monkeypatch.setattr(client, "wait_for", count)
+    try:
+        theirs.close()
+        with pytest.raises(WorkerError, match="could not be started"):
+            server.await_word("ready", 0.2)
+        assert num_asked == 1
+    finally:
+        server._end.close()
+        server._end = kept
         server.close()
 
 

@@ -210,7 +210,7 @@ def test_what_ranks_cannot_carry_is_refused_before_anything_begins(tmp_path: Pat
     assert_one_cause(ended, "decides after each push", "paceline launch --workers 2")
     assert not (tmp_path / "run").exists()
     ended = run_ranks(tmp_path, 2, PACELINE_COLLECTIVE="shared")
-    assert_one_cause(ended, "collective 'shared' cannot be used", "name native or a schedule")
+    assert_one_cause(ended, "collective 'shared' cannot be used", "use native or a schedule")
     assert not (tmp_path / "run").exists()
     ended = run_ranks(tmp_path, 2, PACELINE_LR="0.5")
     assert_one_cause(ended, "lr 0.5 (PACELINE_LR) is for tasks", "lr=0.5)")

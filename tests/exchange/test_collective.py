@@ -13,12 +13,13 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import exchange
 from paceline.exchange.averaging import Averaging
 from paceline.exchange.distributed import DistributedAveraging
-from paceline.exchange.group import Made, TorchGroup
+from paceline.exchange.group import Made, TorchGroup, start_group
 from paceline.trace.records import Header
 from reference import differ, plain_loop
 from runs import assert_each_sample_once, train
@@ -36,6 +37,16 @@ def model_of_a_member(make: Any, folder: str) -> nn.Module:
         TorchGroup.all_reduce = None  # type: ignore[assignment, method-assign]
     model: nn.Module = make()
     return model
+
+
+def test_members_meet_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run #1? a%20b"
+    folder.mkdir()
+    group = start_group(str(folder / "rendezvous"), 0, 1, torch.device("cpu"))
+    try:
+        assert (group.rank, group.size) == (0, 1)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.timeout(60)

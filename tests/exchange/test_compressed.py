@@ -170,7 +170,7 @@ def test_the_trace_says_what_was_asked_for_and_what_a_worker_sends(tmp_path: Pat
     [
         (
             {"protocol": "async"},
-            r"compress int8 .*async hands each push in by itself; use",
+            r"compress int8 .*async each push goes to the store by itself; use",
         ),
         ({"path": "store"}, r"compress int8: here gradients stay in the memory of one machine"),
         ({"path": "peers"}, r"compress int8: here gradients stay in the memory of one machine"),

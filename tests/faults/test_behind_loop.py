@@ -59,7 +59,7 @@ def test_what_it_may_not_have_saved_is_an_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tail = "die()\nimport time\ntime.sleep(0.5)\n"  # the other one is there when it dies
-    with pytest.raises(ScriptLost, match="worker 0 ended: killed by signal 9, behind the last"):
+    with pytest.raises(ScriptLost, match="worker 0 ended: killed by signal 9, after the last"):
         run_script(write(tmp_path, loop + tail), tmp_path, workers=2, protocol=protocol)
 
 

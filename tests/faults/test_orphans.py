@@ -221,7 +221,7 @@ def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(
 
 
 def test_a_bit_that_flips_in_the_trace_is_found_at_the_end(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match="came to its end, but the trace is damaged at "):
+    with pytest.raises(LinkError, match="the run is complete, but the trace is damaged at "):
         train(TASK, tmp_path, workers=2, epochs=300, fault=("corrupt trace.jsonl at 0.3s",))
 
 

@@ -107,7 +107,7 @@ def test_who_read_the_output_is_gone_and_training_goes_on(folder: Path) -> None:
     assert "standard output cannot be written (Broken pipe): the run goes on" in errors
     assert version_of(folder / "run") == 6 * UPDATES
     notes = (folder / "run" / "trace.jsonl").read_text()
-    assert "what the run says cannot be printed (Broken pipe): the run goes on" in notes
+    assert "the run's output cannot be printed (Broken pipe): the run goes on" in notes
 
 
 @pytest.mark.parametrize("closed", ["out", "errors", "both", "input"])
@@ -246,7 +246,7 @@ def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(
     with halfway(folder, act):
         code, errors = launched(say, "--run-dir", "run")
     assert code == 1
-    found = re.search(r"it lies in (\S+); what goes on from it: --resume", errors)
+    found = re.search(r"it is in (\S+) instead; to continue from it: --resume", errors)
     assert found is not None, errors
     assert (folder / "run").read_text() == "mine\n"
     assert version_of(Path(found[1])) == 6 * UPDATES
@@ -267,7 +267,7 @@ def test_where_the_working_folder_is_gone_the_end_lies_elsewhere(folder: Path) -
         process.terminate()
         _, errors = process.communicate(timeout=30)
     assert "Traceback" not in errors
-    assert re.search(r"it lies in (\S+); what goes on from it: --resume", errors), errors
+    assert re.search(r"it is in (\S+) instead; to continue from it: --resume", errors), errors
 
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(folder: Path) -> None:

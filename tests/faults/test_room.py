@@ -110,7 +110,7 @@ def test_a_fork_server_that_cannot_import_says_why(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, said = end_of(launch(tmp_path))
     assert code == 1
-    assert "error: workers cannot be begun: ModuleNotFoundError: import of torch halted" in said
+    assert "error: workers cannot be started: ModuleNotFoundError: import of torch halted" in said
 
 
 def test_a_worker_that_gets_no_more_memory_says_how_much_is_allowed(tmp_path: Path) -> None:

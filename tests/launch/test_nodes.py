@@ -70,7 +70,7 @@ def test_another_number_of_workers_is_refused() -> None:
     TWO.refuse_workers(resolve({"workers": 8}, env={}))
     with pytest.raises(ConfigError, match=r"workers is 4 .*leave workers out"):
         TWO.refuse_workers(resolve({"workers": 4}, env={}))
-    with pytest.raises(ConfigError, match="is 8 workers, and 2 were begun"):
+    with pytest.raises(ConfigError, match="is 8 workers, but 2 were started"):
         TWO.check(2)
 
 

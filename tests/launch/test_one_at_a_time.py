@@ -178,7 +178,7 @@ def test_an_end_in_words_before_the_first_checkpoint_cuts_off_too(
         trace.close()
     said: list[str] = []
     claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", said.append).close()
-    assert "was cut off before its first checkpoint: it begins anew" in said[0]
+    assert "was cut off before its first checkpoint: it starts from the beginning" in said[0]
 
 
 def test_what_is_set_aside_is_not_half_forgotten_where_that_is_cut_off(
@@ -202,7 +202,7 @@ def test_what_is_set_aside_is_not_half_forgotten_where_that_is_cut_off(
             claim(settings, "x", quiet)
     said: list[str] = []
     claim(settings, "x", said.append).close()
-    assert "was cut off before its first checkpoint: it begins anew" in said[0]
+    assert "was cut off before its first checkpoint: it starts from the beginning" in said[0]
     assert {one.name for one in (tmp_path / "out").glob("cut-off-*/*")} == left
     assert {one.name for one in (tmp_path / "out").iterdir()} == {"cut-off-1", "cut-off-2"}
 
@@ -262,7 +262,8 @@ def test_a_file_system_without_locks_is_said(
     monkeypatch.setattr(fcntl, "flock", refuse)
     said: list[str] = []
     claim(RunSettings(run_dir=str(tmp_path / "out")), "x", said.append).close()
-    assert said == [f"{tmp_path / 'out'} cannot be kept from other runs: Function not implemented"]
+    why = "cannot be locked against other runs: Function not implemented"
+    assert said == [f"{tmp_path / 'out'} {why}"]
 
 
 def test_the_folder_of_a_run_is_a_folder(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
         ({"stall_after": 3.0}, "--max-restarts"),
         ({"on_worker_error": "continue"}, "all workers are needed"),
         ({"workers": 4}, "there are 2 processes"),
-        ({"engine": "inline"}, "this process was begun as one of several"),
-        ({"fault": ("kill worker 1 at 3s",)}, "comes from within"),
+        ({"engine": "inline"}, "this process was started as one of several"),
+        ({"fault": ("kill worker 1 at 3s",)}, "from within the worker"),
         ({"split": "network:3"}, "is for 3 workers, and there are 2"),
         ({"split": "network", "dry_run": True}, "paceline partition TASK -n 2 shows the cut"),
         ({"split": "network", "protocol": "local-sgd:2"}, "hold parts of one model step together"),
@@ -87,7 +87,7 @@ def test_a_split_is_of_several_workers_and_makes_them_ranks() -> None:
     assert job.is_split(given(split="2x2", workers=4).settings)
     assert not job.is_split(given(split="1x4", workers=4).settings)
     assert not job.is_split(given(workers=4).settings)
-    with pytest.raises(ConfigError, match="and there is one: add --workers 2"):
+    with pytest.raises(ConfigError, match="but there is one: add --workers 2"):
         job.is_split(given(split="network").settings)
 
 

@@ -11,10 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from meanwhile import meanwhile
+from paceline.config import RunSettings
+from paceline.errors import ConfigError
+from paceline.launch import trials
 from runs import nothing_left
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -216,3 +221,22 @@ def test_a_search_that_was_cut_off_is_reported_and_not_begun_again_there(
     code, said = search("pass")
     assert code == 2
     assert "already holds a run" in said
+
+
+def test_a_damaged_trace_does_not_hide_what_a_trial_has_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def write_report(*_: object) -> None:
+        raise ConfigError("damaged at trace.jsonl:3")
+
+    monkeypatch.setattr(trials, "write_report", write_report)
+    notes: list[str] = []
+    any_part: Any = SimpleNamespace(
+        settings=RunSettings(workers=2), trials=[], happened=[], path=tmp_path, has_begun=True,
+        within=None, close=lambda: None, show=lambda: None, note=notes.append,
+    )  # fmt: skip
+    runs = trials.TrialRuns(any_part, any_part, any_part, any_part, any_part)
+    runs._ended(ValueError("the script's own"), "trial-1", any_part, any_part, any_part)
+    assert notes == ["trial 'trial-1' has no report: damaged at trace.jsonl:3"]
+    with pytest.raises(ConfigError, match="damaged"):
+        runs._ended(None, "trial-1", any_part, any_part, any_part)

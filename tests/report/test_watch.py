@@ -218,8 +218,10 @@ def test_a_search_is_named_with_what_can_be_watched(held: Path) -> None:
 def test_a_lock_of_another_file_is_not_this_runs(held: Path, tmp_path: Path) -> None:
     number = next(one for one in held.iterdir() if "lock" in one.name).stat().st_ino
     locks = tmp_path / "locks"
-    row = "1: FLOCK  ADVISORY  WRITE 4242 08:02:{} 0 EOF\n"
-    locks.write_text(row.format(f"{number}1"))
+    row = "1: FLOCK  ADVISORY  WRITE {} 08:02:{} 0 EOF\n"
+    locks.write_text(row.format(4242, f"{number}1"))
     assert not is_at_work(held, locks)
-    locks.write_text(row.format(number))
+    locks.write_text(row.format(number, 7))
+    assert not is_at_work(held, locks), "that is the number of a process"
+    locks.write_text(row.format(4242, number))
     assert is_at_work(held, locks)

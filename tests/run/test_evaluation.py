@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.run.calls import Calls, EvaluationBook
-from paceline.wire.messages import Count, Summed, SumValues
+from paceline.wire.messages import Count, Range, Summed, SumValues
 
 
 def test_what_a_dead_member_held_is_counted_by_another() -> None:
@@ -21,7 +21,9 @@ def test_what_a_dead_member_held_is_counted_by_another() -> None:
 
 
 def test_a_member_holds_ranges_ahead_and_leaves_them_in_their_order() -> None:
-    book = EvaluationBook(num_samples=10, batch_size=2, num_ahead=2)
+    book = EvaluationBook(num_samples=10, batch_size=2)
+    book.enter(0, num_ahead=2)
+    book.enter(1, num_ahead=2)
     assert book.take(0) == [(0, 2), (2, 4), (4, 6)]
     assert book.take(1) == [(6, 8), (8, 10)]
     book.counted(0, 0, {})
@@ -53,7 +55,10 @@ def calls_of(*members: int) -> tuple[Calls, list[tuple[int, Any]]]:
     run: Any = SimpleNamespace(
         crew=members,
         is_open=False,
-        roster={one: SimpleNamespace(seat=one, has_arrived=True) for one in members},
+        roster={
+            one: SimpleNamespace(seat=one, has_arrived=True, has_joined=True) for one in members
+        },
+        coordinator=SimpleNamespace(epoch=0),
         dispatch=SimpleNamespace(tell=lambda *what: told.append(what)),
     )
     return Calls(run, lambda totals: None), told
@@ -64,6 +69,7 @@ def test_how_far_each_loader_fetches_ahead_is_its_own_affair() -> None:
     calls.count(0, Count(64, 16, None, "alike", 0, ahead=0))
     calls.count(1, Count(64, 16, None, "alike", 0, ahead=4))
     assert [member for member, _ in told] == [0, 1]
+    assert told == [(0, Range(0, 16)), (1, Range(16, 32, ((32, 48), (48, 64))))]
     with pytest.raises(ConfigError, match="different samples or batches"):
         calls.count(1, Count(64, 16, None, "unlike", 0, ahead=0))
 
@@ -81,3 +87,37 @@ def test_sums_of_unlike_many_numbers_are_refused_with_both() -> None:
     calls.sum(0, SumValues((1.0, 2.0)))
     with pytest.raises(ConfigError, match="3 numbers in worker 1 and 2 in worker 0: give it a t"):
         calls.sum(1, SumValues((1.0, 2.0, 3.0)))
+
+
+def test_after_a_stop_a_sum_in_the_loop_waits_for_nobody_who_has_left_it() -> None:
+    calls, told = calls_of(0, 1, 2)
+    calls.sum(0, SumValues((1.0,)))
+    calls.stopped()
+    calls.left_loop(1)
+    calls.sum(1, SumValues((10.0, 20.0)))  # behind the loop: another sum
+    assert told == []
+    calls.left_loop(2)
+    assert told == [(0, Summed((1.0,)))]
+    calls.left_loop(0)
+    calls.sum(0, SumValues((1.0, 2.0)))
+    assert len(told) == 1, "worker 2 is missing"
+    calls.sum(2, SumValues((100.0, 200.0)))
+    assert told[1:] == [(member, Summed((111.0, 222.0))) for member in (0, 1, 2)]
+
+
+def test_after_a_stop_a_sum_in_the_loop_waits_for_no_newcomer_that_has_not_entered_it() -> None:
+    calls, told = calls_of(0, 1)
+    calls._run.roster[1].has_joined = False
+    calls.sum(0, SumValues((1.0,)))
+    assert told == []
+    calls.stopped()
+    assert told == [(0, Summed((1.0,)))]
+
+
+def test_without_a_stop_a_sum_waits_also_for_members_that_have_left_the_loop() -> None:
+    calls, told = calls_of(0, 1)
+    calls.sum(0, SumValues((1.0,)))
+    calls.left_loop(1)
+    assert told == []
+    calls.sum(1, SumValues((2.0,)))
+    assert told == [(0, Summed((3.0,))), (1, Summed((3.0,)))]

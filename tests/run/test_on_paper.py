@@ -201,7 +201,7 @@ def test_a_main_worker_that_died_in_its_loop_has_lost_nothing_behind_it() -> Non
     assert _killed_at_the_end() is None
     error = _killed_at_the_end(Line(0, said.LoopLeft(version=1)))
     assert isinstance(error, ScriptLost)
-    assert "worker 0 ended: killed by signal 9, behind the last update" in str(error)
+    assert "worker 0 ended: killed by signal 9, after the last update" in str(error)
 
 
 def test_an_end_that_no_disk_takes_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ def test_alone_a_gradient_that_is_not_finite_is_named_too() -> None:
     ("settings", "words"),
     [
         ({"nonfinite": "skip"}, "--nonfinite skip cannot leave out a part"),
-        ({"path": "store"}, "average between peers, and path 'store' was asked for"),
+        ({"path": "store"}, "average between peers, but path 'store' was asked for"),
         ({"fast": "auto"}, "--fast auto times steps without a closure"),
     ],
 )

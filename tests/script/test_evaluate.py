@@ -162,7 +162,7 @@ def test_samples_drawn_at_random_are_the_same_in_all_workers(
 def test_workers_that_draw_other_samples_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"workers evaluate different samples.*of its own"):
+    with pytest.raises(ConfigError, match=r"workers evaluate different samples.*its own random"):
         told(tmp_path, monkeypatch, "DataLoader(data, 4, sampler=Own())")
 
 

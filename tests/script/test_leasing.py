@@ -115,7 +115,8 @@ def test_every_epoch_ends_and_no_sample_is_used_twice(
 
 
 @pytest.mark.parametrize(
-    ("case", "says"), [("zipped", "a second time beside"), ("unevenly", "differently often")]
+    ("case", "says"),
+    [("zipped", "a second time beside"), ("unevenly", "a different number of times")],
 )
 def test_what_would_be_silently_different_is_refused(tmp_path: Path, case: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

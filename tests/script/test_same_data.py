@@ -78,7 +78,7 @@ def test_also_where_loader_workers_fetch_and_in_processes(tmp_path: Path) -> Non
 
 def test_data_split_by_worker_are_refused(tmp_path: Path) -> None:
     after = "data = Subset(data, range(pace.worker, 40, pace.num_workers))"
-    with pytest.raises(ConfigError, match="leave out a split by worker"):
+    with pytest.raises(ConfigError, match="do not split the data by worker"):
         run(tmp_path, after=after)
 
 

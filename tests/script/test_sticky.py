@@ -147,7 +147,7 @@ def test_to_give_a_part_away_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("path", ["peers", "store"])
 def test_a_death_ends_the_run(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody goes on with a state that is not of its columns."""
-    with pytest.raises(AllGone, match="its part of every batch to nobody else"):
+    with pytest.raises(AllGone, match="its part of every batch to no other worker"):
         run(tmp_path, monkeypatch, engine="local", path=path, inside="time.sleep(0.01)",
             fault=("kill worker 1 at update 5",))  # fmt: skip
     assert len(parts(tmp_path, 0)) < 9

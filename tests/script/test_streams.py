@@ -192,7 +192,7 @@ def test_another_mini_batch_is_another_run(say: Say, tmp_path: Path) -> None:
         f"{words} --workers 4 --resume {tmp_path / 'run'} {SCRIPT} {tmp_path} '{options}'"
     )
     assert code != 0
-    assert "cannot go on with another mini-batch: it has 4, this run 2" in err
+    assert "cannot be resumed with another mini-batch: it has 4, this run 2" in err
 
 
 def test_what_is_read_ahead_is_bounded(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
     writer       the process beside the run that writes the pinned version, and its queue
     state        a model as ``pace.save`` writes it, and what members remember, without pickle
     best         the best models by a metric, which stay
-    resumption   a run that was cut off, and what it takes to go on with it
+    resumption   a run that was cut off, and what it takes to resume it
 
 This package must not know members, protocols or messages.
 """

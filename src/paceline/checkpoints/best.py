@@ -3,10 +3,10 @@
     evaluation at a version -> better than one that is kept? -> best-VERSION.safetensors
         -> best.json: what comes -> best.safetensors -> best.json
 
-Whoever finds what was to come sees by the file whether it has; so nothing better is replaced where
-a worker was killed in between. Where a loop counts updates any worker may be the one that
-evaluates, so what is kept stands in the folder, and whoever changes it holds the folder locked.
-This module must not know who evaluates, nor what a model is made of.
+If a worker is killed in between, the next one sees from the file whether the new model arrived, so
+no better model is replaced. In a loop over updates any worker may evaluate, so the list of kept
+models is in the folder, and is changed with the folder locked. This module must not know who
+evaluates, nor what a model is made of.
 """
 
 import fcntl
@@ -29,21 +29,21 @@ _MOST_BYTES = 1 << 20
 
 
 class Kept(NamedTuple):
-    """A model that is kept; ``worth`` grows as models get better."""
+    """A model that is kept; a larger ``worth`` is better."""
 
     version: int
     worth: float
 
 
 class BestModels:
-    """Those of one run.
+    """The best models of one run.
 
     Args:
-        folder: where they lie.
-        identity: of that folder; None: it is not of the run's own, and what lies there is not.
-        name: of the metric; None: the accuracy, or where there is none the loss.
+        folder: where they are.
+        identity: of that folder; None: it is not the run's own, nor are the models in it.
+        name: of the metric; None: the accuracy, or the loss if there is no accuracy.
         most: how many are kept, >= 1.
-        mode: ``max`` or ``min``; None: by the words of the metric's name.
+        mode: ``max`` or ``min``; None: by the metric's name.
 
     Attributes:
         has_measured: whether an evaluation had that metric.
@@ -68,7 +68,7 @@ class BestModels:
     def look(
         self, totals: dict[str, tuple[float, float]], version: int, data: Callable[[], bytes]
     ) -> None:
-        """An evaluation came to this; ``data`` is the model's file. FileError: the folder."""
+        """Keep the model if it is good enough; ``data`` gives its file. FileError: the folder."""
         worth = self._worth(totals)
         if worth is None or not math.isfinite(worth):
             return
@@ -76,7 +76,7 @@ class BestModels:
             kept = self._read(place)
             same = next((one for one in kept if one.version == version), None)
             if same is not None and same.worth >= worth:
-                return  # another worker has evaluated the same; of local weights the best counts
+                return  # another worker evaluated this version; of local weights the best counts
             others = [one for one in kept if one is not same]
             found = sorted(
                 [*others, Kept(version, worth)], key=lambda one: (-one.worth, one.version)
@@ -118,23 +118,23 @@ class BestModels:
                 kept = kept[: self._most]
         except (FileError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
-                f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models cannot be "
-                "told: move it away"
+                f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models are not "
+                "known: move it away"
             ) from None
         if metric != self.name:
             raise ConfigError(
-                f"{place.path / INDEX} has the best models by {_named(metric)}, and this run keeps "
-                f"them by {_named(self.name)}, which cannot be compared: move it away, or keep by "
-                "the same metric"
+                f"{place.path / INDEX} lists the best models by {_named(metric)}, but this run "
+                f"keeps them by {_named(self.name)}, which cannot be compared: move it away, or "
+                "use the same metric"
             )
-        if comes:  # a worker was killed while it put that in its place
+        if comes:  # a worker was killed while it wrote that one
             self._list(place, kept)
         return kept
 
     def _write(
         self, place: OpenFolder, before: list[Kept], kept: list[Kept], version: int, data: bytes
     ) -> None:
-        """The new model first, then what says that it is there."""
+        """Write the new model first, then the list with it."""
         if self._most > 1:
             place.replace(_file(version), data, is_synced=True)
         if kept[0].version == version:
@@ -144,7 +144,7 @@ class BestModels:
         self._own = kept
 
     def _list(self, place: OpenFolder, kept: list[Kept], comes: Kept | None = None) -> None:
-        """Say what is kept, and which one is about to be the best file."""
+        """Write the list of kept models, and the one that is about to be the best file."""
         rows: list[dict[str, Any]] = [
             {
                 "version": one.version,
@@ -160,7 +160,7 @@ class BestModels:
 
 
 def _identity_of_best(place: OpenFolder) -> list[int]:
-    """What another file in its place has not; empty: there is none."""
+    """What identifies the best file: inode, size and time; empty: there is none."""
     try:
         now = os.stat(BEST, dir_fd=place.fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _named(metric: str | None) -> str:
 
 
 def is_of_kept(name: str) -> bool:
-    """Whether a file of this name is one of several models that are kept."""
+    """Whether a file of this name is one of several kept models."""
     version = name.removeprefix("best-").removesuffix(".safetensors")
     return version.isdecimal() and name == _file(int(version))
 

@@ -1,11 +1,11 @@
 """When a checkpoint is due, as ``--checkpoint-every`` says, and which folder it goes to.
 
     after seconds, updates or epochs -> due
-    any of them   -> runs/NAME/checkpoints, which is there again if it was deleted
-    the last one  -> the same, with room kept for it before; else a temporary folder, with the trace
+    any of them   -> runs/NAME/checkpoints, made again if it was deleted
+    the last one  -> the same, with space reserved; else a temporary folder, with the trace
 
-For the last one there is no other time, so it is tried whatever went wrong before. This module must
-not know clocks (times are arguments), nor members.
+The last one has no later chance, so it is tried whatever failed before. This module must not know
+clocks (times are arguments), nor members.
 """
 
 import re
@@ -22,8 +22,8 @@ from .folder import FOLDER, CheckpointFolder, number_of
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|updates?|epochs?)\s*")
 _REST = 10.0
-"""At least so many times as long as the last one took to write lies between two by the clock: a
-disk that is slow for the model costs a tenth of its time, not all of it."""
+"""Least time between two checkpoints by the clock, in times that the last one took to write: a disk
+that is slow for the model costs a tenth of the run's time, not all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Due:
 
     Args:
         every: how often.
-        now_s, version, epoch: where the run begins, or goes on.
+        now_s, version, epoch: where the run begins, or is resumed.
     """
 
     def __init__(self, every: Every, now_s: float, version: int, epoch: int) -> None:
@@ -79,11 +79,11 @@ class Due:
         self.taken(now_s, version, epoch)
 
     def taken(self, now_s: float, version: int, epoch: int) -> None:
-        """One was taken here."""
+        """A checkpoint was taken here."""
         self._last_s, self._last_version, self._last_epoch = now_s, version, epoch
 
     def wrote(self, took_s: float) -> None:
-        """It took so long to write, beside the run or while that stood."""
+        """Note how long the last one took to write, in the background or while the run waited."""
         self._took_s = took_s
 
     def by_step(self, now_s: float, version: int) -> bool:
@@ -105,11 +105,11 @@ class CheckpointPlaces:
 
     Args:
         trace: of the run, in the run's folder.
-        keep: how many checkpoints stay.
+        keep: how many checkpoints are kept.
 
     Attributes:
         folder: where the next one goes.
-        lost: why the last one is not where it should be; empty: it is, or there is none yet.
+        lost: why the last one is not in the run's folder; empty: it is, or there is none yet.
     """
 
     def __init__(self, trace: Trace, keep: int) -> None:
@@ -119,15 +119,15 @@ class CheckpointPlaces:
         self.folder = self._own
         self._last_number = 0
         self._elsewhere: Path | None = None
-        """The folder for the last one, where the run's own could not take it."""
+        """The folder for the last one, if it could not go into the run's own."""
         self.lost = ""
 
     def begin(self) -> Path:
-        """An empty folder for the next one's files. OSError: there cannot be one."""
+        """An empty folder for the next one's files. OSError: it cannot be made."""
         return self._begin_in(self._find_own(), 0)
 
     def begin_last(self, num_bytes: int) -> Path | None:
-        """An empty folder for the last one's files, with room for them; None: there is nowhere."""
+        """An empty folder for the last one's files, with space for them; None: there is none."""
         self.lost = ""
         try:
             return self._begin_in(self._find_own(), num_bytes)
@@ -159,13 +159,13 @@ class CheckpointPlaces:
         return aside
 
     def keep_trace(self) -> int:
-        """The trace up to now lies beside the next one: its bytes. OSError: it does not."""
+        """Save the trace up to now beside the next one; returns its bytes. OSError: it failed."""
         if self._elsewhere is None:
             return self._trace.mark()
         return self._trace.copy(self._elsewhere / FILE_NAME)
 
     def leave_elsewhere(self) -> None:
-        """Nothing came of it there."""
+        """Remove the temporary folder: the last one could not be written there either."""
         if self._elsewhere is not None:
             shutil.rmtree(self._elsewhere, ignore_errors=True)
             self._elsewhere = None
@@ -178,7 +178,7 @@ class CheckpointPlaces:
         text = f"the end of the run could not be written to {self._trace.path.parent}: {self.lost}"
         if self._elsewhere is not None:
             where = self._elsewhere
-            return f"{text}; it lies in {where}; what goes on from it: --resume {where}"
+            return f"{text}; it is in {where} instead; to continue from it: --resume {where}"
         older = CheckpointFolder(self._own.folder)
         has = "has none" if older.is_empty else "has an older one"
         return f"{text}; it is in no checkpoint; {older.folder} {has}"

@@ -1,15 +1,15 @@
-"""The last checkpoints of a run in one folder; each is whole or not there at all.
+"""The last checkpoints of a run in one folder; each is complete or not there at all.
 
     checkpoints/.new-7/     1  written aside: files, then manifest.json with the sha256 of each
                             2  every file and the folder are synced
     checkpoints/7/          3  renamed, and the folder around it synced
     checkpoints/latest      4  the pointer, itself written aside, synced and renamed: moved last
-    checkpoints/5/          5  older ones than the last N are taken away
+    checkpoints/5/          5  all but the last N are removed
 
-Whatever ends the writer at whatever moment, the pointer names a whole checkpoint. What was damaged
-later is found by its sha256 before anything of it is used, and the one before is taken instead.
-JSON and safetensors only: reading runs no code. Above 300 lines since what is written and how it is
-found whole stand side by side. This module must not know what is in the files.
+Whenever the writer is interrupted, the pointer names a complete checkpoint. Later damage is
+detected by sha256 before anything is used, and the previous checkpoint is taken instead. JSON and
+safetensors only: reading runs no code. Above 300 lines since writing and verifying belong together.
+This module must not know what is in the files.
 """
 
 import ctypes
@@ -28,24 +28,24 @@ from ..errors import ConfigError
 from ..system.files import OpenFolder, open_to_read, read_text
 
 FOLDER = "checkpoints"
-"""Of them in a run's folder."""
+"""Name of the folder of checkpoints in a run's folder."""
 MANIFEST, POINTER = "manifest.json", "latest"
 FORMAT = 1
 _ROOM = ".room"
 _CANNOT_TELL = (errno.EOPNOTSUPP, errno.ENOSYS)
 _ASIDE, _OLD = ".new-", ".old-"
 _MOST_DIGITS = 9
-"""Of a checkpoint's number; more was written by nobody."""
+"""Of a checkpoint's number; no run writes more."""
 _MOST_BYTES = 1 << 28
 """Of a JSON file; that of a coordinator with a million open mini-batches takes less."""
 
 
 class Checkpoint:
-    """One checkpoint that was found whole.
+    """One checkpoint that was found complete.
 
     Attributes:
         number: counts the checkpoints of a run.
-        note: one sentence, where it is not the newest one that should be there.
+        note: a sentence, if it is not the newest one that should be there.
     """
 
     def __init__(self, path: Path, number: int, files: tuple[str, ...], note: str = "") -> None:
@@ -55,7 +55,7 @@ class Checkpoint:
         self.note = note
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file. ConfigError where there is none."""
+        """The object in a JSON file. ConfigError: the file holds none."""
         try:
             value = json.loads(read_text(open_to_read(self.path / name), _MOST_BYTES))
         except (OSError, ValueError, RecursionError) as error:
@@ -81,11 +81,11 @@ class CheckpointFolder:
 
     Args:
         folder: ``runs/NAME/checkpoints``.
-        keep: how many stay.
-        within: the identity of ``runs/NAME``, where that is open already.
+        keep: how many are kept.
+        within: the identity of ``runs/NAME``, if that is open already.
 
-    Invariant: after any end, at any moment, ``newest`` finds a whole checkpoint if ever one was
-    written (bench/checkpoints.py, tests/checkpoints/test_folder.py).
+    Invariant: whenever the writer is interrupted, ``newest`` finds a complete checkpoint if one was
+    ever written (bench/checkpoints.py, tests/checkpoints/test_folder.py).
     """
 
     def __init__(self, folder: Path, keep: int = 2, within: Sequence[int] | None = None) -> None:
@@ -96,7 +96,7 @@ class CheckpointFolder:
     # -- writing --------------------------------------------------------------------------------
 
     def begin(self, least: int = 1) -> Path:
-        """An empty folder to write the next checkpoint's files into; its number is the name's."""
+        """Make an empty folder for the next checkpoint's files; the number is in its name."""
         taken = set(self._numbers(_ASIDE))
         number = max([least - 1, *self._numbers()]) + 1
         while number in taken:
@@ -108,7 +108,7 @@ class CheckpointFolder:
         return self.folder / f"{_ASIDE}{number}"
 
     def seal(self, aside: Path) -> Path:
-        """Make what was written into ``aside`` the newest checkpoint; its path.
+        """Make what was written into ``aside`` the newest checkpoint; returns its path.
 
         Raises:
             OSError: the disk is full or gone; nothing has changed for a reader.
@@ -116,7 +116,7 @@ class CheckpointFolder:
         number = number_of(aside)
         with self._open() as place:
             with closing(place.inner(aside.name)) as folder:
-                # Of a writer that was cut off a manifest may be there already.
+                # A writer that was cut off may have left a manifest.
                 names = [name for name in folder.names() if name != MANIFEST]
                 rows = {name: _row(folder, name) for name in names}
                 body = {"format": FORMAT, "files": rows}
@@ -128,7 +128,7 @@ class CheckpointFolder:
         return self.folder / str(number)
 
     def settle(self, number: int) -> Path:
-        """Make a checkpoint the newest that was renamed, and maybe not pointed to yet; its path.
+        """Make a renamed checkpoint the newest, if it is not pointed to yet; returns its path.
 
         Raises:
             OSError: it is not there, or the disk is full or gone.
@@ -139,7 +139,7 @@ class CheckpointFolder:
         return self.folder / str(number)
 
     def _settle(self, place: OpenFolder, number: int) -> None:
-        """What follows the renaming."""
+        """Finish a checkpoint that has been renamed."""
         place.sync()
         self._point(place, number)
         for old in self._numbers()[: -self._keep]:
@@ -154,7 +154,7 @@ class CheckpointFolder:
             yield aside
 
     def reserve(self, number: int, num_bytes: int) -> None:
-        """See whether so much can be written into an unfinished checkpoint. OSError: it cannot."""
+        """Check that an unfinished checkpoint has so much space. OSError: it has not."""
         with self.open_aside(number) as aside:
             fd = aside.new(_ROOM)
             try:
@@ -165,12 +165,12 @@ class CheckpointFolder:
                 aside.remove_file(_ROOM)
 
     def drop(self, aside: Path) -> None:
-        """Take away what was not sealed."""
+        """Remove a checkpoint that was not sealed."""
         with suppress(OSError), self._open() as place:
             place.remove(aside.name)
 
     def rewind(self, number: int) -> None:
-        """The run goes on from checkpoint ``number``: later ones, and unfinished ones, go away."""
+        """The run is resumed from checkpoint ``number``: remove later and unfinished ones."""
         with self._open() as place:
             self._point(place, number)
             for later in self._numbers():
@@ -183,7 +183,7 @@ class CheckpointFolder:
 
     @contextmanager
     def _open(self) -> Iterator[OpenFolder]:
-        """The folder, made where it is missing."""
+        """Open the folder, and make it if it is missing."""
         if self.within is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             place = OpenFolder.open(self.folder)
@@ -200,17 +200,17 @@ class CheckpointFolder:
     # -- reading --------------------------------------------------------------------------------
 
     def newest(self, is_usable: Callable[[Checkpoint], None] = lambda one: None) -> Checkpoint:
-        """The newest whole checkpoint, its files checked.
+        """The newest complete checkpoint, with its files verified.
 
         Args:
-            is_usable: raises ConfigError where the content is not what it should be.
+            is_usable: raises ConfigError if the content is wrong.
 
         Raises:
-            ConfigError: there is none, or every one is damaged; each is named with its fault.
+            ConfigError: there is none, or all are damaged; each is named with its fault.
         """
         pointer = self.folder / POINTER
         if pointer.is_dir():
-            raise ConfigError(f"{pointer} is a folder; move it away: runs point there")
+            raise ConfigError(f"{pointer} is a folder; move it away: a file of this name is needed")
         faults: list[str] = []
         for number in self._candidates(faults):
             try:
@@ -232,9 +232,9 @@ class CheckpointFolder:
         raw = Checkpoint(path, number, ()).json(MANIFEST)
         digest = raw.pop("sha256", None)
         if digest != _digest_of(raw):
-            raise damaged(path / MANIFEST, "its sha256 is another")
+            raise damaged(path / MANIFEST, "its sha256 does not match")
         if raw.get("format") != FORMAT:
-            raise damaged(path / MANIFEST, f"format {raw.get('format')!r}, known is {FORMAT}")
+            raise damaged(path / MANIFEST, f"format {raw.get('format')!r}, expected {FORMAT}")
         files = raw.get("files")
         if not isinstance(files, dict):
             raise damaged(path / MANIFEST, "it names no files")
@@ -244,11 +244,11 @@ class CheckpointFolder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever sealed here."""
+        """Whether no checkpoint was ever sealed here."""
         return not self._numbers()
 
     def _candidates(self, faults: list[str]) -> Iterator[int]:
-        """The one that the pointer names, then those before it; all where there is no pointer."""
+        """The one that the pointer names, then those before it; all if there is no pointer."""
         numbers = self._numbers()[::-1]
         newest = None
         if (self.folder / POINTER).exists():
@@ -275,7 +275,7 @@ def _take_away(place: OpenFolder, number: int) -> None:
 def _check_file(folder: Path, name: str, row: object) -> None:
     path = folder / name
     if not isinstance(row, dict) or Path(name).name != name:
-        raise damaged(folder / MANIFEST, f"its line for {name!r} is none")
+        raise damaged(folder / MANIFEST, f"its entry for {name!r} is invalid")
     try:
         size = path.stat().st_size
         with open_to_read(path) as file:
@@ -285,13 +285,13 @@ def _check_file(folder: Path, name: str, row: object) -> None:
     if size != row.get("bytes"):
         raise damaged(path, f"{size} bytes instead of {row.get('bytes')}")
     if digest != row.get("sha256"):
-        raise damaged(path, "its sha256 is another")
+        raise damaged(path, "its sha256 does not match")
 
 
 def _take_room(fd: int, num_bytes: int) -> None:
-    """OSError: there is none for so much, or it is more than one may have.
+    """Reserve space. OSError: there is too little, or the quota does not allow it.
 
-    Not ``os.posix_fallocate``: where a file system cannot do it, that writes block by block.
+    Not ``os.posix_fallocate``, which writes block by block if the file system lacks the call.
     """
     if sys.platform != "linux" or not num_bytes:
         return
@@ -302,7 +302,7 @@ def _take_room(fd: int, num_bytes: int) -> None:
 
 
 def _row(folder: OpenFolder, name: str) -> dict[str, object]:
-    """What the manifest says of a file, which is on the disk from now on."""
+    """Sync a file to disk; returns its entry in the manifest."""
     with folder.read(name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())

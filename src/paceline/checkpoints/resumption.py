@@ -1,11 +1,11 @@
-"""A run that was cut off, and what it takes to go on with it.
+"""A run that was cut off, and what it takes to resume it.
 
-    --resume RUN -> its newest whole checkpoint -> settings that nobody gave -> what differs
-                                                 -> what cannot differ: refused by name
+    --resume RUN -> its newest complete checkpoint -> settings not given now -> what differs
+                                                    -> what must not differ: refused by name
 
 Reading runs no code: JSON here, safetensors in the members. This module must not know engines,
-members or how a checkpoint is written. Above 300 lines, since what is read of a checkpoint and what
-of it is refused stand together.
+members or how a checkpoint is written. Above 300 lines, since reading a checkpoint and refusing it
+belong together.
 """
 
 import copy
@@ -38,24 +38,24 @@ _OF_THE_CALL = frozenset(
         "updates", "seconds", "target_accuracy", "fault", "parameters", "split",
     )
 )  # fmt: skip
-"""Settings that say how to look at a run, where it lies, when to stop or what is to go wrong: they
-are not taken over, and nobody is told that they differ."""
+"""Settings on display, location, end and injected faults: they are not taken over, and differences
+are not reported."""
 _OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "warmup")
-"""Settings with which it would be another run."""
+"""Settings that would make it another run."""
 _OF_A_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
-"""What is done by whoever begins a run's processes, which among ranks is torchrun."""
+"""Settings for what starts a run's processes, which among ranks is torchrun."""
 _OF_WHOLE_MODELS = ("compile", "precision", "channels_last", "compress", "fast")
-"""What no split carries, so that a run that is divided from now on goes on without."""
+"""Settings that no split supports: a run that is split from now on continues without them."""
 _LONGEST_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """What a run goes on from.
+    """What a run is resumed from.
 
     Attributes:
         folder: of the run.
-        checkpoint: the newest whole one.
+        checkpoint: the newest complete one.
         saved: ``run.json`` of it.
         state: of the coordinator at rest.
     """
@@ -71,7 +71,7 @@ class Resumption:
 
     @property
     def token(self) -> str | None:
-        """What no other run has; None: it began when runs had none."""
+        """The run's unique token; None: it began when runs had none."""
         token: str | None = self.saved.get("token")
         return token
 
@@ -82,22 +82,22 @@ class Resumption:
 
     @property
     def place(self) -> ScriptPlace:
-        """Where the script is then."""
+        """Where in ``pace.epochs`` the script is then."""
         return ScriptPlace.read(self.saved["place"])
 
     @property
     def first_member(self) -> int:
-        """The lowest number that no member of the run has had."""
+        """The lowest member number that the run has not used."""
         return next_member(dict(self.state))
 
     def refuse_another(self, identity: Mapping[str, Any]) -> None:
-        """Raise ConfigError where model or data are not those of the checkpoint."""
+        """Raise ConfigError if the model or data are not those of the checkpoint."""
         for name, was in self.saved["identity"].items():
             now = identity.get(name)
             if now != was:
                 raise ConfigError(
-                    f"{self.folder} cannot go on with another {name.replace('_', ' ')}: it has "
-                    f"{was}, this run {now}; start a new run, or use what it had"
+                    f"{self.folder} cannot be resumed with another {name.replace('_', ' ')}: it "
+                    f"has {was}, this run {now}; start a new run, or use what it had"
                 )
 
 
@@ -107,8 +107,8 @@ class Origin:
 
     Attributes:
         about: the program, as plain data: task or script, and its arguments.
-        resumption: what it goes on from; None: it begins.
-        note: why it begins again, for the trace; empty where it does not.
+        resumption: what it is resumed from; None: it is new.
+        note: why it was restarted, for the trace; empty if it was not.
     """
 
     about: Mapping[str, Any]
@@ -117,7 +117,7 @@ class Origin:
 
 
 def find(settings: RunSettings) -> Resumption | None:
-    """The run that ``--resume`` names; None: it is not asked for, or ``auto`` finds none.
+    """The run that ``--resume`` names; None: it is not given, or ``auto`` finds none.
 
     Raises:
         ConfigError: there is no such run, it has no checkpoint, or all are damaged.
@@ -127,7 +127,7 @@ def find(settings: RunSettings) -> Resumption | None:
 
 
 def locate(settings: RunSettings) -> Path | None:
-    """As `find`, and not looked into; ``auto``: the folder that it would have, or the latest."""
+    """As `find`, without reading it; ``auto``: the folder it would have, or the latest."""
     if settings.resume is None:
         return None
     if settings.resume != "auto":
@@ -138,14 +138,14 @@ def locate(settings: RunSettings) -> Path | None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether the run in ``folder`` has ever written one; it may be damaged by now."""
+    """Whether the run in ``folder`` has ever written a checkpoint; it may be damaged by now."""
     return (folder / FOLDER).is_dir() and not CheckpointFolder(folder / FOLDER).is_empty
 
 
 def read(folder: Path) -> Resumption:
-    """The newest whole checkpoint of the run in ``folder``."""
+    """The newest complete checkpoint of the run in ``folder``."""
     if not (folder / FOLDER).is_dir():
-        raise ConfigError(f"{folder} has no checkpoint to go on from")
+        raise ConfigError(f"{folder} has no checkpoint to resume from")
     checkpoint = CheckpointFolder(folder / FOLDER).newest(lambda one: _check(folder, one))
     return Resumption(
         folder=folder,
@@ -156,7 +156,7 @@ def read(folder: Path) -> Resumption:
 
 
 def adopt(resolved: Resolved) -> RunSettings:
-    """The settings of a run that goes on: those given now, and for the rest those it had."""
+    """The settings of a resumed run: those given now, and for the rest those it had."""
     settings = resolved.settings
     found = find(settings)
     if found is None:
@@ -167,9 +167,9 @@ def adopt(resolved: Resolved) -> RunSettings:
         for name in NAMES
         if name in saved and name not in _OF_THE_CALL and resolved.origins[name] == "default"
     }
-    if changes.get("engine") == "torchrun":  # which a launcher begins, and no setting
+    if changes.get("engine") == "torchrun":  # which a launcher starts, and no setting
         del changes["engine"]
-    if settings.engine == "torchrun":  # there the launcher has these in its hands
+    if settings.engine == "torchrun":  # there the launcher decides these
         changes = {name: value for name, value in changes.items() if name not in _OF_A_LAUNCHER}
         if changes.get("collective") == "shared":  # by memory, which ranks do not share
             del changes["collective"]
@@ -183,21 +183,21 @@ def adopt(resolved: Resolved) -> RunSettings:
 
 
 def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> None:
-    """Raise ConfigError where settings or the program make it another run."""
+    """Raise ConfigError if settings or the program make it another run."""
     saved = found.saved["settings"]
     for name in _OF_THE_MODEL:
         was, now = saved.get(name, default_of(name)), getattr(settings, name)
         if now != was and now is not None:
             raise ConfigError(
-                f"{found.folder} cannot go on with {name} = {now}: it has {was}; leave it out, "
-                "or start a new run"
+                f"{found.folder} cannot be resumed with {name} = {now}: it has {was}; leave it "
+                "out, or start a new run"
             )
     program = found.saved["about"]
     for name in ("task", "script"):
         if program.get(name) != about.get(name):
             raise ConfigError(
-                f"{found.folder} cannot go on with another {name}: it has {program.get(name)}, "
-                f"this run {about.get(name)}; start a new run"
+                f"{found.folder} cannot be resumed with another {name}: it has "
+                f"{program.get(name)}, this run {about.get(name)}; start a new run"
             )
 
 
@@ -206,8 +206,8 @@ def state_for(
 ) -> dict[str, Any]:
     """The coordinator's state for this protocol and this number of workers; see ``audit``.
 
-    What the protocol learned goes with it where it is of the same kind; batches that nobody has
-    begun are cut anew where an update has another number of pushes.
+    What the protocol learned is kept if it is of the same kind; batches that no worker has begun
+    are divided again if an update has another number of pushes.
 
     Raises:
         ConfigError: what was saved is not what a coordinator saves.
@@ -229,7 +229,7 @@ def state_for(
 
 
 def differences(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> list[str]:
-    """What is not as it was, a line each: ``workers: 2, now 4``."""
+    """The settings that have changed, one line each: ``workers: 2, now 4``."""
     saved = found.saved["settings"]
     rows = [
         (name, saved.get(name), getattr(settings, name))
@@ -251,7 +251,7 @@ def _word(value: object) -> str:
 
 
 def _itself(folder: Path) -> Path:
-    """Not ``runs/latest``, which may point to another run in a moment, but what it points to."""
+    """What ``runs/latest`` points to, since the link may soon point to another run."""
     return folder.resolve() if folder.is_symlink() else folder
 
 
@@ -261,7 +261,7 @@ def _named(text: str) -> Path:
         if (folder / "trace.jsonl").is_file() or has_checkpoint(folder):
             return _itself(folder)
     raise ConfigError(
-        f"there is no run {text!r} to go on with; name its folder, its name under {RUNS}/, "
+        f"there is no run {text!r} to resume; give its folder, its name under {RUNS}/, "
         "latest or auto"
     )
 
@@ -278,13 +278,13 @@ _SAVED: Mapping[str, Callable[[Any], object]] = {
     "place": ScriptPlace.read,
     "stream": stream_place,
 }
-"""What a checkpoint's own file must hold, and how each is read."""
+"""Fields that ``run.json`` must have -> how each is read."""
 
 
 def _check(folder: Path, one: Checkpoint) -> None:
-    """Raise where a checkpoint's own files do not say what they should, or the trace is another's.
+    """Raise ConfigError if a checkpoint's files are invalid, or the trace is of another run.
 
-    A trace that ends before the checkpoint was damaged, and is no reason to lose the run.
+    A trace that ends before the checkpoint was damaged, which is no reason to lose the run.
     """
     saved, state = one.json(RUN), one.json(COORDINATOR)
     path = one.path / RUN
@@ -312,17 +312,17 @@ def _check(folder: Path, one: Checkpoint) -> None:
 
 
 def _refuse_cut(one: Checkpoint) -> None:
-    """Raise where a member's part says why nobody can go on from here, in the midst of an epoch."""
+    """Raise ConfigError if a member's part says why the run cannot be resumed here."""
     for name in fnmatch.filter(one.files, "worker-*.json"):
         if why := one.json(name).get(CUT):
             raise ConfigError(f"{one.path}: {why}")
 
 
 def _refuse_another(trace: Path, one: Checkpoint, token: object) -> None:
-    """Raise where a checkpoint is not of the run that the trace is of."""
+    """Raise ConfigError if the checkpoint and the trace are of different runs."""
     try:
         header = read_header(trace)
-    except ConfigError:  # nothing can be read of it: it is begun again with the checkpoint
+    except ConfigError:  # unreadable: it is begun again with the checkpoint
         return
     if header.fields.get("token") != token:
         raise ConfigError(f"the checkpoint {one.path} is of another run than {trace}")

@@ -1,19 +1,19 @@
-"""What goes wrong in a run, as data: who dies, stops, slows down, and when.
+"""Injected faults as data: which worker dies, stops or slows down, and when.
 
-    kill worker 1 at update 100                 as the kernel would: SIGKILL, nothing is cleaned up
+    kill worker 1 at update 100                 SIGKILL, as by the kernel: nothing is cleaned up
     stop worker 2 at step 50 for 5s             SIGSTOP, and SIGCONT after five seconds
     slow worker 3 at 10s for 10s by 10x         ten times its own pace for ten seconds
     raise in worker 0 at update 20              an exception in the middle of its step
-    drop push of worker 1 at update 30          what it sends is lost on the way
+    drop push of worker 1 at update 30          its push is lost on the way
     delay push of worker 1 at update 30 by 1s   or comes a second late
     kill launcher at update 60                  the process that all others are children of
-    fill disk at 5s for 2s                      nothing can be written any more
+    fill disk at 5s for 2s                      nothing can be written
     corrupt trace.jsonl at update 40            a file of the run's folder has a byte flipped
 
 When: ``update N``, the worker's first step on parameters of version N or later; ``step N``, its
-own N-th step, from 1; ``10s``, so long after the first epoch has opened. A fault of a worker's step
-comes when its gradient is there and before it is pushed. One plan serves the simulated, the inline
-and the local engine, and each fault happens once, also where its worker has more than one life.
+own N-th step, from 1; ``10s``, so long after the first epoch has opened. A fault in a worker's step
+happens after its gradient is computed and before it is pushed. The simulated, inline and local
+engines use the same plan, and each fault happens once, even if its worker has several lives.
 It must not know how anything is done to a worker.
 """
 
@@ -27,7 +27,7 @@ from .delays import parse_seconds, parse_worker
 
 
 class Kind(enum.Enum):
-    """What goes wrong; the value is how it is written."""
+    """The kind of a fault; the value is its form as text."""
 
     KILL = "kill worker W at WHEN"
     STOP = "stop worker W at WHEN for TIME"
@@ -41,7 +41,7 @@ class Kind(enum.Enum):
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether it happens to one worker, not to the machine."""
+        """Whether it happens to one worker rather than the machine."""
         return " worker W " in self.value
 
 
@@ -57,10 +57,10 @@ _FROM_OUTSIDE = (Kind.KILL, Kind.STOP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong; exactly one of ``update``, ``step`` and ``at_s`` says when.
+    """One fault; exactly one of ``update``, ``step`` and ``at_s`` says when.
 
     Attributes:
-        worker: whom it happens to; None: the machine.
+        worker: the worker it happens to; None: the machine.
         update: at the worker's first step on this version (or once the run has it), from 0.
         step: at this step of the worker, from 1.
         at_s: so many seconds after the first epoch has opened.
@@ -82,7 +82,7 @@ class Fault:
         if sum(one is not None for one in (self.update, self.step, self.at_s)) != 1:
             raise ConfigError(f"a fault has one time: an update, a step or seconds, got {self!r}")
         if (self.worker is None) == self.kind.is_of_worker:
-            raise ConfigError(f"{self.kind.value!r}: the worker is missing, or one too many")
+            raise ConfigError(f"{self.kind.value!r}: the worker is missing, or must be left out")
         if self.worker is None and self.step is not None:
             raise ConfigError(f"{self.kind.value!r}: only a worker has steps; name an update")
 
@@ -100,7 +100,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """All that goes wrong in one run.
+    """All injected faults of one run.
 
     Example:
         >>> plan = FaultPlan.parse(["kill worker 1 at update 100"], num_workers=2)
@@ -123,11 +123,11 @@ class FaultPlan:
         return bool(self.faults)
 
     def of_worker(self, worker: int) -> tuple[Fault, ...]:
-        """What happens to this worker."""
+        """The faults of this worker."""
         return tuple(one for one in self.faults if one.worker == worker)
 
     def without(self, happened: Sequence[str]) -> "FaultPlan":
-        """What is still to come, when these have happened already, one for each line."""
+        """The plan without the faults that have already happened, one for each line."""
         left = list(happened)
         kept = []
         for one in self.faults:
@@ -139,13 +139,13 @@ class FaultPlan:
 
 
 class WorkerFaults:
-    """The faults of one live worker, step by step: what happens now, and how slow it is meanwhile.
+    """The faults of one live worker, step by step: what happens now, and how slow it is.
 
-    Kills and stops at a time of the clock are not among them: those come from outside, wherever
-    the worker is then.
+    Kills and stops at a clock time are not included: they come from outside, wherever the worker
+    is then.
 
     Args:
-        faults: of this worker, those that have happened already left out.
+        faults: of this worker, without those that have already happened.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -158,10 +158,10 @@ class WorkerFaults:
         return bool(self._left or self._slow)
 
     def due(self, version: int, now_s: float) -> list[Fault]:
-        """What happens in the step that is being made, the next one of this worker.
+        """The faults of this worker's next step.
 
         Args:
-            version: of the parameters that it was made on.
+            version: of the parameters that the step uses.
             now_s: since the first epoch opened.
         """
         self._step += 1
@@ -180,7 +180,7 @@ class WorkerFaults:
         return fault.at_s is not None and now_s >= fault.at_s
 
     def factor(self, now_s: float) -> float:
-        """How many times longer a step takes that ends now; the slowest phase counts."""
+        """How many times longer a step that ends now takes; the slowest phase counts."""
         self._slow = [one for one in self._slow if one[0] > now_s]
         return max((factor for _, factor in self._slow), default=1.0)
 
@@ -229,12 +229,12 @@ def _factor(number: str, text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 1.0 <= factor < 1e6:
-        raise ConfigError(f"fault {text!r}: {number!r} is no factor from 1 on; write 10x")
+        raise ConfigError(f"fault {text!r}: {number!r} is no factor of at least 1; write 10x")
     return factor
 
 
 def _file(name: str | None, text: str) -> str:
-    """A name below the run's folder: nothing else is anybody's to damage."""
+    """A name below the run's folder. ConfigError: it is outside."""
     if name is not None and (name.startswith("/") or ".." in name.split("/")):
         raise ConfigError(f"fault {text!r}: name a file inside the run's folder: trace.jsonl")
     return name or ""

@@ -1,6 +1,6 @@
 """The engine contract: what makes time pass, carries facts in and messages out.
 
-    start(specs, program)  begin the members
+    start(specs, program)  start the members
     events(timeout)         what happened since the last call, in one total order
     send(messages)          hand these to members, in order; returns at once
     cancel(member, serial)  let a member leave its step, if it works on no later one
@@ -9,8 +9,8 @@
     close()                 end every member; nothing is left behind
 
 An event is ``(member, what)``: a message of ``wire/messages.py``, or a happening that the engine
-itself tells of. An engine whose members can be lost has `Processes` besides. This module must not
-know protocols or jobs.
+itself reports. An engine whose members can be lost also has `Processes`. This module must not know
+protocols or jobs.
 """
 
 import abc
@@ -25,17 +25,17 @@ from ..system.vitals import Vitals
 from ..wire.messages import FromMember, ToMember
 
 ALL_WORK: Final = 2**63 - 2
-"""To `Engine.cancel`: whatever a member works on."""
+"""For `Engine.cancel`: whatever a member works on."""
 
 RENDEZVOUS = "rendezvous"
-"""How the files beside the logs begin by which members of one life of a run find each other."""
+"""Prefix of the files beside the logs at which the members of one life of a run meet."""
 
 THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables of the environment that tell libraries with how many threads to compute."""
+"""Environment variables with the number of threads for libraries."""
 
 
 class ProcessStarted(NamedTuple):
-    """A member that was asked for is there."""
+    """A member that was asked for has started."""
 
     seat: int
     pid: int
@@ -48,19 +48,19 @@ class ProcessLeft(NamedTuple):
 
 
 class ProcessStopped(NamedTuple):
-    """Somebody has stopped a member (SIGSTOP)."""
+    """A member was stopped (SIGSTOP)."""
 
 
 class ProcessContinued(NamedTuple):
-    """It was let go on."""
+    """A stopped member was continued."""
 
 
 class MemberStalled(NamedTuple):
-    """Of an engine that can tell by itself: nothing was heard of a member for too long."""
+    """From an engine that can tell by itself: a member was silent for too long."""
 
 
 class HelperWoken(NamedTuple):
-    """Of no member (-1): a process of the engine's own had been stopped, and was let go on."""
+    """From no member (-1): a process of the engine's own was stopped, and was continued."""
 
     what: str
 
@@ -91,8 +91,8 @@ class StoreView:
     """What the deciding side sees of the store, and shows to members that run between peers.
 
     Args:
-        memory: that checkpoints are written from.
-        control: the run's words.
+        memory: the memory that checkpoints are written from.
+        control: the run's control words.
     """
 
     def __init__(self, memory: Memory, control: Control) -> None:
@@ -101,12 +101,12 @@ class StoreView:
 
     @property
     def version(self) -> int:
-        """The newest whole one; between peers the coordinator hears of it later."""
+        """The newest complete version; between peers the coordinator hears of it later."""
         return self._control.version
 
     @property
     def num_jobs(self) -> int:
-        """How many jobs are done by now."""
+        """The number of jobs done so far."""
         return self._control[JOBS]
 
     def ask_copy(self, number: int) -> None:
@@ -119,7 +119,7 @@ class StoreView:
         self._control.wake(MET)
 
     def calm(self) -> int:
-        """End the alarm, while all members wait; how many barriers they have passed by now."""
+        """End the alarm, while all members wait; returns how many barriers they have passed."""
         self._control[ALARM] = 0
         return max(self._control[index] for index in self._control.arrived)
 
@@ -128,7 +128,7 @@ class Engine(abc.ABC):
     """The deciding side of an engine.
 
     Attributes:
-        processes: of members; None: they cannot be lost, as threads of this process.
+        processes: of members; None: they cannot be lost, such as threads of this process.
     """
 
     traits: Traits
@@ -136,11 +136,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def start(self, specs: Sequence["MemberSpec"], program: bytes) -> dict[int, tuple[int, int]]:
-        """Begin these members; member -> (seat, pid).
+        """Start these members; returns member -> (seat, pid).
 
         Args:
-            program: what every member runs, also one that is begun later; pickled, and never in a
-                file that has a name: whoever could write there would choose what is run.
+            program: what every member runs, also one that is started later; pickled, and never in
+                a named file, where any process that can write could choose what runs.
         """
 
     @abc.abstractmethod
@@ -149,24 +149,24 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
-        """Hand each message to its member, those of one member in order; returns at once."""
+        """Send each message to its member, those of one member in order; returns at once."""
 
     @abc.abstractmethod
     def cancel(self, member: int, serial: int) -> None:
-        """Let a member leave its step where that works on ``serial`` or on one before."""
+        """Let a member leave its step if it works on ``serial`` or an earlier one."""
 
     @abc.abstractmethod
     def lay_out(self, num_bytes: int) -> StoreView:
-        """Make the store's memory; LinkError where there is too little."""
+        """Make the store's memory. LinkError: there is too little."""
 
     def clear(self) -> None:
-        """All members wait for a message, and begin another run: forget what they had in common.
+        """Reset what members share, for another run; all of them wait for a message.
 
-        Words and memory are as at the start, but for who is gone. Memory that a member still looks
-        into stays readable. An engine that cannot do it carries no trials.
+        Words and memory are as at the start, except for members that are gone. Memory that a member
+        still reads stays readable. An engine that cannot do this supports no trials.
         """
         raise ConfigError(
-            f"engine {self.traits.name} carries one run, and no trials (pace.trial()); use engine "
+            f"engine {self.traits.name} supports one run and no trials (pace.trial()); use engine "
             "local"
         )
 
@@ -176,7 +176,7 @@ class Engine(abc.ABC):
 
 
 class Processes(abc.ABC):
-    """Members as something that can be lost: looked at, ended and begun again."""
+    """Members that can be lost: observed, ended and restarted."""
 
     @abc.abstractmethod
     def signs(self, member: int) -> "Signs":
@@ -184,19 +184,19 @@ class Processes(abc.ABC):
 
     @abc.abstractmethod
     def vitals(self, member: int) -> Vitals:
-        """What this member's process does."""
+        """The state of this member's process."""
 
     @abc.abstractmethod
     def whereabouts(self, member: int, does: str = "is") -> str:
-        """Where in its program this member is, in words: "it sleeps at data.py:88 in __getitem__".
+        """Where in its program this member is: "it sleeps at data.py:88 in __getitem__".
 
         Args:
-            does: what it does there.
+            does: the verb for what it does there.
         """
 
     @abc.abstractmethod
     def hurry(self, member: int) -> None:
-        """Let it copy what it was asked for, though its script is busy by itself; where it can."""
+        """Let it copy what it was asked for while its script is busy, if it can."""
 
     @abc.abstractmethod
     def end(self, member: int) -> None:
@@ -204,15 +204,15 @@ class Processes(abc.ABC):
 
     @abc.abstractmethod
     def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        """Begin a new life on a seat whose last member has left; ``ProcessStarted`` follows.
+        """Start a new life on a seat whose last member has left; ``ProcessStarted`` follows.
 
         Args:
-            told: what its script finds through ``connect`` and the first life's did not.
+            told: what its script finds through ``connect`` beyond what the first life's did.
         """
 
 
 class Signs(NamedTuple):
-    """Signs of life: what differs from one look to the next was made by a member that gets on.
+    """Signs of life: a change between two checks means that the member makes progress.
 
     Attributes:
         beats: grows with each mini-batch, gradient and push.
@@ -227,10 +227,10 @@ class Signs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSpec:
-    """A new member: where it sits, and what it is told.
+    """A new member: its seat, and what it is told.
 
     Attributes:
-        log: file for all that it prints.
+        log: the file for all that it prints.
         exchange: ``module:function`` that makes the member's side, see ``local/process.py``.
         context: what its script finds through ``connect``.
     """
@@ -242,11 +242,11 @@ class MemberSpec:
     log: str
     context: dict[str, object]
     environment: dict[str, str]
-    """Variables of its own, and how many threads the user has exported; else none is set."""
+    """Its own variables, and the numbers of threads that the user has exported."""
     exchange: str = ""
     search_path: tuple[str, ...] = ()
-    """Where the launcher's process finds modules: a task may come from beside the user's script."""
+    """The launcher's module path: a task may be beside the user's script."""
     is_path_first: bool = False
-    """Whether it looks there before anywhere else, so that a task's module is the same one."""
+    """Whether that path comes first, so that a task's module is the same one."""
     preload: tuple[str, ...] = ()
-    """Modules that it has from the start."""
+    """Modules that it has imported from the start."""

@@ -223,9 +223,11 @@ def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device
         Path(_met_at).unlink(missing_ok=True)
     if not dist.is_initialized():
         _met_at = rendezvous
+        store = dist.FileStore(rendezvous, num_seats)  # a URL would end at a # or ? in the path
+        store.set_timeout(_TIMEOUT)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else None,
-            init_method=f"file://{rendezvous}",
+            store=store,
             rank=seat,
             world_size=num_seats,
             timeout=_TIMEOUT,

@@ -1,6 +1,6 @@
 """``paceline.connect``: how this script was started, and its part in the run.
 
-    by paceline launch or train    its process was made a member before the script began
+    by paceline launch or train    its process was made a member before the script started
     by torchrun, srun, mpirun      it becomes one here (ranks.py)
     by python                      it is alone
 
@@ -26,7 +26,7 @@ def connect() -> Pace:
 
     Raises:
         ConfigError: the script was started by another launcher with several processes; or it is
-            alone, and the environment asks for a run to go on.
+            alone, and the environment asks to resume a run.
         LinkError: one of several cannot reach the others.
     """
     if not worker.is_started():
@@ -36,7 +36,8 @@ def connect() -> Pace:
             join_once(rank)
         elif os.environ.get(_RESUME):
             raise ConfigError(
-                f"{_RESUME} is set, and this process is alone and belongs to no run: paceline "
-                f"launch --workers 1 --resume {os.environ[_RESUME]} SCRIPT goes on with one worker"
+                f"{_RESUME} is set, but this process is alone and belongs to no run; to resume "
+                f"with one worker: paceline launch --workers 1 --resume {os.environ[_RESUME]} "
+                "SCRIPT"
             )
     return worker.current_pace()

@@ -1,8 +1,8 @@
-"""What a run is asked for: settings that a script can have, or ranks; the folder of its restarts.
+"""What a job may ask for: the settings of a script, or of ranks; and the folder of its restarts.
 
-    flags, file, environment -> of a script: refused by name where it has its own
-                             -> of ranks: refused by name, or with a worker a rank
-    restart -> where ranks meet, or runs/.job-ID -> the folder of the first start, what its run had
+    flags, file, environment -> of a script: refused by name if the script has its own
+                             -> of ranks: refused by name, or with one worker per rank
+    restart -> the ranks' store, or runs/.job-ID -> the folder and settings of the first start
 
 This module must not know how ranks are reached.
 """
@@ -34,13 +34,13 @@ _OF_TASKS = {
     'say pace.prepare(..., batch="per-worker")',
     "init": "let it make the model's weights itself",
 }
-"""Settings that the standard loop of tasks reads, and where a script has the same."""
+"""Settings that the standard loop of tasks reads -> where a script sets the same."""
 
 
 def refuse_of_tasks(program: Program, resolved: Resolved) -> None:
-    """Raise ConfigError where a script is given what it would not hear of.
+    """Raise ConfigError if a script is given a setting that only tasks read.
 
-    What a run had that goes on, and nobody gives now, is as it was.
+    Settings that a resumed run takes over are not refused.
     """
     if isinstance(program, TaskProgram):
         return
@@ -48,19 +48,19 @@ def refuse_of_tasks(program: Program, resolved: Resolved) -> None:
         value, origin = getattr(resolved.settings, name), resolved.origins[name]
         if value is None or origin == "default":
             continue
-        own = f"; a flag of its own stands behind its name: {program.path} {origin} {value}"
+        own = f"; the script's own flags come after its name: {program.path} {origin} {value}"
         raise ConfigError(
-            f"{name} {value} ({origin}) is for tasks, a script has its own: leave it out, and "
+            f"{name} {value} ({origin}) is for tasks, a script sets its own: leave it out, and "
             + instead.format(value)
             + (own if origin.startswith("--") else "")
         )
 
 
 def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
-    """The settings of a run with a worker a rank.
+    """The settings of a run with one worker per rank.
 
     Raises:
-        ConfigError: one asks for what ranks cannot carry.
+        ConfigError: a setting is not supported with ranks.
     """
     given, size = resolved.settings, rank.size
     if resolved.origins["workers"] != "default" and given.workers != size:
@@ -70,7 +70,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
         )
     if given.engine not in ("local", "torchrun"):
         raise ConfigError(
-            f"engine {given.engine!r} ({resolved.origins['engine']}): this process was begun as "
+            f"engine {given.engine!r} ({resolved.origins['engine']}): this process was started as "
             "one of several; leave the setting out"
         )
     is_split(settings := replace(given, workers=size, engine="torchrun"))
@@ -78,26 +78,26 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
     instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
     if not protocol.is_spmd:
         raise ConfigError(
-            f"protocol {settings.protocol} decides after each push, which engine torchrun cannot "
-            "carry: it carries full-sync, local-sgd:H and post-local-sgd:N,H. On one machine: "
+            f"protocol {settings.protocol} decides after each push, which engine torchrun does not "
+            "support: it supports full-sync, local-sgd:H and post-local-sgd:N,H. On one machine: "
             f"{instead}"
         )
     path_of(settings, protocol)
     if settings.path not in ("auto", "collective"):
         raise ConfigError(
-            f"path {settings.path!r} is shared memory, which processes of torchrun have not: leave "
+            f"path {settings.path!r} is shared memory, which processes of torchrun lack: leave "
             f"the setting out. On one machine: {instead}"
         )
     for name in _NOT_HERE:
         if getattr(settings, name):
             raise ConfigError(
-                f"{name} is not carried by engine torchrun, where a worker that is lost ends the "
-                "run: torchrun --max-restarts N begins all again, from the newest checkpoint"
+                f"{name} is not supported by engine torchrun, where a lost worker ends the run: "
+                "torchrun --max-restarts N restarts all workers from the newest checkpoint"
             )
     if settings.on_worker_error == "continue":
         raise ConfigError(
-            "on_worker_error 'continue' is not carried by engine torchrun: all workers are needed "
-            f"for each update. On one machine: {instead}"
+            "on_worker_error 'continue' is not supported by engine torchrun: all workers are "
+            f"needed for each update. On one machine: {instead}"
         )
     _refuse_faults(settings)
     return replace(settings, fault=()) if rank.goes_on else settings
@@ -107,24 +107,24 @@ def is_split(settings: RunSettings) -> bool:
     """Whether the model is divided, so that its workers are ranks.
 
     Raises:
-        ConfigError: it cannot be, or not so.
+        ConfigError: it cannot be divided with these settings.
     """
     name = read_split(settings.split, settings.workers)
     if settings.workers == 1 and divides(settings.split):
         raise ConfigError(
-            f"split {settings.split!r} divides a model among several workers, and there is one: "
+            f"split {settings.split!r} divides a model among several workers, but there is one: "
             "add --workers 2"
         )
     if name is not None and settings.protocol.partition("+")[0] != "full-sync":
         raise ConfigError(
-            f"split {settings.split!r} with protocol {settings.protocol} is not carried: workers "
+            f"split {settings.split!r} with protocol {settings.protocol} is not supported: workers "
             "that hold parts of one model step together; use --protocol full-sync, or --split data"
         )
     if name is not None and settings.dry_run:
         raise ConfigError(
-            f"--dry-run with split {settings.split!r}: where a model is cut is measured by all "
-            f"workers; paceline partition TASK -n {name.size} shows the cut, and paceline plan "
-            "--memory what each split costs"
+            f"--dry-run with split {settings.split!r}: all workers measure where to cut the model; "
+            f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
+            "what each split costs"
         )
     return name is not None
 
@@ -133,8 +133,8 @@ def _refuse_faults(settings: RunSettings) -> None:
     for one in FaultPlan.parse(settings.fault, settings.workers).faults:
         if one.worker is None or one.at_s is not None or one.kind is Kind.DROP:
             raise ConfigError(
-                f"fault {str(one)!r} is not carried by engine torchrun, whose workers may be on "
-                "other machines: 'kill worker 1 at update 100' comes from within"
+                f"fault {str(one)!r} is not supported by engine torchrun, whose workers may be on "
+                "other machines; 'kill worker 1 at update 100' is injected from within the worker"
             )
 
 
@@ -144,26 +144,26 @@ def said_of(settings: RunSettings) -> str:
 
 
 class Keeper(Protocol):
-    """What outlives the ranks of one job, and keeps a text for those that are begun again."""
+    """Outlives the ranks of a job, and keeps a text for those that are restarted."""
 
     def keep(self, text: str) -> None:
-        """In the place of what it had; "": nothing."""
+        """Replace the text that is kept; "": keep nothing."""
 
     def kept(self) -> str:
-        """What it was given last; "": nothing."""
+        """Returns the text given last; "": none."""
 
 
 class JobFile:
-    """``runs/.job-ID``: where ranks meet goes with them.
+    """``runs/.job-ID``, for jobs whose store ends with the ranks.
 
-    Two jobs that are given one id at once, in one folder, have one file.
+    Two jobs with the same id at the same time, in the same folder, share one file.
     """
 
     def __init__(self, job: str) -> None:
         self._path = RUNS / f".job-{job}"
 
     def keep(self, text: str) -> None:
-        """OSError: it cannot be written, and says what it did."""
+        """Write the text, or remove the file. OSError: it cannot be written."""
         if not text:
             self._path.unlink(missing_ok=True)
             return
@@ -178,12 +178,12 @@ class JobFile:
 
 
 class JobFolder:
-    """Which folder a job's run has, so that its restarts go on there.
+    """The folder of a job's run, where its restarts continue.
 
-    It is kept from when it is known until the run has come to its end.
+    It is kept from when it is known until the end of the run.
 
     Args:
-        keeper: of the job; None: a file does it, where the job is begun again at all.
+        keeper: of the job; None: a file, if the job can be restarted at all.
     """
 
     def __init__(self, rank: RankOfWorld, keeper: Keeper | None = None) -> None:
@@ -191,10 +191,10 @@ class JobFolder:
         self._keeper = keeper or (JobFile(rank.job) if rank.job else None)
 
     def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
-        """The settings with the folder that the first start had, and with what its run had."""
+        """The settings, with the folder of the first start and the settings of its run."""
         goes_on, folder = self._rank.goes_on, ""
         if not goes_on:
-            self.forget()  # what is there is of another job, which had the same name
+            self.forget()  # any text is another job's of the same name
         elif self._keeper is not None:
             folder = self._keeper.kept()
         if folder:
@@ -207,19 +207,19 @@ class JobFolder:
         return adopt(Resolved(settings=settings, origins=origins))
 
     def began(self, folder: str) -> str:
-        """The run lies there; why no restart will know that, empty: each will."""
+        """The run is in this folder; returns why restarts will not find it, empty if they will."""
         try:
             if self._keeper is not None:
                 self._keeper.keep(folder)
         except OSError as error:
             return (
                 f"a restart will not find this run, since {error.filename or RUNS} cannot be "
-                f"written ({error.strerror}): it would begin anew; set PACELINE_RUN_DIR={folder}, "
-                "which it goes on in"
+                f"written ({error.strerror}), and would start from the beginning; set "
+                f"PACELINE_RUN_DIR={folder}, in which it will continue"
             )
         return ""
 
     def forget(self) -> None:
-        """It has come to its end."""
+        """The run is over: keep nothing."""
         if self._keeper is not None:
             self._keeper.keep("")

@@ -2,7 +2,7 @@
 
     settings + program -> folder -> engine, members -> controller -> trace -> summary
 
-Above 300 lines, since a run is opened and ended in one place. This module must not know how orders
+Above 300 lines, since a run is started and ended in one place. This module must not know how orders
 are carried out or how a summary is computed.
 """
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task
 
 AllLost: TypeAlias = tuple[AllGone, int, Sequence[str]]
-"""How all workers were lost: the end, the version that was reached, the faults that had come."""
+"""How all workers were lost: the error, the version reached, the faults that have happened."""
 
 
 def train(
@@ -73,7 +73,7 @@ def train(
     protocol: str | None = None,
     **settings: Any,
 ) -> Summary | None:
-    """Train ``task`` with ``workers`` processes on this machine and return what came of it.
+    """Train ``task`` with ``workers`` processes on this machine and return its summary.
 
     A dry run returns None.
 
@@ -82,7 +82,7 @@ def train(
 
     Args:
         task: a built-in name, ``package.module:attribute``, or a ``Task``.
-        workers: processes; None: 1, or as many as the run had that ``resume`` names.
+        workers: processes; None: 1, or as many as the run named by ``resume`` had.
         protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...; None: full-sync,
             or what the run had.
         settings: any other setting of a run (``epochs=3``, ``batch_size=128``,
@@ -91,8 +91,8 @@ def train(
     Raises:
         ConfigError: a setting is unknown or cannot work.
         WorkerError: a worker failed.
-        Interrupted: the user ended it, by Ctrl-C or a notebook's stop button; its ``summary`` is
-            what came of the run until then.
+        Interrupted: the user ended it, by Ctrl-C or a notebook's stop button; its ``summary``
+            covers the run until then.
     """
     from ..report.live import choose_observer  # here: the command chooses its own
 
@@ -109,7 +109,7 @@ def train(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What a run is made in: the engine by its name and its workers, and who hears signals."""
+    """Where a run happens: makes the engine by name and number of workers, and handles signals."""
 
     make: Callable[[str, int], Engine] = make_engine
     signals: Callable[[Callable[[int], bool]], AbstractContextManager[None]] = ended_by_signals
@@ -118,33 +118,33 @@ class Host:
 def launch_run(
     program: Program, settings: RunSettings, observer: Observer, host: Host | None = None
 ) -> Summary | TrialsSummary | None:
-    """Run ``program``; the summary of what came of it, None after a dry run.
+    """Run ``program`` and return its summary, None after a dry run.
 
-    Of a script that trains in trials those of all of them.
+    For a script that trains in trials, returns the summaries of all of them.
 
     Args:
-        host: None: this process begins the workers, and hears signals.
+        host: None: this process starts the workers and handles signals.
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a worker failed; all others were ended.
-        LinkError: its end could not be written to its folder, or there is too little memory.
-        KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
-            had begun. One that had not, or was refused, leaves no folder.
-        BeginsAnew: its processes are to begin anew and go on from its newest checkpoint.
+        LinkError: the last checkpoint could not be written, or there is too little memory.
+        KeyboardInterrupt: the user ended the run; its files are complete. ``Interrupted`` if it
+            had begun. A run that had not, or was refused, leaves no folder.
+        BeginsAnew: its processes are to restart and continue from the newest checkpoint.
     """
     host = host or Host()
     if settings.workers > MOST_PROCESSES:
         raise ConfigError(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
-            "paceline simulate takes them in virtual time"
+            "paceline simulate runs them in virtual time"
         )
     protocol = protocol_of(settings)
     path_of(settings, protocol)
     if settings.engine != "torchrun" and read_split(settings.split, settings.workers) is not None:
         raise ConfigError(
-            f"split {settings.split!r} runs among ranks: paceline train TASK, or paceline launch "
-            "SCRIPT, --workers N --split begins them, and so does torchrun"
+            f"split {settings.split!r} runs on ranks: paceline train TASK, or paceline launch "
+            "SCRIPT, with --workers N --split starts them, and so does torchrun"
         )
     check_compression(settings, protocol)
     parse_delays(settings.delay, settings.workers)
@@ -172,7 +172,7 @@ def _launch(
     folder: RunFolder,
     host: Host,
 ) -> Summary | TrialsSummary:
-    """Run in a folder that is held; what is refused there leaves it as it was."""
+    """Run in a locked folder; a run that is refused leaves it as it was."""
     found = folder.path if folder.goes_on else None
     origin = _origin(program, settings, observer, found)
     lives = Lives(settings, origin, folder.place)
@@ -180,7 +180,7 @@ def _launch(
         _live(program, lives, observer, host)
         if not lives.has_begun:
             raise ConfigError("no trial of the script called prepare(): there was nothing to train")
-    except BaseException as error:  # a life may end in any way, and its end is told
+    except BaseException as error:  # raised again, whatever it is: the report comes first
         if not lives.has_begun:
             if found is None and not _has_words(folder.path, error):
                 folder.discard(WRITTEN)
@@ -192,13 +192,13 @@ def _launch(
     try:
         summary = _report(lives, observer)
     except ConfigError as damage:
-        raise LinkError(f"the run came to its end, but {damage}") from None
+        raise LinkError(f"the run is complete, but {damage}") from None
     observer.finished(summary)
     return summary
 
 
 def _report_of_trials(lives: Lives, observer: Observer) -> TrialsSummary:
-    """All of them beside each other; there is no run around them that could be gone on with."""
+    """The summaries of all trials; the run around them cannot be resumed, so its trace goes."""
     with suppress(FileError):
         lives.place.remove_file(FILE_NAME)
     found = TrialsSummary(run_dir=str(lives.place.path), trials=tuple(lives.trials))
@@ -207,7 +207,7 @@ def _report_of_trials(lives: Lives, observer: Observer) -> TrialsSummary:
 
 
 def _report(lives: Lives, observer: Observer) -> Summary:
-    """What came of a run, also written into its folder where that can be."""
+    """The summary of a run, also written into its folder if possible."""
     folder = lives.place.path
     try:
         return write_report(folder, lives.within)
@@ -217,7 +217,7 @@ def _report(lives: Lives, observer: Observer) -> Summary:
 
 
 def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) -> None:
-    """What came of a run that ended so; a report that cannot be made does not hide why it did."""
+    """Report a run that ended with this error; a failing report does not hide the error."""
     if lives.trials:
         trials = _report_of_trials(lives, observer)
         if isinstance(error, KeyboardInterrupt):
@@ -231,14 +231,14 @@ def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) ->
     if isinstance(error, KeyboardInterrupt):
         observer.finished(summary)
         raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
-    if isinstance(error, LinkError | ScriptLost):  # it came to its end
+    if isinstance(error, LinkError | ScriptLost):  # the run itself is complete
         observer.finished(summary)
 
 
 def _origin(
     program: Program, settings: RunSettings, observer: Observer, folder: Path | None
 ) -> Origin:
-    """Where the run comes from; what is not as it was is said, what cannot be is refused."""
+    """Where the run comes from; notes the settings that differ, refuses those that must not."""
     about = program.describe()
     if folder is None:
         return Origin(about=about)
@@ -247,12 +247,12 @@ def _origin(
     if found.checkpoint.note:
         observer.note(found.checkpoint.note)
     for line in differences(found, settings, about):
-        observer.note(f"not as it was: {line}")
+        observer.note(f"changed: {line}")
     return Origin(about=about, resumption=found)
 
 
 def _has_words(folder: Path, error: BaseException) -> bool:
-    """Whether somebody should look into the folder of a run that never began."""
+    """Whether the folder of a run that never began is worth keeping."""
     is_failure = isinstance(error, WorkerError)
     return is_failure or any(
         one.is_file() and one.stat().st_size for one in folder.glob("logs/*.log")
@@ -260,7 +260,7 @@ def _has_words(folder: Path, error: BaseException) -> bool:
 
 
 def _check_preload(settings: RunSettings) -> None:
-    """Raise ConfigError where modules to import before workers begin cannot be."""
+    """Raise ConfigError if modules cannot be imported before the workers start."""
     if settings.preload and settings.engine != "local":
         raise ConfigError(
             f"preload: engine {settings.engine!r} forks no workers, so each imports what it needs; "
@@ -270,7 +270,7 @@ def _check_preload(settings: RunSettings) -> None:
 
 
 def _find_data(program: Program, observer: Observer) -> None:
-    """Fetch a built-in task's data where it is not here; an unknown task ends here."""
+    """Fetch a built-in task's data if it is missing. ConfigError: the task is unknown."""
     if isinstance(program, TaskProgram) and isinstance(program.task, str):
         entry = find_task(program.task)
         if entry is not None and entry.data_set:
@@ -278,13 +278,13 @@ def _find_data(program: Program, observer: Observer) -> None:
 
 
 def _live(program: Program, lives: Lives, observer: Observer, host: Host) -> None:
-    """Run, and where all workers are lost, again, as far as ``--respawn`` wants that."""
+    """Run, and run again when all workers are lost, if ``--respawn`` asks for it."""
     while (end := _run(program, lives, observer, host)) is not None:
         observer.note(lives.go_on(*end))
 
 
 def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllLost | None:
-    """One life of a run; where all workers were lost that end, how far it came, and its faults."""
+    """One life of a run; returns how it ended if all workers were lost."""
     settings, origin, place = lives.settings, lives.origin, lives.place
     protocol = protocol_of(settings)
     _make_logs(place, settings)
@@ -321,7 +321,9 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
         try:
             seats.update(engine.start(specs, cloudpickle.dumps(program)))
             controller.run(seats)
-        except BaseException as error:  # the same, to the other workers
+        except (
+            BaseException
+        ) as error:  # raised again, whatever it is: the trace has its reason first
             controller.fail(ending(error))
             if asked and isinstance(error, _ends_of_asked(engine)):
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
@@ -336,12 +338,12 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
 
 
 def _ends_of_asked(engine: Engine) -> tuple[type[BaseException], ...]:
-    """How a run may end that was asked to; of ranks one has died, and torchrun asks the others."""
+    """How a run may end after a signal; if a rank has died, torchrun signals the others."""
     return (AllGone, KeyboardInterrupt) if engine.traits.has_store else (KeyboardInterrupt,)
 
 
 def _make_logs(place: OpenFolder, settings: RunSettings) -> None:
-    """The files for what workers print; where one cannot be, that is said before they begin."""
+    """Make the files for what workers print, so that an error comes before they start."""
     with closing(place.make_inner("logs")) as logs:
         for name in logs.names():
             if name.startswith(RENDEZVOUS):  # of a life that was cut off: who comes now would wait

@@ -1,13 +1,13 @@
-"""The folder that a run takes, alone, the lives that it has there, and what members begin with.
+"""The folder that a run locks, the lives that it has there, and what members start with.
 
-    found by --resume, or made -> held -> [ what a run that was cut off left is set aside ]
-        -> a life -> [ all workers lost: the newest checkpoint, the faults that are left -> a life ]
+    found by --resume, or made -> locked -> [ files of a run that was cut off are set aside ]
+        -> a life -> [ all workers lost: the newest checkpoint, the remaining faults -> a life ]
 
-What is found is read once the folder is held: until then another run may have gone on. To begin
-again is what `--resume` does, within one call. A member is told its seat, its threads and its
-context before it begins: settings + program + protocol -> one MemberSpec a seat -> engine.start.
-Faults that were ordered and have come do not come again. A run that ends so again and again without
-getting further is given up. This module must not know engines, or how a life is carried out.
+The folder is read once it is locked: until then another run may have continued there. A restart
+does what `--resume` does, within one call. A member is told its seat, its threads and its context
+before it starts: settings + program + protocol -> one MemberSpec per seat -> engine.start. Injected
+faults that have happened do not happen again. A run that restarts repeatedly without progress is
+given up. This module must not know engines, or how a life is carried out.
 """
 
 import dataclasses
@@ -39,22 +39,22 @@ from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Ended
 
 WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", "wandb", *CLIENTS_RUNS, FOLDER)
-"""What lies in the folder of a run that has not begun."""
+"""What is in the folder of a run that has not begun."""
 _LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors", INDEX, BEST)
-"""And what one leaves that was cut off, beside the files of models that it kept."""
+"""What a run that was cut off leaves, beside the files of its kept models."""
 _TRIES = 3
 MOST_IN_VAIN = 3
-"""Lives in a row that may end without a version that the run had not reached before."""
+"""Lives in a row that may end without a new version."""
 
 
 def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) -> RunFolder:
-    """The folder of the run, held against all others.
+    """The folder of the run, locked against all other runs.
 
     Args:
-        say: is told what was set aside, where others cannot be kept out, and of a missing link.
+        say: called with notes: what was set aside, a lock or a link that cannot be made.
 
     Raises:
-        ConfigError: another run is at work there, or has been to its end, or the folder cannot be
+        ConfigError: another run is at work there, or has ended there, or the folder cannot be
             used.
     """
     for _ in range(_TRIES):
@@ -70,7 +70,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
             if settings.resume is not None:
                 refuse_trials(folder.path)
             if settings.resume is not None and not folder.goes_on:
-                say(_set_aside(folder) or "there is no run to go on with yet: a new one begins")
+                say(_set_aside(folder) or "there is no run to resume yet: a new one begins")
         except FileNotFoundError:
             folder.close()
         except BaseException:  # raised again: the folder is closed
@@ -78,55 +78,55 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
             raise
         else:
             return folder
-    raise ConfigError(f"{folder.path} is taken away again and again by other runs")
+    raise ConfigError(f"other runs keep removing {folder.path}; name another folder")
 
 
 def _set_aside(folder: RunFolder) -> str:
-    """What a run left that was cut off before its first checkpoint makes room; what to say of it.
+    """Move away the files of a run that was cut off before its first checkpoint; returns a note.
 
-    ConfigError: it has come to its end.
+    ConfigError: the run has ended.
     """
     place = folder.place
     if not place.has(FILE_NAME):
         return ""
     if not _was_cut_off(folder):
         raise ConfigError(
-            f"{folder.path} already holds a run, which has ended; name another folder, or see it "
-            f"with: paceline report {folder.path}"
+            f"{folder.path} already holds a run, which has ended; name another folder, or read its "
+            f"report: paceline report {folder.path}"
         )
     names = place.names()
     number = next(n for n in range(1, len(names) + 2) if f"cut-off-{n}" not in names)
     with closing(place.make_inner(f"cut-off-{number}", is_new=True)) as aside:
         kept = [name for name in names if is_of_kept(name)]
-        # The trace last: by it what is left is known to be a run's, where this is cut off, too.
+        # The trace last: if this is cut off, it marks the remaining files as a run's.
         for name in sorted((*_LEFT, *kept), key=lambda name: name == FILE_NAME):
             if name in names:
                 place.rename(name, name, into=aside)
         return (
-            f"the run in {folder.path} was cut off before its first checkpoint: it begins anew; "
-            f"what it left is in {aside.path}"
+            f"the run in {folder.path} was cut off before its first checkpoint: it starts from the "
+            f"beginning; its files are in {aside.path}"
         )
 
 
 def _was_cut_off(folder: RunFolder) -> bool:
-    """Whether the run did not come to an end that somebody wanted."""
+    """Whether the run did not end as intended."""
     try:
         *_, last = [None, *read_trace(folder.path / FILE_NAME)]
-    except ConfigError:  # a damaged line: it was not ended, or nobody can know
+    except ConfigError:  # a damaged line: it did not end, or that cannot be known
         return True
     return not isinstance(last, Ended) or last.reason.startswith(("failed: ", "interrupted"))
 
 
 class Lives:
-    """One run, as often as it lives.
+    """The lives of one run.
 
     Attributes:
-        settings: of the next life.
-        origin: where it comes from.
+        settings: for the next life.
+        origin: where the next life comes from.
         place: the folder of the run.
-        within: its identity; of another one where it was deleted and made again.
+        within: the folder's identity, which is another one if it was deleted and made again.
         has_begun: whether its workers ever began to train.
-        trials: those that its script has made.
+        trials: summaries of its script's trials.
     """
 
     def __init__(self, settings: RunSettings, origin: Origin, place: OpenFolder) -> None:
@@ -140,22 +140,22 @@ class Lives:
         self._in_vain = 0
 
     def lived(self, trace: Trace) -> None:
-        """A life is over, which wrote this trace."""
+        """A life that wrote this trace is over."""
         self.has_begun |= trace.has_begun
         self.within = trace.within
 
     def go_on(self, error: AllGone, version: int, happened: Sequence[str]) -> str:
-        """Get ready for the next life, after one that came to ``version``; what to say of it.
+        """Prepare the next life, after one that reached ``version``; returns a note.
 
         Raises:
-            AllGone: it has ended so too often.
+            AllGone: too many lives ended without progress.
         """
         self._in_vain = 0 if version > self._furthest else self._in_vain + 1
         self._furthest = max(self._furthest, version)
         if self._in_vain >= MOST_IN_VAIN:
             raise AllGone(
-                f"{error}\nthe run ended so {self._in_vain} times without getting beyond update "
-                f"{max(self._furthest, 0)}: it is not begun again"
+                f"{error}\nthe run ended like this {self._in_vain} times without getting beyond "
+                f"update {max(self._furthest, 0)}: it is not begun again"
             )
         settings = self.settings
         left = FaultPlan.parse(settings.fault, settings.workers).without(happened)
@@ -169,7 +169,7 @@ class Lives:
 
 
 def ending(error: BaseException) -> str:
-    """Why a run that did not come to its end ended."""
+    """The reason of a run that ended early, for its trace."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     first = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
@@ -183,7 +183,7 @@ def member_specs(
     place: OpenFolder,
     resumption: Resumption | None,
 ) -> Iterator[MemberSpec]:
-    """What each member is told; members of a run that goes on have new numbers."""
+    """What each member is told; members of a resumed run have new numbers."""
     context = context_of(program, settings, protocol, place)
     folder = place.path.resolve()
     search_path = tuple(str(Path(entry).resolve()) for entry in sys.path)
@@ -211,14 +211,14 @@ def member_specs(
 
 
 def _usual_threads(workers: int) -> int:
-    """A share of the cores, and no more than the user has exported, as torch would take."""
+    """Each worker's share of the cores, at most what the user has exported."""
     share = max(1, num_cores() // workers)
     exported = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(share, int(exported)) if exported.isdecimal() and int(exported) else share
 
 
 def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
-    """The variables by which scripts ask who they are."""
+    """The environment variables from which scripts read their rank."""
     if isinstance(program, ScriptProgram) and not program.has_ranks:
         return {}
     own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(seat))
@@ -228,7 +228,7 @@ def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
 def context_of(
     program: Program, settings: RunSettings, protocol: SyncProtocol, place: OpenFolder
 ) -> Context:
-    """What ``connect`` finds in every member."""
+    """The context that ``connect`` finds in every member."""
     names = {one.name for one in fields(Context)} & {one.name for one in fields(RunSettings)}
     handed_on = Context(**{name: getattr(settings, name) for name in names})
     return replace(

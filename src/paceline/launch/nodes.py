@@ -1,13 +1,12 @@
-"""The ranks of several nodes, begun by one command.
+"""The ranks of several nodes, started by one command.
 
     --nodes 2 --workers-per-node 4
         MASTER_ADDR is not set       torchrun --standalone --nproc-per-node 8     all are here
         it is, and NODE_RANK         torchrun --nnodes 2 --node-rank 1 ...        this machine's
 
-A rank is begun with the same command, finds in the environment that it is one, and checks that they
-are as many as were asked for. What begins them is this module once more, as torchrun, which has
-nothing to say: why a run ends its ranks say. It must not know what runs, nor what its settings
-mean.
+A rank is started with the same command, finds in the environment that it is one, and checks that
+there are as many as asked for. This module also starts them, as torchrun, but without its messages:
+the ranks say why a run ends. It must not know what runs, nor what its settings mean.
 """
 
 import logging
@@ -32,8 +31,8 @@ class Nodes:
     """What was asked for.
 
     Attributes:
-        count: of machines.
-        workers: of each.
+        count: number of machines.
+        workers: per machine.
     """
 
     count: int
@@ -51,13 +50,13 @@ class Nodes:
         if nodes is None or workers_per_node is None:
             flag = "--nodes" if nodes is None else "--workers-per-node"
             raise ConfigError(
-                f"{flag} is missing: --nodes 2 --workers-per-node 4 is 8 workers; on one machine "
-                "alone --workers 4"
+                f"{flag} is missing: --nodes 2 --workers-per-node 4 is 8 workers; on a single "
+                "machine use --workers 4"
             )
         if min(nodes, workers_per_node) < 1 or nodes * workers_per_node > MOST_PROCESSES:
             raise ConfigError(
-                f"--nodes and --workers-per-node must be >= 1, and not above {MOST_PROCESSES} "
-                f"together, got {nodes} and {workers_per_node}"
+                f"--nodes and --workers-per-node must be >= 1, and their product at most "
+                f"{MOST_PROCESSES}, got {nodes} and {workers_per_node}"
             )
         return cls(count=nodes, workers=workers_per_node)
 
@@ -67,24 +66,24 @@ class Nodes:
         return self.count * self.workers
 
     def check(self, size: int) -> None:
-        """Raise ConfigError where the launcher began another number of ranks."""
+        """Raise ConfigError if the launcher started another number of ranks."""
         if size != self.size:
             raise ConfigError(
                 f"--nodes {self.count} --workers-per-node {self.workers} is {self.size} workers, "
-                f"and {size} were begun; leave both flags out: each process is a worker"
+                f"but {size} were started; leave both flags out: each process is a worker"
             )
 
     def refuse_workers(self, resolved: Resolved) -> None:
-        """Raise ConfigError where the settings name another number of workers."""
+        """Raise ConfigError if the settings name another number of workers."""
         if resolved.origins["workers"] != "default" and resolved.settings.workers != self.size:
             raise ConfigError(
-                f"workers is {resolved.settings.workers} ({resolved.origins['workers']}), and "
+                f"workers is {resolved.settings.workers} ({resolved.origins['workers']}), but "
                 f"--nodes {self.count} --workers-per-node {self.workers} is {self.size}; leave "
                 "workers out"
             )
 
     def begin(self, resolved: Resolved, words: Sequence[str]) -> NoReturn:
-        """This process becomes torchrun, which begins ranks with this command; see ``command``.
+        """Turn this process into torchrun, which starts ranks with this command; see ``command``.
 
         Args:
             words: of ``paceline``, as it was called.
@@ -113,14 +112,14 @@ class Nodes:
         os.execv(begun[0], begun)
 
     def _are_all_here(self, env: Mapping[str, str]) -> bool:
-        """Whether this machine begins all: it is the only one, or nobody says where they meet."""
+        """Whether this machine starts all ranks: it is the only one, or no address is set."""
         return self.count == 1 or are_all_here(env)
 
     def command(self, env: Mapping[str, str], words: Sequence[str]) -> list[str]:
-        """What begins them.
+        """The command that starts the ranks.
 
         Raises:
-            ConfigError: machines meet somewhere, and nobody says which this one is.
+            ConfigError: an address is set, but not which machine this is.
         """
         what = ["-m", "paceline", *words]
         if self._are_all_here(env):
@@ -130,8 +129,8 @@ class Nodes:
         if not number.isdecimal() or int(number) >= self.count:
             found = f"NODE_RANK={number}" if number else "NODE_RANK is not set"
             raise ConfigError(
-                f"machines meet at MASTER_ADDR={env['MASTER_ADDR']}, and {found}: set it to 0 on "
-                f"that machine and to 1 ... {self.count - 1} on the others; to begin all "
+                f"machines meet at MASTER_ADDR={env['MASTER_ADDR']}, but {found}: set it to 0 on "
+                f"that machine and to 1 ... {self.count - 1} on the others; to start all ranks "
                 "here leave MASTER_ADDR out"
             )
         return [
@@ -142,20 +141,20 @@ class Nodes:
 
 
 def are_all_here(env: Mapping[str, str]) -> bool:
-    """Whether nobody says where machines meet, so that this one begins all."""
+    """Whether no address is set, so that this machine starts all ranks."""
     return not env.get("MASTER_ADDR")
 
 
 def be_torchrun(words: Sequence[str]) -> NoReturn:
-    """This process is torchrun with these words; it ends with what its ranks end with.
+    """Run torchrun with these arguments and exit with the code of its ranks.
 
-    Where all of them here were killed nobody has said why, and it is said here.
+    If all ranks here were killed, none could say so, and this process does.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    logging.disable()  # it would tell of each rank's end once more
+    logging.disable()  # it would report each rank's end again
     asked = parse_args(list(words))
     try:
         run(asked)
@@ -164,12 +163,12 @@ def be_torchrun(words: Sequence[str]) -> NoReturn:
     except ChildFailedError as end:
         codes = {rank: one.exitcode for rank, one in sorted(end.failures.items())}
         said = [code for code in codes.values() if code > 0]
-        if said or len(codes) < int(asked.nproc_per_node):  # another one has told of it
+        if said or len(codes) < int(asked.nproc_per_node):  # another rank has reported it
             sys.exit(said[0] if said else 1)
         ended = "; ".join(f"worker {rank}: signal {-code}" for rank, code in codes.items())
         sys.stderr.write(f"error: all workers were killed ({ended}): --resume goes on\n")
         sys.exit(1)
-    except Exception as error:  # of torchrun itself, as where another machine does not come
+    except Exception as error:  # torchrun's own, as when another machine does not come
         sys.stderr.write(f"error: torchrun: {error}\n")
         sys.exit(1)
     sys.exit(0)

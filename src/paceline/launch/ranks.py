@@ -1,4 +1,4 @@
-"""A run among the ranks that torchrun, srun or mpirun began.
+"""A run among the ranks that torchrun, srun or mpirun started.
 
     every rank   connect: environment -> settings -> meeting place -> Hello | Meet | Begin -> Pace
     rank 0       a thread: Hellos compared -> launch_run over the engine -> said -> RunOver
@@ -52,15 +52,15 @@ _joined: list[RankLife] = []
 
 
 def join_once(rank: RankOfWorld) -> None:
-    """The script that runs here becomes one of the members.
+    """Make this script one of the members.
 
     Raises:
-        ConfigError: it has called ``connect`` in another thread, or a setting cannot be.
+        ConfigError: it has called ``connect`` in another thread, or a setting is invalid.
         LinkError: the others cannot be reached.
     """
     if _joined:
         raise ConfigError(
-            "paceline.connect() was called in two threads; call it once, and hand pace on"
+            "paceline.connect() was called in two threads; call it once, and pass pace on"
         )
     join(rank, _this_script(), lambda: resolve({}))
 
@@ -68,7 +68,7 @@ def join_once(rank: RankOfWorld) -> None:
 def run_as_rank(
     rank: RankOfWorld, program: Program, read: Settle, run: Callable[[Context], None]
 ) -> NoReturn:
-    """This process was begun as a rank, and its program is ours to run; ends the process."""
+    """Run the program of a process that was started as a rank; ends the process."""
     context = join(rank, program, read)
     if isinstance(program, TaskProgram):  # a script would lose what it holds
         _joined[0].may_begin_anew()
@@ -76,12 +76,12 @@ def run_as_rank(
 
 
 def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
-    """Become one of the members; what it was told of the run.
+    """Become one of the members; returns the context of the run.
 
-    What is wrong with a rank's settings is said by the one controller, once.
+    Errors in a rank's settings are reported by the one controller, once.
 
     Args:
-        program: what runs, for the trace and for whoever goes on with it.
+        program: what runs, for the trace and for a resume.
         read: the settings as they were given to this rank.
     """
     life = RankLife(rank)
@@ -165,7 +165,7 @@ class RunThread(threading.Thread):
         return 0
 
     def _meet(self, note: Callable[[str], None]) -> None:
-        """All ranks are there, and were started alike."""
+        """Wait until all ranks are there, and compare how they were started."""
         hellos: dict[int, Hello] = {}
         size, start_s, has_said = self._post.size, time.monotonic(), False
         while len(hellos) < size:
@@ -253,7 +253,7 @@ def _compare(hellos: Sequence[Hello]) -> None:
                 raise ConfigError(
                     f"workers 0 and {rank} ({hellos[0].host} and {hello.host}) were started with "
                     f"different settings: {name} is {first.get(name)!r} and {its.get(name)!r}; set "
-                    f"{PREFIX}{name.upper()}, or paceline.toml, alike on all machines"
+                    f"{PREFIX}{name.upper()}, or paceline.toml, to the same value on all machines"
                 )
 
 

@@ -107,7 +107,7 @@ class TrialRuns:
                 Origin(about=program.describe()), trial=name,
             )  # fmt: skip
             ends.enter_context(closing(controller))
-            ends.callback(self._ended, name, controller, place, trace)
+            ends.push(lambda _, error, __: self._ended(error, name, controller, place, trace))
             self._engine.clear()
             if self._lives.trials:
                 controller.go_on_without()
@@ -127,16 +127,35 @@ class TrialRuns:
         main = min(seats, key=lambda member: seats[member][0])
         self._engine.send([(one, OpenTrial(text, one == main)) for one in seats])
 
-    def _ended(self, name: str, controller: Controller, place: OpenFolder, trace: Trace) -> None:
-        """It is over, in whatever way: its report, and what does not come again in the next."""
+    def _ended(
+        self,
+        error: BaseException | None,
+        name: str,
+        controller: Controller,
+        place: OpenFolder,
+        trace: Trace,
+    ) -> None:
+        """The trial is over: write its report, and drop the faults that have happened.
+
+        Args:
+            error: what the trial raised, if it did; it is raised on, whatever the report raises.
+        """
         settings = self._settings
-        left = FaultPlan.parse(settings.fault, settings.workers).without(controller.happened)
-        self._settings = replace(settings, fault=tuple(map(str, left.faults)))
+        plan = FaultPlan.parse(settings.fault, settings.workers).without(controller.happened)
+        self._settings = replace(settings, fault=tuple(map(str, plan.faults)))
         controller.close()
         trace.close()
         self._tail.show()
         if not trace.has_begun:
             return
+        try:
+            self._report(name, controller, place, trace)
+        except ConfigError as unreadable:  # a damaged trace
+            if error is None:
+                raise
+            self._observer.note(f"trial {name!r} has no report: {unreadable}")
+
+    def _report(self, name: str, controller: Controller, place: OpenFolder, trace: Trace) -> None:
         lives = self._lives
         lives.has_begun = True
         try:

@@ -2,9 +2,10 @@
 
     Count -> Range -> Counted -> Range -> ... -> CountTotals        SumValues -> Summed
 
-A member that dies takes nothing along: its range goes to another, its sum is not waited for. Each
-position is counted once, and totals are summed in the order of positions, so they do not depend on
-who was faster. This module must not know pushes or epochs.
+When a member dies, another evaluates its range and nobody waits for its sum. Each position is
+counted once, and totals are summed in the order of positions, so they do not depend on who was
+faster. Once the run is stopped, members leave their loops one by one, and a sum inside the loop
+waits only for members that are still in theirs. This module must not know pushes or epochs.
 """
 
 from collections import deque
@@ -20,11 +21,10 @@ class EvaluationBook:
     """The ranges of one evaluation.
 
     Args:
-        num_samples: positions 0..num_samples.
-        batch_size: positions a range.
-        ends: where ranges end that are not all of one size.
-        num_ahead: ranges that a member has beside the one that it evaluates.
-        seat_of: member -> the worker's number, for what is said.
+        num_samples: the positions are 0..num_samples.
+        batch_size: positions per range.
+        ends: where ranges end, if they are not all of one size.
+        seat_of: member -> worker number, for messages.
     """
 
     def __init__(
@@ -33,17 +33,16 @@ class EvaluationBook:
         batch_size: int,
         ends: Sequence[int] | None = None,
         *,
-        num_ahead: int = 0,
         seat_of: Callable[[int], int] = int,
     ) -> None:
         self.num_samples = num_samples
-        self._num_ahead = num_ahead
+        self._num_ahead: dict[int, int] = {}
         self._seat_of = seat_of
         self._free = deque(ranges_of(num_samples, batch_size, ends))
         self._held: dict[int, list[tuple[int, int]]] = {}
         self._counted: dict[int, Totals] = {}
         self._names: dict[int, set[frozenset[str]]] = {}
-        """Per member: what each of its ranges was measured by."""
+        """Per member: the names of the metrics of each of its ranges."""
         self._num_ranges = len(self._free)
         self.waiting: list[int] = []
 
@@ -51,10 +50,14 @@ class EvaluationBook:
     def is_complete(self) -> bool:
         return len(self._counted) == self._num_ranges
 
+    def enter(self, member: int, num_ahead: int) -> None:
+        """A member begins: it holds up to ``num_ahead`` ranges beside the one it evaluates."""
+        self._num_ahead[member] = num_ahead
+
     def take(self, member: int) -> list[tuple[int, int]]:
-        """The ranges of ``member`` from now on, in their order; none when none is free."""
+        """The ranges that ``member`` holds from now on, in order; empty if none is left for it."""
         held = self._held.setdefault(member, [])
-        while self._free and len(held) <= self._num_ahead:
+        while self._free and len(held) <= self._num_ahead.get(member, 0):
             held.append(self._free.popleft())
         return held
 
@@ -62,31 +65,31 @@ class EvaluationBook:
         """A range is done.
 
         Raises:
-            ConfigError: members measure by different names, so that totals would be of a part.
+            ConfigError: members report different metrics, so totals would cover part of the data.
         """
-        self._held[member] = [one for one in self._held.get(member, []) if one[0] != start]
+        held = self._held.get(member, [])
+        self._held[member] = [bounds for bounds in held if bounds[0] != start]
         self._counted[start] = totals
         self._names.setdefault(member, set()).add(frozenset(totals))
         self._refuse_other_names(member)
 
     def _refuse_other_names(self, member: int) -> None:
-        """Names may follow from the data (one a class): then they differ within a member, too."""
+        """Names may depend on the data (one per class): then they also differ within a member."""
         if len(self._names[member]) > 1:
             return
-        (own,) = self._names[member]
-        for other, names in self._names.items():
-            if len(names) == 1 and own not in names:
-                (theirs,) = names
+        (own_names,) = self._names[member]
+        for other, name_sets in self._names.items():
+            if len(name_sets) == 1 and own_names not in name_sets:
+                (other_names,) = name_sets
                 raise ConfigError(
-                    f"workers evaluate by different names: {_listed(theirs - own)} in worker "
-                    f"{self._seat_of(other)}, {_listed(own - theirs)} in worker "
-                    f"{self._seat_of(member)}; totals would be over a "
-                    "part of the data: give the same names in every worker, (0.0, 0) where there "
-                    "is nothing to count"
+                    f"workers report different metrics: {_listed(other_names - own_names)} in "
+                    f"worker {self._seat_of(other)}, {_listed(own_names - other_names)} in worker "
+                    f"{self._seat_of(member)}; totals would cover only part of the data: return "
+                    "the same names in every worker, (0.0, 0) where there is nothing to count"
                 )
 
     def left(self, member: int) -> None:
-        """What a dead member held is free again."""
+        """A member died: the ranges that it held are free again."""
         self._free.extendleft(reversed(self._held.pop(member, [])))
         if member in self.waiting:
             self.waiting.remove(member)
@@ -95,12 +98,12 @@ class EvaluationBook:
         sums: Totals = {}
         for start in sorted(self._counted):
             for name, (value, count) in self._counted[start].items():
-                old = sums.get(name, (0.0, 0.0))
-                sums[name] = (old[0] + value, old[1] + count)
+                sum_before, count_before = sums.get(name, (0.0, 0.0))
+                sums[name] = (sum_before + value, count_before + count)
         return sums
 
 
-def _told(ranges: Sequence[tuple[int, int]]) -> Range:
+def _range_message(ranges: Sequence[tuple[int, int]]) -> Range:
     return Range(*ranges[0], tuple(ranges[1:])) if ranges else Range()
 
 
@@ -109,7 +112,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class Calls:
-    """The calls under way.
+    """The calls in progress.
 
     Args:
         evaluated: called with the totals of an evaluation.
@@ -123,42 +126,48 @@ class Calls:
     def __init__(self, run: RunState, evaluated: Callable[[Totals], None]) -> None:
         self._run = run
         self._evaluated = evaluated
-        self._census: EvaluationBook | None = None
-        self._asked: Count | None = None
+        self._shared: EvaluationBook | None = None
+        """The evaluation that members share."""
+        self._first_count: Count | None = None
         self._sums: dict[int, tuple[float, ...]] = {}
         self._alone: dict[int, EvaluationBook] = {}
-        """Of those who are by themselves: the others do the same without them."""
+        """Evaluations of newcomers, which the others do without them."""
+        self._is_stopped = False
+        self._left_epoch: dict[int, int] = {}
+        """Per member: the epoch whose loop it left last."""
 
     def count(self, member: int, message: Count) -> None:
         shape = message[:3]
         if self._is_alone(member):
-            self._alone[member] = EvaluationBook(*shape, num_ahead=message.ahead)
+            self._alone[member] = EvaluationBook(*shape)
+            self._alone[member].enter(member, message.ahead)
             self._next_range_alone(member)
             return
-        if self._census is None:
+        if self._shared is None:
             roster = self._run.roster
-            self._asked = message._replace(ahead=0)
-            self._census = EvaluationBook(
-                *shape, num_ahead=message.ahead, seat_of=lambda one: roster[one].seat
-            )
-        first = self._census.num_samples
-        if message.num_samples != first:
+            self._first_count = message._replace(ahead=0)
+            self._shared = EvaluationBook(*shape, seat_of=lambda number: roster[number].seat)
+        num_samples = self._shared.num_samples
+        if message.num_samples != num_samples:
             raise ConfigError(
-                f"workers evaluate different data: {first} and {message.num_samples} samples"
+                f"workers evaluate different data: {num_samples} and {message.num_samples} samples"
             )
-        if self._asked is not None and self._asked.weights != message.weights:
+        if self._first_count is not None and self._first_count.weights != message.weights:
             raise ConfigError(
-                "workers evaluate different weights: the script has changed them in one worker, "
-                "and in another not, or otherwise; before the first epoch, and after "
-                "pace.publish(model), all get the main worker's when the next epoch begins: make "
-                "the same change in every worker, or evaluate before it or after that epoch"
+                "workers evaluate different weights: the script changed them in one worker and "
+                "not, or differently, in another; before the first epoch and after "
+                "pace.publish(model), all workers get the main worker's weights when the next "
+                "epoch begins: make the same change in every worker, or evaluate before the "
+                "change or after that epoch"
             )
-        if self._asked != message._replace(ahead=0):  # how far ahead is each worker's own affair
+        if self._first_count != message._replace(ahead=0):  # which may differ
             raise ConfigError(
-                "workers evaluate different samples or batches: the loader's sampler has random "
-                "numbers of its own, or lists what has no order; let it draw from torch, random or "
-                "numpy.random themselves, which are seeded alike for an evaluation"
+                "workers evaluate different samples or batches: the loader's sampler has its own "
+                "random generator, or iterates over something unordered; let it draw from the "
+                "global generators of torch, random or numpy.random, which are seeded alike for "
+                "an evaluation"
             )
+        self._shared.enter(member, message.ahead)
         self._next_range(member)
 
     def counted(self, member: int, message: Counted) -> None:
@@ -166,8 +175,8 @@ class Calls:
             self._alone[member].counted(member, message.start, message.totals)
             self._next_range_alone(member)
             return
-        assert self._census is not None
-        self._census.counted(member, message.start, message.totals)
+        assert self._shared is not None
+        self._shared.counted(member, message.start, message.totals)
         self._next_range(member)
 
     def sum(self, member: int, message: SumValues) -> None:
@@ -182,24 +191,38 @@ class Calls:
     def _refuse_other_shape(self, member: int) -> None:
         """Raise ConfigError where another member sums more or fewer numbers than this one."""
         own = len(self._sums[member])
-        for other, values in self._sums.items():
-            if len(values) != own:
-                seat, others = (self._run.roster[one].seat for one in (member, other))
+        for other in self._summing(is_inside=self._is_inside(member)):
+            if (num_other := len(self._sums[other])) != own:
+                seat, other_seat = (self._run.roster[one].seat for one in (member, other))
                 raise ConfigError(
-                    f"pace.sum() was given {own} numbers in worker {seat} and {len(values)} in "
-                    f"worker {others}: give it a tensor of the same shape in every worker"
+                    f"pace.sum() was given {own} numbers in worker {seat} and {num_other} in "
+                    f"worker {other_seat}: give it a tensor of the same shape in every worker"
                 )
 
+    def stopped(self) -> None:
+        """The run is stopped: from now on members leave their loops one by one."""
+        self._is_stopped = True
+        self._close_sums()
+
+    def left_loop(self, member: int) -> None:
+        """A member has left its loop; once the run is stopped no sum inside the loop waits for it.
+
+        A sum that this member comes to behind its loop is another one.
+        """
+        self._left_epoch[member] = self._run.coordinator.epoch
+        if self._is_stopped:
+            self._close_sums()
+
     def left(self, member: int) -> None:
-        """A member is gone: others do its range, nobody waits for its sum."""
+        """A member is gone: others evaluate its ranges, and nobody waits for its sum."""
         self._alone.pop(member, None)
-        if self._census is not None:
-            self._census.left(member)
-            self._close_census()
+        if self._shared is not None:
+            self._shared.left(member)
+            self._close_evaluation()
         self._close_sums()
 
     def is_waiting(self, member: int) -> bool:
-        """Whether this member has done its part and waits for others."""
+        """Whether this member has done its part of a call and waits for others."""
         return member in self.waiting()
 
     @property
@@ -208,51 +231,68 @@ class Calls:
         return self._sums.keys()
 
     def waiting(self) -> dict[int, str]:
-        """Members that have done their part and wait for all others, with what they do."""
-        census = [] if self._census is None else self._census.waiting
-        evaluate = dict.fromkeys(census, "waits in pace.evaluate()")
-        return evaluate | dict.fromkeys(self._sums, "waits in pace.sum()")
+        """Members that have done their part and wait for the others -> what each is doing."""
+        evaluating = [] if self._shared is None else self._shared.waiting
+        in_evaluate = dict.fromkeys(evaluating, "waits in pace.evaluate()")
+        return in_evaluate | dict.fromkeys(self._sums, "waits in pace.sum()")
 
     def _is_alone(self, member: int) -> bool:
-        """Of a newcomer: before its first epoch, or where the run stops before that one opens."""
+        """Whether a newcomer is before its first epoch, or the run stopped before that opened."""
         return not self._run.roster[member].has_arrived or member not in self._run.crew
 
     def _next_range_alone(self, member: int) -> None:
         book, tell = self._alone[member], self._run.dispatch.tell
         ranges = book.take(member)
-        tell(member, _told(ranges))
+        tell(member, _range_message(ranges))
         if not ranges:
             tell(member, CountTotals(self._alone.pop(member).totals()))
 
     def _next_range(self, member: int) -> None:
-        census = self._census
-        assert census is not None
-        if ranges := census.take(member):
-            self._run.dispatch.tell(member, _told(ranges))
+        assert self._shared is not None
+        if ranges := self._shared.take(member):
+            self._run.dispatch.tell(member, _range_message(ranges))
             return
-        census.waiting.append(member)
-        self._close_census()
+        self._shared.waiting.append(member)
+        self._close_evaluation()
 
-    def _close_census(self) -> None:
-        census, tell = self._census, self._run.dispatch.tell
-        if census is None:
+    def _close_evaluation(self) -> None:
+        book, tell = self._shared, self._run.dispatch.tell
+        if book is None:
             return
-        while census.waiting and (ranges := census.take(census.waiting[0])):
-            tell(census.waiting.pop(0), _told(ranges))
-        if not census.is_complete or not set(self._run.crew) <= set(census.waiting):
+        while book.waiting and (ranges := book.take(book.waiting[0])):
+            tell(book.waiting.pop(0), _range_message(ranges))
+        if not book.is_complete or not set(self._run.crew) <= set(book.waiting):
             return
-        totals = census.totals()
-        self._census = None
-        self._evaluated(totals)  # where this ends the run, all hear so before they go on
-        for number in census.waiting:
+        totals = book.totals()
+        self._shared = None
+        self._evaluated(totals)  # if this ends the run, all members hear so before they go on
+        for number in book.waiting:
             tell(number, Range())
             tell(number, CountTotals(totals))
 
     def _close_sums(self) -> None:
-        if self._sums and all(number in self._sums for number in self._run.crew):
-            columns = zip(*(self._sums[number] for number in sorted(self._sums)), strict=True)
-            total = tuple(sum(column) for column in columns)
-            waiting = sorted(self._sums)
-            self._sums.clear()
-            for number in waiting:
-                self._run.dispatch.tell(number, Summed(total))
+        """Answer each sum that no member is missing from."""
+        crew = self._run.crew
+        for is_inside in (True, False):
+            group = self._summing(is_inside=is_inside)
+            # Behind the loop all are awaited: those who are still in it come there later.
+            awaited = [one for one in crew if self._is_inside(one)] if is_inside else crew
+            if group and set(awaited) <= set(group):
+                self._answer_sum(group)
+
+    def _answer_sum(self, group: Sequence[int]) -> None:
+        columns = zip(*(self._sums.pop(number) for number in group), strict=True)
+        total = tuple(sum(column) for column in columns)
+        for number in group:
+            self._run.dispatch.tell(number, Summed(total))
+
+    def _summing(self, *, is_inside: bool) -> list[int]:
+        """The members that wait in a sum inside their loops, or behind them, in member order."""
+        return [one for one in sorted(self._sums) if self._is_inside(one) == is_inside]
+
+    def _is_inside(self, member: int) -> bool:
+        """Whether a member is in its loop; until the run is stopped all count as being in one."""
+        if not self._is_stopped:
+            return True
+        has_left = self._left_epoch.get(member) == self._run.coordinator.epoch
+        return self._run.roster[member].has_joined and not has_left

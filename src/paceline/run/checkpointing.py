@@ -1,4 +1,4 @@
-"""Checkpoints as the controller sees them: when one is asked for, of what it is made, by whom.
+"""Checkpoints from the controller's side: when one is taken, what it holds, which member copies.
 
     ask -> [ a border: the coordinator's state is taken ] + [ a member: "copied" ] -> disk -> answer
 
@@ -6,9 +6,9 @@
     between   all members have arrived, and wait until the copy is made
     at_stop   the run ends here, or the script has no more epochs
 
-Whatever goes wrong with one of them is said in one line; the run goes on. Where they go is found by
-``checkpoints/due.py``. Above 300 lines because one draft passes through all of it, from the
-border to the answer. This module must not know what a member remembers, nor how files are written.
+A failure is reported in one line, and the run goes on. ``checkpoints/due.py`` decides where they
+go. Above 300 lines because one draft passes through all of it, from the border to the answer. This
+module must not know what a member remembers, nor how files are written.
 """
 
 import dataclasses
@@ -32,41 +32,41 @@ from .state import RunState
 
 _HURRY_S = 0.3
 _COPY_S = 1.5
-"""For which nobody is ended who was asked to copy."""
+"""Time in which no member that was asked to copy is ended."""
 _RETRY_S = 5.0
-"""After a failure: a full disk is not asked at every border."""
+"""After a failure: a full disk is not tried at every border."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A checkpoint under way."""
+    """A checkpoint in progress."""
 
     number: int
     aside: Path
     is_last: bool = False
     files: dict[str, Any] = field(default_factory=dict)
-    """Of the coordinator, once the border has come."""
+    """The coordinator's state, once the border has come."""
     version: int = -1
     missing: set[int] = field(default_factory=set)
     """Members that have not written their own part yet."""
     copied: set[int] = field(default_factory=set)
-    """Members that have; between peers one may say so before the border is heard of."""
+    """Members that have; between peers one may report it before the border is known here."""
     is_pinned: bool = False
     asked_s: float = math.inf
-    """When its pinner was asked."""
+    """When the member that pins was asked."""
     pinner: int = -1
-    """Who pins the version; -1: a job does, which another member takes over where one dies."""
+    """The member that pins the version; -1: a job does, which another takes over if one dies."""
 
 
 class Checkpointing:
     """The checkpoints of one run.
 
     Args:
-        about: what runs: the program, as ``resumption`` compares it.
-        identity: what a checkpoint cannot be used without: the model's layout, the data's size.
-        pinned: where in the engine's memory a version is pinned, from and to, in bytes.
+        about: the program, as ``resumption`` compares it.
+        identity: what must be equal on a resume: the model's layout, the data's size.
+        pinned: where in the engine's memory a version is pinned: start and end, in bytes.
         num_bytes: of the tensors in a checkpoint.
-        make_queue: of the engine's memory, where checkpoints are handed in to be written.
+        make_queue: makes the queue of checkpoints to write, from the engine's memory.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Checkpointing:
         self._saved = {"about": dict(about), "identity": dict(identity), "token": run.token}
         self._places = CheckpointPlaces(run.trace, settings.keep)
         self._told: dict[int, tuple[object, ...]] = {}
-        """member -> where it writes, where that is not the folder that the run began with."""
+        """Member -> where it writes, if that is not the folder that the run began with."""
         self._first = self._place
         self._queue = make_queue(run.dispatch.store.memory)
         self._pinned, self._num_bytes = pinned, num_bytes
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
         self._stood_s = 0.0
-        """For the last one."""
+        """How long the run waited for the last one."""
         has_one = run.resumption is not None
         self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
-        """Version and epoch of the last one that was taken."""
+        """Version and epoch of the last one."""
         self._retry_at_s = 0.0
         self._lost_at = (-1, -1)
-        """Where the last one could not be written: what failed there is not tried for ever."""
+        """Where the last one could not be written: it is not tried for ever."""
         if run.resumption is not None:
             try:
                 self._places.folder.rewind(run.resumption.checkpoint.number)
@@ -109,18 +109,18 @@ class Checkpointing:
 
     @property
     def unsaved(self) -> str:
-        """Why the end of the run is not in its folder, and what there is; empty: it is there."""
+        """Why the end of the run is not in its folder, and what is; empty: it is there."""
         return self._places.unsaved
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether members must not go on: a version is being pinned between epochs."""
+        """Whether members must wait: a version is being pinned between epochs."""
         return self._draft is not None and bool(self._draft.files)
 
     # -- when -----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Ask for one at the next border if it is due; hear what became of the last."""
+        """Ask for one at the next border if it is due; handle the result of the last."""
         self._hear_queue()
         self._hurry()
         run = self._run
@@ -133,7 +133,7 @@ class Checkpointing:
                 run.dispatch.ask_copy(self._draft.number)
 
     def _hurry(self) -> None:
-        """The run ends, and who is to copy that may be busy with a script's own code for long."""
+        """Hurry a member that is to copy the end, and may be busy with its script's own code."""
         run, draft = self._run, self._draft
         if draft is None or not draft.is_last or run.engine.processes is None:
             return
@@ -142,23 +142,23 @@ class Checkpointing:
                 run.processes.hurry(member)
 
     def at_orders(self, orders: list[Order]) -> None:
-        """Through the store: the border has come with these orders, which are not sent yet."""
+        """Through the store: these orders, which are not sent yet, make the border."""
         if self._draft is None or self._draft.files or self._run.is_mid_batch:
             return
         if makes_border(orders):
             self._capture(self._draft)
-            # These orders give the job. Peers, who may be next, would pin another version over it.
+            # These orders hold the job; peers, if they come next, would pin another version.
             self._run.dispatch.store.ask_copy(0)
 
     def at_round(self, number: int) -> None:
-        """Between peers: after this round they took checkpoint ``number``.
+        """Between peers: they took checkpoint ``number`` after this round.
 
-        The one on seat 0 pinned the version, or died before it could and nobody did.
+        The member on seat 0 pinned the version, or died before it could.
         """
         draft, run = self._draft, self._run
         if draft is None or draft.number != number or draft.files:
             return
-        run.dispatch.ask_copy(0)  # or a job would pin another version where peers go by the store
+        run.dispatch.ask_copy(0)  # or a job would pin another version if peers go to the store
         draft.pinner = run.roster.on_seat(0).number
         if draft.is_pinned or run.roster[draft.pinner].is_alive:
             self._capture(draft)
@@ -166,13 +166,13 @@ class Checkpointing:
             self._drop()
 
     def between(self, epoch: int) -> None:
-        """All members have arrived at ``epoch``; they wait where one is due."""
+        """All members have arrived at ``epoch``; they wait if one is due."""
         run = self._run
         if self.is_on and self._due.by_epoch(run.now_s(), run.coordinator.version, epoch):
             self._snap(is_last=False)
 
     def at_stop(self) -> None:
-        """The run ends here: what was in flight has returned, and all members wait."""
+        """The run ends here: all work has returned, and all members wait."""
         if self._run.is_mid_batch:
             self._drop()
             self._lose("the run ended between two steps on one mini-batch")
@@ -202,7 +202,7 @@ class Checkpointing:
             self._hand_in_if_whole()
 
     def left(self, member: int) -> None:
-        """A member is gone, perhaps with what it should have pinned or written."""
+        """A member is gone, perhaps without having pinned or written its part."""
         draft = self._draft
         if draft is None or not draft.files:
             return
@@ -215,14 +215,14 @@ class Checkpointing:
             self._hand_in_if_whole()
 
     def wait_for(self, member: int) -> bool:
-        """Whether a checkpoint, and whoever waits for that, cannot go on without this member."""
+        """Whether a checkpoint, and the members that wait for it, need this member."""
         draft = self._draft
         if draft is None or not draft.files:
             return False
         return member in draft.missing or (draft.pinner == member and not draft.is_pinned)
 
     def is_late(self, member: int) -> bool:
-        """Whether it had time for its part, and there is another who could copy."""
+        """Whether it has had time for its part, and another member could copy."""
         run, draft = self._run, self._draft
         if draft is None or not self.wait_for(member):
             return False
@@ -231,10 +231,10 @@ class Checkpointing:
         return bool(others) and is_due
 
     def close(self, *, is_cut_off: bool = False) -> None:
-        """The run is over: the last one is written, and nothing stays behind.
+        """The run is over: write the last one, and leave nothing behind.
 
         Args:
-            is_cut_off: nobody was waited for any more.
+            is_cut_off: whether members were not waited for any more.
         """
         if self._draft is not None:
             self._drop()
@@ -247,21 +247,21 @@ class Checkpointing:
     # -- what -----------------------------------------------------------------------------------
 
     def _snap(self, *, is_last: bool) -> None:
-        """Everybody waits: one of them pins what stands."""
+        """All members wait: let one of them pin the current version."""
         run = self._run
         run.dispatch.ask_copy(0)
         draft, self._draft = self._draft, None
         if draft is not None:
             self._places.folder.drop(draft.aside)
             self._last_place = (-1, -1)
-        if is_last:  # what is still being written may fail, and there is no other time
+        if is_last:  # one that is still being written may fail, and there is no later chance
             self._queue.finish()
             self._hear_queue()
         live = [one.number for one in run.roster.live if not one.is_done]
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:
             return
-        self._queue.finish()  # it reads what is pinned, where the next one will lie
+        self._queue.finish()  # it reads the pinned bytes, which the next one will overwrite
         self._draft = self._begin_last() if is_last else self._begin(run.now_s())
         if self._draft is not None:
             joined = [number for number in live if run.roster[number].has_joined]
@@ -277,7 +277,7 @@ class Checkpointing:
             return None
 
     def _begin_last(self) -> _Draft | None:
-        """Where there is room for it: once it is under way there is no time for another."""
+        """Begin the last one where there is space: there is no time for a second attempt."""
         aside = self._places.begin_last(self._num_bytes)
         return None if aside is None else self._draft_in(aside, is_last=True)
 
@@ -292,7 +292,7 @@ class Checkpointing:
         return CheckpointsMoved(str(folder.folder), within)
 
     def _tell_place(self) -> None:
-        """Members write their parts where the next one goes: a deleted folder is another now."""
+        """Tell members where to write their parts, if a deleted folder was made again."""
         place = self._place
         for number in self._run.live:
             if self._told.get(number, self._first) != place:
@@ -300,10 +300,10 @@ class Checkpointing:
                 self._run.dispatch.tell(number, place)
 
     def _capture(self, draft: _Draft, first: int | None = None) -> None:
-        """The run as it is at this border; members that have something of their own are told.
+        """Take the run's state at this border, and tell members that have a part of their own.
 
         Args:
-            first: who pins the version; None: that is found already.
+            first: the member that pins the version; None: it is already known.
         """
         run = self._run
         version, now_s = run.coordinator.version, run.now_s()
@@ -335,7 +335,7 @@ class Checkpointing:
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
         if run.update_rule == "mean" or run.plan.compression:  # each has something of its own
-            # Who has not joined has its first settings yet: its seat goes on with another's.
+            # A member that has not joined still has its first settings: its seat uses another's.
             live = {one.number for one in run.roster.live if not one.is_done and one.has_joined}
             draft.missing = live - draft.copied
         self._tell_place()
@@ -344,7 +344,7 @@ class Checkpointing:
         self._hand_in_if_whole()
 
     def _tell_members(self, draft: _Draft, first: int | None) -> None:
-        """Those that have a part in it; ``first``: who pins the version, if nobody has."""
+        """Tell the members that have a part in it; ``first`` pins the version, if none has."""
         run = self._run
         is_behind = not run.is_open and run.script_epoch == run.coordinator.epoch
         behind = run.script_epoch if is_behind else -1
@@ -399,7 +399,7 @@ class Checkpointing:
                 self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        """The last one is nowhere."""
+        """The last one could not be saved."""
         self._lost_at = (self._run.coordinator.version, self._run.script_epoch)
         self._places.lost = self._places.lost or reason
         self._places.leave_elsewhere()

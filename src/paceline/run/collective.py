@@ -1,12 +1,12 @@
-"""How a run's gradients are summed: what was asked for, and whether it can be.
+"""How a run's gradients are summed: what was asked for, and whether it is possible.
 
     --path  --collective     what sums                        a run's path
     auto    auto             chosen (`path_of`)               any
-            shared           each its share, memory of all    peers
+            shared           each worker its share, memory of all    peers
             native           torch.distributed's all-reduce   collective
             ring, tree, ...  a schedule of `collectives/`     collective
 
-A path is settled before members begin, since they are told of it. This module must not know tensors
+A path is chosen before members start, since they are told of it. This module must not know tensors
 or processes.
 """
 
@@ -34,19 +34,19 @@ AUTO: Final = "auto"
 SHARED: Final = "shared"
 NATIVE: Final = "native"
 SECTION: Final = "collectives"
-"""Of the file of ceilings: what was measured, by the number of processes, as text."""
+"""Of the file of ceilings: measurements by the number of processes, as text."""
 _WORTH_IT = 0.9
-"""A schedule takes torch's own place where it is that much faster, since its time is predicted."""
+"""A schedule replaces torch's own if it takes less than this share of its time, as predicted."""
 
 
 def path_of(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """The path that was asked for, ``auto`` where nobody did.
+    """The path that was asked for; ``auto`` if none was.
 
-    ``collective`` where every worker of a protocol between peers has its own accelerator, and where
+    ``collective`` if every worker of a protocol between peers has its own accelerator, or if
     workers share no memory.
 
     Raises:
-        ConfigError: path, collective, protocol and engine do not fit each other.
+        ConfigError: path, collective, protocol and engine contradict each other.
     """
     if settings.collective != AUTO:
         _check(settings, protocol)
@@ -61,12 +61,12 @@ def path_of(settings: RunSettings, protocol: SyncProtocol) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownCosts:
-    """What is known of sums between the workers of a run.
+    """The known cost of sums between the workers of a run.
 
     Args:
-        cost: what rounds take; None: nobody knows.
+        cost: the time of rounds; None: not known.
         day: when it was measured.
-        why_not: why nobody knows, in words.
+        why_not: why it is not known, in words.
     """
 
     cost: HostCost | None = None
@@ -78,7 +78,7 @@ UNMEASURED = KnownCosts()
 
 
 def measured_for(settings: RunSettings, traits: Traits, device: str) -> KnownCosts:
-    """What ``paceline bench collectives`` has left here for such a run."""
+    """What ``paceline bench collectives`` measured on this machine for such a run."""
     if settings.collective != AUTO or settings.workers == 1:
         return UNMEASURED
     if settings.deterministic:
@@ -86,19 +86,19 @@ def measured_for(settings: RunSettings, traits: Traits, device: str) -> KnownCos
     if not device.startswith("cpu"):
         return KnownCosts(why_not="schedules are measured between CPUs only")
     if not traits.is_one_machine:
-        return KnownCosts(why_not="what messages between these machines take is not measured")
+        return KnownCosts(why_not="messages between these machines are not measured")
     return read_measured(settings.workers, *read_ceilings(SECTION))
 
 
 def read_measured(num_workers: int, section: Any, why_not: str) -> KnownCosts:
-    """What a section of the file of ceilings says of so many workers.
+    """What a section of the file of ceilings says about so many workers.
 
     Args:
         section: as it was found; None: there is none.
         why_not: why it was not read.
     """
     command = f"paceline bench collectives --workers {num_workers}"
-    unknown = f"nobody has measured {num_workers} processes here: {command}"
+    unknown = f"{num_workers} processes are not measured here: {command}"
     if section is None:
         return KnownCosts(why_not=why_not or unknown)
     try:
@@ -107,7 +107,7 @@ def read_measured(num_workers: int, section: Any, why_not: str) -> KnownCosts:
             return KnownCosts(why_not=unknown)
         if own["cores"] != num_cores():
             return KnownCosts(
-                why_not=f"it was measured on {own['cores']} cores, and here are {num_cores()}: "
+                why_not=f"it was measured on {own['cores']} cores, but here are {num_cores()}: "
                 f"{command}"
             )
         cost = HostCost.read(own["cost"])
@@ -115,11 +115,11 @@ def read_measured(num_workers: int, section: Any, why_not: str) -> KnownCosts:
             raise ValueError(f"they are of {cost.num_ranks} processes")
         return KnownCosts(cost=cost, day=str(own["day"]))
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError):
-        return KnownCosts(why_not=f"{ceilings_path()} holds no times that can be read: {command}")
+        return KnownCosts(why_not=f"{ceilings_path()} holds no valid times: {command}")
 
 
 def keep_measured(cost: HostCost) -> Path:
-    """For whoever plans a run of so many processes here; where it was put.
+    """Save a measurement for plans of runs on this machine; returns the file's path.
 
     Raises:
         FileError: it cannot be written there.
@@ -131,7 +131,7 @@ def keep_measured(cost: HostCost) -> Path:
 
 
 def tell_kept(cost: HostCost) -> str:
-    """Keep what was measured, and say in a sentence where it lies or why it does not."""
+    """Save a measurement; returns a sentence on where it is, or why it is not saved."""
     try:
         return f"kept in {keep_measured(cost)}"
     except FileError as error:
@@ -141,7 +141,7 @@ def tell_kept(cost: HostCost) -> str:
 def collective_of(
     settings: RunSettings, path: str, gradient_bytes: int = 0, measured: KnownCosts = UNMEASURED
 ) -> tuple[str, str]:
-    """What sums in a run by this path, and why; empty: the store adds up what is pushed.
+    """What sums in a run by this path, and why; empty: the store sums the pushes.
 
     Args:
         gradient_bytes: of one worker, which are summed.
@@ -160,18 +160,18 @@ def collective_of(
 
 
 def fastest(gradient_bytes: int, engine: str, cost: HostCost, day: str) -> tuple[str, str]:
-    """The collective that sums so many bytes the fastest, as far as can be told, and why.
+    """The collective predicted to be the fastest for so many bytes, and why.
 
-    Of the buckets of torchrun's ranks all but the last go on beside the backward pass: torch's own
-    sum in a thread without Python, a schedule in one that takes turns with the script's. Only what
-    was measured so counts there.
+    All but the last of the buckets of torchrun's ranks overlap with the backward pass: torch's own
+    sum in a thread without Python, a schedule in one that takes turns with the script's. Only
+    measurements beside such a pass count there.
     """
     sizes = bucket_sizes(gradient_bytes) if engine == "torchrun" else [gradient_bytes]
     *beside, last = sizes
     names = [name for name in candidates(cost.num_ranks) if not beside or name in cost.beside_s]
     if not names:
         command = f"paceline bench collectives --workers {cost.num_ranks}"
-        return NATIVE, f"what schedules cost beside a backward pass is not measured here: {command}"
+        return NATIVE, f"schedules beside a backward pass are not measured here: {command}"
 
     def beside_s(name: str) -> float:
         return math.fsum(at(cost.beside_s[name], size) for size in beside)
@@ -191,7 +191,7 @@ def fastest(gradient_bytes: int, engine: str, cost: HostCost, day: str) -> tuple
 
 
 def bucket_sizes(num_bytes: int) -> list[int]:
-    """In which parts the ranks of torchrun sum so many bytes."""
+    """The sizes of the buckets in which the ranks of torchrun sum so many bytes."""
     sizes: list[int] = []
     while num_bytes > 0:
         sizes.append(min(num_bytes, CPU_BUCKET_BYTES if sizes else FIRST_BUCKET_BYTES))
@@ -200,7 +200,7 @@ def bucket_sizes(num_bytes: int) -> list[int]:
 
 
 def _check(settings: RunSettings, protocol: SyncProtocol) -> None:
-    """Raises ConfigError where this collective cannot be, or not with the other settings."""
+    """Raise ConfigError if this collective does not exist or contradicts other settings."""
     name = settings.collective
     if name not in (SHARED, NATIVE):
         known = (AUTO, SHARED, NATIVE, *COLLECTIVES, *ALIASES)
@@ -220,7 +220,7 @@ def _check(settings: RunSettings, protocol: SyncProtocol) -> None:
         )
     if name == SHARED and settings.engine == "torchrun":
         raise ConfigError(
-            f"{what}processes of torchrun share no memory; leave the setting out, or name native "
+            f"{what}processes of torchrun share no memory; leave the setting out, or use native "
             "or a schedule such as ring"
         )
     path = "peers" if name == SHARED else "collective"

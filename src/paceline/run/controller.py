@@ -1,11 +1,12 @@
-"""What every engine runs: events in, the coordinator asked, orders out, the trace written.
+"""What every engine runs: events in, facts to the coordinator, orders out, the trace written.
 
     engine.events -> message -> handler -> fact -> run (coordinator, trace) -> dispatch
 
-Here a run begins, with the description and the plan, and is watched. Its epochs' borders are in
-``epochs.py``, its members' ends in ``departures.py``; what lies between in ``pushes.py``,
-``peers.py`` and ``calls.py``. Above 300 lines because the table of handlers, the beginning and the
-refusals need the same parts. This module must not know processes, sockets, tensors or terminals.
+A run begins here, with the description and the plan, and is monitored here. The borders of its
+epochs are in ``epochs.py``, the ends of its members in ``departures.py``, the rest in
+``pushes.py``, ``peers.py`` and ``calls.py``. Above 300 lines because the table of handlers, the
+beginning and the refusals need the same parts. This module must not know processes, sockets,
+tensors or terminals.
 """
 
 import time
@@ -62,7 +63,7 @@ _TICK_S = 0.1
 FindOneWorker: TypeAlias = Callable[[Mapping[str, Any]], OneWorker | None]
 _FOUR_LINES = """\
 the script ended without paceline.connect() and prepare(): it trained nothing that Paceline could \
-share out. Add the four lines:
+distribute. Add these four lines:
     pace = paceline.connect()
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     for epoch in pace.epochs(10): ...
@@ -74,14 +75,14 @@ class Controller:
     """One run from the first member's description to the last member's end.
 
     Args:
-        clock: what tells the time, in seconds from anywhere.
-        make_queue: of the store's memory, where checkpoints are handed in to be written.
-        carry_out: carries out a trial in the midst of it; None: it can have none.
-        trial: name of the trial that it is; empty: it is a run.
-        find_one_worker: by the trace's header, what one worker alone has needed for such a step.
+        clock: returns the time in seconds; its zero is arbitrary.
+        make_queue: makes the queue of checkpoints to write, from the store's memory.
+        carry_out: runs a trial inside this run; None: it can have none.
+        trial: the trial's name; empty: this is no trial.
+        find_one_worker: from the trace's header to what one worker alone took for such a step.
 
     Attributes:
-        outcome: what of it concerns the run around it, if it is a trial.
+        outcome: of a trial: what the run around it needs to know.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Controller:
         self._interrupted_s = 0.0
         self.outcome, self._trial = TrialOutcome(), trial
         self._ends_early = ""
-        """Why the run is to end as soon as it has begun."""
+        """Why the run is to end as soon as it begins."""
         self._protocol = protocol
         self._output = output
         self._origin = origin
@@ -171,11 +172,11 @@ class Controller:
                 self._tick()
 
     def go_on_without(self) -> None:
-        """From now on who is gone before it has described itself is not waited for."""
+        """From now on no member that is gone before it has described itself is waited for."""
         self._departures.goes_on = True
 
     def _carry_out_trial(self) -> None:
-        """Where all scripts have come to one: carry it out; nothing is heard here meanwhile."""
+        """Run a trial once all scripts have reached it; no event is handled here meanwhile."""
         reason = self.interruption or self._ends_early
         outcome = self._trials.carry_out_if_due(reason)
         if outcome is not None:
@@ -194,7 +195,7 @@ class Controller:
             self._refuse_to_wait_for_ever()
 
     def _left(self, member: int) -> None:
-        """It is gone, and what follows of it for the run is done."""
+        """A process has ended, and the handlers of its end are done: replace it where asked."""
         self._trials.left(member)
         self._newcomers.replace(member)
         if not self._run.has_begun and self._departures.goes_on:
@@ -202,7 +203,7 @@ class Controller:
             self._begin_if_all_described()
 
     def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
-        """Who hears what members say, and what the engine tells of them."""
+        """Returns the handler of each message from members and of each event from the engine."""
         pushes, ends = Pushes(self._run), self._departures
         return {
             said.Describe: self._described,
@@ -263,22 +264,29 @@ class Controller:
             run.owes_stop = True
         elif run.is_open:
             run.send_stop()
-        else:  # between epochs nobody is torn out of an evaluation: the answers go on
-            self._borders.end_here()
+        else:  # between epochs no evaluation is cut off: members still get their answers
+            self._end_here()
+
+    def _end_here(self) -> None:
+        """No epoch opens any more, and members leave their loops one by one."""
+        self._calls.stopped()
+        self._borders.end_here()
 
     def _begin_anew(self, member: int, message: AskAnew) -> None:
-        """All go on from a checkpoint that is taken here, where one can be and is worth it."""
+        """Restart all processes from a checkpoint taken here, where that is possible and useful."""
         run = self._run
         can_save = self._checkpointing.is_on and not self._checkpointing.unsaved
         if run.ending or run.is_open or run.has_all_updates or not can_save:
             return
-        run.notes.say(f"{message.text}: all begin anew, and it is measured and cut anew")
+        run.notes.say(
+            f"{message.text}: all workers restart, and the model is measured and cut again"
+        )
         run.begins_anew = True
-        self.stop("cut anew")
+        self.stop("cut again")
 
     @property
     def begins_anew(self) -> bool:
-        """Whether the run has ended only to go on in processes that begin anew."""
+        """Whether the run has ended only to continue in new processes."""
         return self._run.begins_anew
 
     def interrupt(self, reason: str) -> None:
@@ -286,23 +294,23 @@ class Controller:
         self.interruption, self._interrupted_s = reason, self._run.clock()
 
     def fail(self, reason: str) -> None:
-        """The run ends without having come to its end: say so in what was begun of it."""
+        """The run fails: write the reason into its trace, if that has begun."""
         run = self._run
         if run.has_begun:
             run.trace.end(run.now_s(), reason)
 
     @property
     def version(self) -> int:
-        """How far the run has come; -1: it has not begun."""
+        """The newest version; -1: the run has not begun."""
         return self._run.coordinator.version if self._run.has_begun else -1
 
     @property
     def happened(self) -> list[str]:
-        """Faults that were ordered and have come."""
+        """The injected faults that have happened."""
         return self._run.happened
 
     def close(self) -> None:
-        """Write what is still to be written; may be called twice."""
+        """Write what is still pending; may be called twice."""
         if self._run.has_begun:
             self._checkpointing.close()
 
@@ -379,25 +387,25 @@ class Controller:
             first.checkpoint_bytes, self._make_queue,
         )  # fmt: skip
         self._borders.checkpointing = self._checkpointing
-        run.at_orders, run.end_here = self._checkpointing.at_orders, self._borders.end_here
+        run.at_orders, run.end_here = self._checkpointing.at_orders, self._end_here
         run.tell_all(run.laid(first.arena_bytes, 0, START))
         if self._ends_early:
             self.stop(self._ends_early)
 
     def _refuse_too_few(self, first: Description) -> None:
-        """Raise AllGone where the workers that an earlier trial has left cannot make all steps."""
+        """Raise AllGone if too few workers are left after earlier trials to make all steps."""
         run, num = self._run, len(self._run.live)
         is_apart = first.num_optimizers > 1 and self._protocol.is_spmd
         needs_all = first.is_sticky or first.steps_together or is_apart
         if needs_all and num < run.settings.workers and not run.settings.dry_run:
             raise AllGone(
-                f"{num} of {run.settings.workers} workers are left of the trials before, and what "
+                f"{num} of {run.settings.workers} workers are left after earlier trials, and what "
                 f"trial {self._trial!r} does (sticky parts, closures, or several optimizers under "
-                f"{run.settings.protocol}) all workers do together: begin the search again"
+                f"{run.settings.protocol}) needs all of them: start the search again"
             )
 
     def _refuse_half(self) -> None:
-        """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
+        """Raise ConfigError if one script has ended while another waits in ``prepare``."""
         run = self._run
         self._trials.refuse_half(len(self._descriptions))
         ended = [one.seat for one in run.roster.members.values() if one.is_over]
@@ -406,11 +414,11 @@ class Controller:
             what = f"part of trial {self._trial!r}" if self._trial else "script"
             raise ConfigError(
                 f"worker {ended[0]}'s {what} ended without prepare(), in which worker {waiting} "
-                "waits for it: call paceline.connect() and prepare() in all workers alike"
+                "waits for it: call paceline.connect() and prepare() in every worker"
             )
 
     def _refuse_to_wait_for_ever(self) -> None:
-        """Raise ConfigError where all wait, and not all for the same."""
+        """Raise ConfigError if all members wait, but not for the same thing."""
         run = self._run
         live = [one.number for one in run.roster.live if not one.is_done]
         waiting = self._borders.waiting() | self._calls.waiting()
@@ -419,20 +427,21 @@ class Controller:
         doing = {waiting[number]: run.roster[number].seat for number in sorted(live, reverse=True)}
         if len(doing) < 2:
             return
-        (what, seat), (other, its) = sorted(doing.items())[:2]
-        found = f"worker {seat} {what} and worker {its} {other}"
+        (what, seat), (other_what, other_seat) = sorted(doing.items())[:2]
+        found = f"worker {seat} {what} and worker {other_seat} {other_what}"
         if self._calls.are_inside:
             self._refuse_sums_without_the_lost(found)
         raise ConfigError(
             f"{found}: all workers must iterate the prepared "
-            "loader equally often, and call pace.evaluate() and pace.sum() alike; what one of them "
-            "does by itself goes over the plain loader: loader.plain"
+            "loader equally often, and make the same calls of pace.evaluate() and pace.sum(); for "
+            "what one worker does alone use the plain loader: loader.plain"
         )
 
     def _refuse_sums_in_vain(self) -> None:
-        """Raise where some wait in a sum in their loops for others that wait for their pushes.
+        """Raise if some wait in a sum in their loops for others that wait for their pushes.
 
-        So it is where one does the mini-batches of another that is gone: it comes by more often.
+        This happens when one takes over the mini-batches of another that is gone, and so calls
+        the sum more often.
         """
         run = self._run
         if not (self._calls.summing and run.is_open) or run.ending:
@@ -441,39 +450,39 @@ class Controller:
         others = [number for number in run.crew if number not in summing]
         if not (summing and others and all(self._waits_for(summing, one) for one in others)):
             return
-        seat, its = (run.roster[one[0]].seat for one in (summing, others))
+        seat, other_seat = (run.roster[one[0]].seat for one in (summing, others))
         found = (
-            f"worker {seat} waits for worker {its} in pace.sum() inside the loader's loop, and "
-            f"worker {its} for what worker {seat} has to push"
+            f"worker {seat} waits for worker {other_seat} in pace.sum() inside the loader's loop, "
+            f"and worker {other_seat} for a push of worker {seat}"
         )
         self._refuse_sums_without_the_lost(found)
         raise ConfigError(
-            f"{found}: not all come by equally often (the end of a stream, a loop that one of them "
-            "leaves); put it between epochs"
+            f"{found}: not all call it equally often (the end of a stream, a loop that one of them "
+            "leaves); move it between epochs"
         )
 
     def _waits_for(self, summing: Sequence[int], member: int) -> bool:
-        """Inside an epoch: whether it has nothing to do before one of these has pushed."""
+        """Whether a member in an epoch has nothing to do before one of these has pushed."""
         run = self._run
         if run.roster[member].is_done or self._liveness.is_given_up(member):
-            return False  # as soon as it is gone nobody waits for its sum
+            return False  # once it is gone nobody waits for its sum
         if not self._peers.by_peers:
             return member in run.coordinator_members and not run.coordinator.is_at_work(member)
         if self._peers.has_left(member):
             return True
-        if run.engine.processes is None:  # nobody sees where they stand
+        if run.engine.processes is None:  # no process whose signs can be read
             return False
         arrived = [run.processes.signs(one).arrived for one in summing]
         return run.processes.signs(member).arrived > min(arrived)  # it stands at a barrier
 
     def _refuse_sums_without_the_lost(self, found: str) -> None:
-        """Raise AllGone where somebody has died since: with all workers the script may be right."""
+        """Raise AllGone if a worker has died: with all workers the script may be right."""
         lost = [one for one in self._run.roster.members.values() if not one.is_alive]
         if lost:
             raise AllGone(
-                f"worker {lost[-1].seat} ended: {lost[-1].end}; {found}: who does the mini-batches "
-                "of another comes by more often: --respawn goes on from the newest checkpoint; "
-                "with the sum between epochs the others go on by themselves"
+                f"worker {lost[-1].seat} ended: {lost[-1].end}; {found}: a worker that takes over "
+                "another's mini-batches calls it more often: --respawn continues from the newest "
+                "checkpoint; with the sum between epochs the others go on by themselves"
             )
 
     # -- beside the pushes ----------------------------------------------------------------------
@@ -482,7 +491,7 @@ class Controller:
         self._hear_metrics(self._run.coordinator.version, totals, is_inside=False)
 
     def _measured(self, member: int, message: EvaluatedAlone) -> None:
-        """One worker evaluated by itself; of several at one version the first counts."""
+        """One worker evaluated alone; of several at one version the first counts."""
         version, last, by = message.version, *self._last_measured
         if version > last or (version, member) == (last, by):
             self._last_measured = version, member
@@ -497,11 +506,11 @@ class Controller:
         self._early_stop.look(metrics, self.stop)
 
     def _stop_when(self, member: int, message: StopWhen) -> None:
-        """A rule of the script's; a run that goes on counts what it had evaluated by then."""
+        """Add a rule of the script's; a resumed run counts its evaluations up to the checkpoint."""
         before, heard = self._run.resumption, list[Evaluated]()
         if before is not None and message.rule.patience:
             records = read_trace(before.folder / FILE_NAME)
-            with suppress(ConfigError):  # damaged: what stands before that counts
+            with suppress(ConfigError):  # damaged: the records before the damage count
                 for record in records:
                     if isinstance(record, Evaluated) and record.version <= before.version:
                         heard.append(record)
@@ -555,19 +564,19 @@ class Controller:
         return member in self._borders or self._calls.is_waiting(member)
 
     def _holds_up(self, member: int) -> bool:
-        """Whether the others cannot end in order before this member does something."""
+        """Whether the others cannot end cleanly before this member does something."""
         is_late = self._run.has_begun and self._checkpointing.is_late(member)
         return self._liveness.holds_up(member) or is_late
 
     def _begin_again(self, one: RosterEntry) -> int | None:
-        """Before the run has begun: who takes the place of this member, if anybody does."""
+        """Before the run has begun: replace a member; returns the new one's number, if any."""
         number = self._beginners.replace(one)
         if number is not None:
             self._descriptions.pop(one.number, None)
         return number
 
     def _set_aside(self, member: int, message: MemberStalled) -> None:
-        """An engine without shared memory says that a member is silent: it ends when it returns."""
+        """An engine without shared memory reports a silent member, which ends when it returns."""
         run = self._run
         if run.is_open and (run.is_sticky or run.stalled(member)):
             self.handle((member, ProcessLeft("replaced after a stall")))

@@ -1,7 +1,7 @@
-"""What a member tells about its model and data, and the plan that follows from it.
+"""A member's description of its model and data, and the plan that follows from it.
 
-The plan is shown before the first step; whatever cannot work is refused here. Above 300 lines
-with all that is compared. This module must not know processes or terminals.
+The plan is shown before the first step; what cannot work is refused here. Above 300 lines
+because of all that is compared. This module must not know processes or terminals.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
     "no fixed order: write random_split(data, lengths, torch.Generator().manual_seed(0)), "
-    "sorted(files), and leave out a split by worker: Paceline shares the samples out"
+    "sorted(files), and do not split the data by worker: Paceline distributes the samples"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """One member's words about what it prepared; all members' must agree."""
+    """What one member prepared; the descriptions of all members must agree."""
 
     digest: str
     task: str
@@ -45,8 +45,8 @@ class Description:
     update_bytes: int
     arena_bytes: int
     pinned_bytes: int
-    """At the arena's end: what a checkpoint is written from, and given back after it; 0: a split
-    model's is written from all workers."""
+    """At the end of the arena: what a checkpoint is written from, released afterwards; 0 for a
+    split model, which is written from all workers."""
     num_samples: int
     batch_size: int
     """Global: samples an update averages (per local step)."""
@@ -106,7 +106,7 @@ class Description:
         return cls(**values)
 
     def difference(self, other: "Description") -> str:
-        """What another member prepared otherwise, in words; empty: nothing that is known."""
+        """How another member's description differs, in words; empty: no known difference."""
         if self.num_samples != other.num_samples:
             return f"different data: {self.num_samples} and {other.num_samples} samples{_REMEDY}"
         if self.digest != other.digest:
@@ -118,7 +118,7 @@ class Description:
         return "" if number is None else f"different data: sample {number} differs{_REMEDY}"
 
     def refuse_another_kind(self, other: "Description", seat: int, path: str) -> None:
-        """Raise ConfigError where a sum between two kinds of devices would wait for ever.
+        """Raise ConfigError if a sum between two kinds of devices would wait for ever.
 
         Args:
             other: what the worker on ``seat`` describes.
@@ -127,9 +127,9 @@ class Description:
         own, its = (one.device.partition(":")[0] for one in (self, other))
         if path == "collective" and own != its:
             raise ConfigError(
-                f"worker 0 computes on {own} and worker {seat} on {its}, and no sum goes between "
-                "them: use --device cpu (PACELINE_DEVICE=cpu) for all, or give each an "
-                "accelerator; paceline env says why a machine's is not seen"
+                f"worker 0 computes on {own} and worker {seat} on {its}, and these cannot be "
+                "summed together: use --device cpu (PACELINE_DEVICE=cpu) for all, or give each an "
+                "accelerator; paceline env says why a machine's is not found"
             )
 
     @property
@@ -145,7 +145,7 @@ class Description:
         return "mean" if self.steps_together else protocol.update_rule
 
     def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
-        """What a checkpoint of the run cannot be used without, by the words of a message."""
+        """What must be equal for a checkpoint to be usable, by the words of a message."""
         is_stream = self.order == "stream"
         return {
             "task": self.task,
@@ -160,7 +160,7 @@ class Description:
         }
 
     def header(self, plan: Plan, settings: RunSettings) -> dict[str, Any]:
-        """What the first line of the trace says about the run."""
+        """Returns what the first line of the trace says about the run."""
         return {
             "task": self.task,
             "source": self.source,
@@ -215,7 +215,7 @@ def make_plan(
     traits: Traits,
     measured: KnownCosts = UNMEASURED,
 ) -> Plan:
-    """Settle every number of the run, or say what cannot work."""
+    """Settle every number of the run. ConfigError: something cannot work."""
     parts = protocol.num_pushes
     batch = first.batch_size * first.samples_each
     check_size(first, parts)
@@ -269,7 +269,7 @@ _LARGER = "or a larger --batch-size (of a script: batch_size of its loader)"
 
 
 def check_size(first: Description, parts: int) -> None:
-    """Whether there are samples for all mini-batches of an update."""
+    """Raise ConfigError if there are too few samples for the mini-batches of an update."""
     has_few = first.num_samples < parts
     if not has_few and first.batch_size >= parts:
         return
@@ -284,7 +284,7 @@ def check_size(first: Description, parts: int) -> None:
 def _length(
     first: Description, protocol: SyncProtocol, settings: RunSettings
 ) -> tuple[int | None, int | None, int | None]:
-    """Updates an epoch, epochs, and updates in all, as far as they are known."""
+    """Updates per epoch, epochs, and total updates; None where not known."""
     if first.order == "numbers":
         return None, None, settings.updates
     if first.order == "stream":
@@ -302,26 +302,26 @@ def _length(
 def _refuse_to_stream(
     first: Description, protocol: SyncProtocol, settings: RunSettings, path: str
 ) -> None:
-    """Raise ConfigError where fragments, or merging them later, cannot be carried."""
+    """Raise ConfigError where fragments or overlap are not supported."""
     streaming = protocol.streaming
     if streaming is AT_ONCE:
         return
     if first.order == "stream":
         raise ConfigError(
-            f"{streaming}: the last update of a pass brings all fragments together, and the end of "
-            "a stream is not known before; leave --fragments and --overlap out, or give the data "
-            "set a __len__"
+            f"{streaming}: the last update of a pass merges all fragments, and the end of a stream "
+            "is not known in advance; leave out --fragments and --overlap, or give the data set a "
+            "__len__"
         )
     if streaming.overlap_steps and settings.nonfinite == "skip" and path == "collective":
         raise ConfigError(
             f"overlap {streaming.overlap_steps} with nonfinite skip: whether an update is finite "
-            "is seen after workers have gone on from it; use --nonfinite error, --overlap 0, or on "
+            "is known only after workers have used it; use --nonfinite error, --overlap 0, or on "
             "one machine --path store"
         )
 
 
 def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
-    """What is worth saying of this run before it begins."""
+    """Notes on this run before it begins."""
     notes, parts = list(first.notes), protocol.num_pushes
     batch = first.batch_size * first.samples_each
     if batch % parts:
@@ -338,8 +338,8 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
         )
     if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:
         notes.append(
-            f"under {protocol} each worker's loop counts its own batches: enumerate(loader) gives "
-            "no number of updates, pace.version does"
+            f"under {protocol} each worker's loop counts its own batches: enumerate(loader) does "
+            "not count updates, pace.version does"
         )
     if protocol.idle_rule:
         notes.append(protocol.idle_note())
@@ -349,7 +349,7 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
 
 
 def _crowding(first: Description, settings: RunSettings, traits: Traits) -> tuple[str, ...]:
-    """Whether more wants to compute on this machine at once than its cores and quota carry."""
+    """A note if more threads compute at once than this machine has cores, or its quota allows."""
     if not traits.is_one_machine or traits.name == "inline":
         return ()
     is_cpu = first.device.startswith("cpu")
@@ -374,7 +374,7 @@ def _crowding(first: Description, settings: RunSettings, traits: Traits) -> tupl
 
 
 def _update_floor(first: Description, parts: int, settings: RunSettings, traits: Traits) -> str:
-    """What moving an update's gradients through this memory takes at least, where that is known."""
+    """The least time to move an update's gradients through this memory, if it is known."""
     known = read_machine().get("memory_copy_bytes_per_s")
     is_here = traits.is_one_machine and settings.workers > 1 and first.device.startswith("cpu")
     if known is None or not is_here or first.split:
@@ -385,18 +385,18 @@ def _update_floor(first: Description, parts: int, settings: RunSettings, traits:
 
 
 def _promise(protocol: SyncProtocol, settings: RunSettings, path: str) -> tuple[str, ...]:
-    """What ``--deterministic`` is worth here: a sum of two is the same in either order."""
+    """What ``--deterministic`` gives here: a sum of two is the same in either order."""
     if not settings.deterministic:
         return ()
     is_in_turn = protocol.is_spmd
     if settings.workers == 1 or (is_in_turn and (path != "store" or settings.workers == 2)):
         return ("deterministic: on this machine the same command gives the same bits",)
-    why = f"under {protocol} updates follow from when workers are done"
+    why = f"under {protocol} updates depend on when workers finish"
     if is_in_turn:
-        why = "through the store gradients are added up as they come"
+        why = "through the store gradients are summed in the order in which they arrive"
     return (
-        f"deterministic: what a worker computes is, but {why}; a run of a task is made again bit "
-        "for bit by paceline replay",
+        f"deterministic: each worker's computation is, but {why}; paceline replay repeats a run "
+        "of a task bit for bit",
     )
 
 
@@ -423,13 +423,14 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         why = wrong[0] if wrong else "path 'store' was asked for"
         raise ConfigError(
             "workers that make each step together (LBFGS, closures, hooks) average between peers, "
-            f"and {why}; use --protocol local-sgd:1, or what has peers: --path peers, --device cpu"
+            f"but {why}; use --protocol local-sgd:1, or what allows peers: --path peers, "
+            "--device cpu"
         )
     if is_by_store and not traits.has_store:
         why = wrong[0] if wrong else "path 'store' was asked for"
         raise ConfigError(
-            f"engine {traits.name} averages between its workers, and {why}; "
-            f"on one machine paceline launch --workers {settings.workers} carries it"
+            f"engine {traits.name} averages between its workers, but {why}; "
+            f"on one machine paceline launch --workers {settings.workers} supports it"
         )
     if is_by_store:
         return "store"
@@ -437,38 +438,38 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
 
 
 def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
-    """Raise ConfigError where nothing that is asked for would carry compressed gradients."""
+    """Raise ConfigError where the settings leave no path for compressed gradients."""
     compression = parse_compression(settings.compress)
     if compression is None:
         return
     asked = f"compress {compression}"
     if not protocol.is_spmd:
         raise ConfigError(
-            f"{asked} is carried where workers average with each other, and {protocol} hands each "
-            "push in by itself; use protocol full-sync or local-sgd:H"
+            f"{asked} works where workers average with each other, but under {protocol} each push "
+            "goes to the store by itself; use protocol full-sync or local-sgd:H"
         )
     if settings.workers < 2:
-        raise ConfigError(f"{asked} needs workers that send to each other, and there is one")
+        raise ConfigError(f"{asked} needs workers that send to each other, but there is only one")
     if path_of(settings, protocol) != "collective":
         raise ConfigError(
-            f"{asked}: here gradients stay in the memory of one machine, where fewer bytes win "
-            "nothing; it is carried between machines (torchrun SCRIPT), and by path 'collective' "
-            "of engine 'local'"
+            f"{asked}: here gradients stay in the memory of one machine, where fewer bytes save "
+            "nothing; it works between machines (torchrun SCRIPT), and with path 'collective' of "
+            "engine 'local'"
         )
 
 
 def _refuse_to_compress(first: Description, settings: RunSettings, path: str) -> None:
-    """Raise ConfigError where the model or data leave no way that carries it."""
+    """Raise ConfigError where the model or data leave no path for compressed gradients."""
     if parse_compression(settings.compress) is None:
         return
     if first.steps_together:
         raise ConfigError(
-            f"compress {settings.compress} is not carried where workers make each step together "
-            "(LBFGS, closures, hooks), on means that must be whole; leave it out, or use "
+            f"compress {settings.compress} is not supported where workers make each step together "
+            "(LBFGS, closures, hooks), since that needs exact means; leave it out, or use "
             "--protocol local-sgd:1"
         )
     if path != "collective":
         raise ConfigError(
-            f"compress {settings.compress} is carried by path 'collective', and here gradients go "
-            "through the store: --path collective says why; leave one of them out"
+            f"compress {settings.compress} needs path 'collective', but here gradients go through "
+            "the store: --path collective says why; leave one of them out"
         )

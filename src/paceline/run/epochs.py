@@ -1,17 +1,17 @@
-"""The borders of epochs: members arrive, wait for each other, and go in together.
+"""The borders of epochs: members arrive, wait for each other, and enter together.
 
     Arrive -> all here? -> one order? -> a checkpoint, where due -> newcomers join -> OpenEpoch
     Rested -> all here? -> the last checkpoint -> Goodbye
     the run stops       -> the last checkpoint -> Stop
 
-Nobody is told that it is over before the last version is copied: where the one that was to do it
-dies, another can.
+No member is told that the run is over before the last version is copied: if the member that copies
+it dies, another can.
 
-Leases are positions in the order that all drew: where two members hold different ones, some samples
-would be used twice and others never, and the ledger could not know. So members arrive with a digest
-of it: those that were there before must agree, a newcomer that differs is sent away. This module
-must not know processes, sockets, tensors or samplers. Above 300 lines, since what members must
-agree on at a border stands beside it.
+Leases are positions in the order that all members drew: if two members had different orders, some
+samples would be used twice and others never, and the ledger could not know. So members arrive with
+a digest of their order: all but newcomers must agree, and a newcomer that differs is sent away.
+This module must not know processes, sockets, tensors or samplers. Above 300 lines, since what
+members must agree on at a border is beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,32 +38,32 @@ from .respawn import Newcomers
 from .state import RunState
 
 _REMEDY = (
-    "so some samples would be used twice and others never: the loader's sampler has random "
-    "numbers of its own (random.Random(), np.random.default_rng()) or lists what has no order (a "
-    "set, os.listdir); let it draw from torch, random or numpy.random themselves, which are "
-    "seeded alike for every epoch, or seed its own in set_epoch(epoch)"
+    "so some samples would be used twice and others never: the loader's sampler has its own "
+    "random generator (random.Random(), np.random.default_rng()) or iterates over something "
+    "unordered (a set, os.listdir); let it draw from the global generators of torch, random or "
+    "numpy.random, which are seeded alike for every epoch, or seed its own in set_epoch(epoch)"
 )
 
 
 class Orders:
-    """The orders of one run's epochs."""
+    """The sample orders of one run's epochs."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._opened = -1, ""
 
     def is_other(self, member: int, epoch: int, digest: str) -> bool:
-        """Whether a newcomer drew another order than the open epoch's; it is sent away then."""
+        """Whether a newcomer drew another order than the open epoch's; if so, send it away."""
         if self._opened in ((epoch, digest), (-1, "")) or self._opened[0] != epoch:
             return False
         self._send_away(member)
         return True
 
     def compare(self, epoch: int, digests: Mapping[int, str]) -> bool:
-        """Whether the epoch can open: all live members drew one order.
+        """Whether the epoch can open: all live members drew the same order.
 
         Raises:
-            ConfigError: members that were there before drew different ones.
+            ConfigError: members that are no newcomers drew different orders.
         """
         run = self._run
         old = [number for number in run.live if number in run.coordinator_members] or run.live
@@ -85,15 +85,15 @@ class Orders:
         run = self._run
         run.observer.note(
             f"worker {run.roster[member].seat} came back and drew another order of the samples "
-            "than the others: its sampler has random numbers of its own; it is sent away"
+            "than the others: its sampler has its own random generator; it is sent away"
         )
         run.dispatch.tell(member, SentAway())
 
 
 class Publishing:
-    """Weights that scripts have published since an epoch: the main worker's go to the store.
+    """Weights that scripts published since the last epoch: the main worker's go to the store.
 
-    All others stand still then, and have what the last update came to.
+    All others wait meanwhile, and hold the result of the last update.
     """
 
     def __init__(self, run: RunState) -> None:
@@ -101,13 +101,13 @@ class Publishing:
         self._writer: int | None = None
         self._is_written = self._has_lost_main = False
 
-    def is_settled(self, come: Mapping[int, Arrive | Rested]) -> bool:
-        """Whether the store has them, or there are none; all live members have come with these.
+    def is_settled(self, arrivals: Mapping[int, Arrive | Rested]) -> bool:
+        """Whether the store has them, or there are none; all live members sent one of these.
 
         Raises:
-            ConfigError: others have published, and not the main worker.
+            ConfigError: other workers have published, but not the main one.
         """
-        published = {number: one.published for number, one in come.items() if one.published}
+        published = {number: one.published for number, one in arrivals.items() if one.published}
         if self._is_written or not published:
             return True
         if self._writer not in published:
@@ -116,37 +116,37 @@ class Publishing:
         return False
 
     def _choose(self, published: Mapping[int, int]) -> int:
-        """The main worker; where it died meanwhile another one that has published."""
+        """The main worker; if it died meanwhile, another one that has published."""
         roster = self._run.roster
         ranked = sorted(published, key=lambda one: (-published[one], roster[one].seat))
         if published[ranked[0]] == MAIN_PUBLISHED or self._has_lost_main:
             return ranked[0]
         raise ConfigError(
-            f"worker {roster[ranked[0]].seat} has called pace.publish() between two epochs, and "
-            "the main worker, whose weights all get, has not: call it in all workers, or in the "
-            "main one (if pace.is_main:)"
+            f"worker {roster[ranked[0]].seat} called pace.publish() between two epochs, but the "
+            "main worker, whose weights all workers get, did not: call it in all workers, or in "
+            "the main one (if pace.is_main:)"
         )
 
     def written(self, member: int) -> None:
-        """This member says that it has done it."""
+        """This member has written them to the store."""
         self._is_written |= member == self._writer
 
-    def left(self, come: Arrive | Rested | None) -> None:
-        """Who had come with this is gone."""
-        self._has_lost_main |= come is not None and come.published == MAIN_PUBLISHED
+    def left(self, arrival: Arrive | Rested | None) -> None:
+        """The member that sent this is gone."""
+        self._has_lost_main |= arrival is not None and arrival.published == MAIN_PUBLISHED
 
     def end(self) -> bool:
-        """An epoch opens, or none will: whether weights were published until now."""
+        """An epoch opens, or none will: returns whether weights were published until now."""
         was_written = self._is_written
         self._writer, self._is_written, self._has_lost_main = None, False, False
         return was_written
 
 
 class EpochBorders:
-    """Who waits at the border of an epoch.
+    """The members that wait at the border of an epoch.
 
     Args:
-        stop: ends the run at the next step border, for this reason.
+        stop: ends the run at the next step border, with this reason.
 
     Attributes:
         checkpointing: the run's checkpoints; set when it begins.
@@ -172,7 +172,7 @@ class EpochBorders:
         return member in self._arrived or member in self._rested
 
     def end_here(self) -> None:
-        """The run stops: nobody goes in any more, and all are told when its end is copied."""
+        """The run stops: no epoch opens, and members are told once the last version is copied."""
         self.checkpointing.at_stop()
         self.owes_stop = True
         if self.checkpointing.is_waited_for:
@@ -180,24 +180,24 @@ class EpochBorders:
         self.go_on_if_waiting()
 
     def left(self, member: int) -> None:
-        """It is gone: the others do not wait for it."""
+        """A member is gone: the others do not wait for it."""
         self._publishing.left(self._arrived.pop(member, None))
 
     def has_no_rest(self, member: int) -> bool:
-        """It is gone, and needs no goodbye; whether it waited for that."""
+        """A member is gone and needs no goodbye; returns whether it waited for one."""
         rested = self._rested.pop(member, None)
         self._publishing.left(rested)
         return rested is not None
 
     def published(self, member: int, _: Published) -> None:
-        """The store has what it published."""
+        """The store has what this member published."""
         self._publishing.written(member)
         self.go_on_if_waiting()
 
     def arrive(self, member: int, message: Arrive) -> None:
         run, one = self._run, self._run.roster[member]
         if run.ending:
-            # Its script does with the others what follows the epoch that it came for.
+            # Its script joins the others in what follows the epoch that it came for.
             one.has_arrived |= one.first_epoch <= run.coordinator.epoch
             if not self.owes_stop:
                 run.dispatch.tell(member, Stop(run.coordinator.version, run.begins_anew))
@@ -219,7 +219,7 @@ class EpochBorders:
             return
         epoch = first.epoch
         run.come_to(epoch, first.place)
-        if run.has_all_updates:  # of a run that goes on and has nothing left to do
+        if run.has_all_updates:  # a resumed run with nothing left to do
             self._stop(f"{run.settings.updates} updates are done")
             return
         if not self._publishing.is_settled(self._arrived):
@@ -239,10 +239,10 @@ class EpochBorders:
             self._open(epoch, ends)
 
     def _agreed(self) -> Arrive | None:
-        """What all members have come with; None: they have not all come, or somebody leaves.
+        """What all members arrived with; None: some are missing, or one was sent away.
 
         Raises:
-            ConfigError: they are at different epochs, or come with different orders.
+            ConfigError: they are at different epochs, or drew different orders.
         """
         live = self._run.live
         if not live or any(number not in self._arrived for number in live):
@@ -251,7 +251,7 @@ class EpochBorders:
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
         first = self._arrived[live[0]]
-        known = self._run.coordinator_members or live  # a newcomer is told them when all are here
+        known = self._run.coordinator_members or live  # newcomers get them when all are here
         words = {number: word for number in known if (word := self._arrived[number].settings)}
         if len(set(words.values())) > 1:
             number, *rest = words
@@ -261,7 +261,7 @@ class EpochBorders:
         return first if self._orders.compare(first.epoch, digests) else None
 
     def _open(self, epoch: int, batch_ends: Ends | None) -> None:
-        """Between peers where the whole epoch can be made by all, else through the store."""
+        """Open an epoch: between peers if all can do the whole of it, else through the store."""
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
         was_look = run.coordinator.has_used_nothing
@@ -278,9 +278,9 @@ class EpochBorders:
         needs_store = is_needed and not run.steps_together and has_store
         if not (is_whole or has_store):
             raise ConfigError(
-                "the checkpoint was taken when samples had been handed out one by one, which "
-                f"engine {run.engine.traits.name} cannot finish: go on to the end of that epoch "
-                f"with paceline launch --resume {run.trace.path.parent}"
+                "the checkpoint is from the middle of a batch, which engine "
+                f"{run.engine.traits.name} cannot finish: continue to the end of that epoch with "
+                f"paceline launch --resume {run.trace.path.parent}"
             )
         by_peers = run.plan.path != "store" and is_whole and not needs_store
         run.go_by(run.plan.path if by_peers else "store")
@@ -300,7 +300,7 @@ class EpochBorders:
             run.carry_out(orders, None, None)
 
     def _until(self, end: Ends | None, position: int | None) -> int | None:
-        """The version that ends this pass, where the script counts updates; None: nobody knows."""
+        """The version that ends this pass, if the script counts updates; None: not known."""
         run = self._run
         if run.plan.updates_per_epoch is not None or position is None or not isinstance(end, int):
             return None
@@ -310,17 +310,17 @@ class EpochBorders:
         return run.coordinator.version + -(-(end - position) // per_update)
 
     def _say_who_is_over(self) -> None:
-        """A worker that ends by a count of its own leaves the others training."""
+        """Note a worker whose script is over while the others train on."""
         over = [one.seat for one in self._run.roster.members.values() if one.is_over]
         if over:
             self._run.notes.say_once(
                 f"worker {over[0]}'s script is over, and others train on: what it saved is not the "
-                "end of the run; loops that end by a count of their own end together as: "
+                "final state of the run; so that all loops end together, write: "
                 "for epoch in pace.epochs(n): for batch in loader"
             )
 
     def _close_again(self, epoch: int) -> None:
-        """The checkpoint was taken after the last update of this epoch: its loop has no more."""
+        """Open and end an epoch whose last update the checkpoint holds: its loop has no steps."""
         version = self._run.coordinator.version
         run = self._run
         phase = run.dispatch.store.calm()
@@ -330,12 +330,12 @@ class EpochBorders:
     def left_early(self, member: int) -> ConfigError:
         seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
         return ConfigError(
-            f"worker {seat} began an epoch before epoch {epoch} was over for the others: loop over "
-            "the prepared loader in all workers alike"
+            f"worker {seat} began another epoch before epoch {epoch} was over for the others: loop "
+            "over the prepared loader in the same way in all workers"
         )
 
     def go_on_if_waiting(self) -> None:
-        """A version was pinned, or somebody is gone: those who wait for that go on."""
+        """A version was pinned, or a member is gone: let the members that waited for it go on."""
         if self.checkpointing.is_waited_for:
             return
         if self.owes_stop:
@@ -349,19 +349,19 @@ class EpochBorders:
             self.end_if_all_rested()
 
     def rest(self, member: int, message: Rested) -> None:
-        if not self._run.has_begun:  # epochs of nothing that was prepared
+        if not self._run.has_begun:  # epochs of a script that prepared nothing
             self._run.dispatch.tell(member, Goodbye())
             return
         self._rested[member] = message
         self.end_if_all_rested()
 
     def waiting(self) -> dict[int, str]:
-        """Members that wait here for all others, with what they do."""
+        """Members that wait here for all others -> what each is doing."""
         begin = dict.fromkeys(self._arrived, "begins another epoch")
         return begin | dict.fromkeys(self._rested, "has no more")
 
     def end_if_all_rested(self) -> None:
-        """The scripts have no more epochs: keep the end, so that more can be added later."""
+        """No script has more epochs: keep the end, so that more epochs can be added later."""
         run = self._run
         live = [one.number for one in run.roster.live if not one.is_done]
         if not live or any(number not in self._rested for number in live):
@@ -382,6 +382,6 @@ class EpochBorders:
 def _other_settings(worker: int, other: int) -> ConfigError:
     return ConfigError(
         f"workers {worker} and {other} begin an epoch with different optimizer settings (lr, "
-        "momentum, where ReduceLROnPlateau stands), and each would go on with its own; set them by "
-        "what is the same in all: pace.evaluate(fn, loader), or pace.sum(value)"
+        "momentum, the state of ReduceLROnPlateau), and each would keep its own; set them from "
+        "values that are the same in all workers: pace.evaluate(fn, loader), or pace.sum(value)"
     )

@@ -1,10 +1,10 @@
-"""Faults that come from outside a worker: signals at a time, and what hits the machine.
+"""Injected faults from outside a worker: signals at a time, and faults of the machine.
 
     plan, time, version -> a signal to a process, a file that is damaged, a disk that is full
 
-A worker's own faults come from within its step (conditions/faults.py); here they are only heard of,
-and whoever stopped itself is let go on. This module must not know protocols, nor what a message
-leads to.
+A worker's own faults happen within its step (conditions/faults.py); here they are only recorded,
+and a worker that stopped itself is continued. This module must not know protocols, nor what a
+message leads to.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ class OuterFaults:
             if one.worker is None or (one.at_s is not None and one.kind in outside)
         ]
         self._later: list[tuple[float, int]] = []
-        """When, and which member is let go on; -1: the disk has room again."""
+        """When to end a fault, and of which member; -1: the full disk."""
 
     def heard(self, member: int, message: FaultComes) -> None:
-        """It happens to this member, from within."""
+        """A fault happens to this member, from within."""
         fault = next(one for one in self._plan.faults if str(one) == message.text)
         self._note(fault)
         if fault.kind is Kind.STOP:
             self._later.append((self._run.now_s() + fault.for_s, member))
 
     def tick(self, now_s: float) -> None:
-        """Let happen what is due."""
+        """Inject the faults that are due."""
         if not self._plan or not self._run.watch.opened_s:
             return
         for one in [one for one in self._left if self._is_due(one, now_s)]:
@@ -53,7 +53,7 @@ class OuterFaults:
             self._relieve(due[1])
 
     def close(self) -> None:
-        """The run is over: what hit this process, and not one of its own, is undone."""
+        """The run is over: undo a fault of this process itself."""
         if any(member < 0 for _, member in self._later):
             limit_files(None)
 
@@ -73,7 +73,7 @@ class OuterFaults:
         if fault.worker is not None:
             one = run.roster.on_seat(fault.worker)
             if not one.is_alive or not one.pid:
-                run.observer.note(f"no fault: {fault}: it is not there")
+                run.observer.note(f"no fault: {fault}: the worker is not running")
                 return
             self._note(fault)
             _signal(one.pid, signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGSTOP)
@@ -116,7 +116,7 @@ def flip_a_byte(path: Path) -> None:
 
 
 def limit_files(size: int | None) -> None:
-    """From now on no file of this process grows beyond ``size`` bytes, as on a full disk."""
+    """Limit the files of this process to ``size`` bytes, as a full disk would; None: no limit."""
     if sys.platform == "win32":
         return
     import resource

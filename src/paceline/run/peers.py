@@ -1,10 +1,10 @@
-"""Rounds that members make among themselves, heard late; and the way back to the coordinator.
+"""Rounds between peers, reported afterwards; and the return to the coordinator.
 
 While an epoch runs between peers, the coordinator only follows: it hears every round's pushes in
-member order and nothing of what it answers is carried out, because the peers did it already. The
-first peer tells of the rounds, and every other one keeps those that it has not sent yet, so a dead
-one takes none along; each round is passed on once, in order, whoever tells of it. When one of them
-dies, the run stops or a member needs the coordinator, all leave at one barrier:
+member order, and its answers are not carried out, because the peers have already done so. The first
+peer reports the rounds, and every other one keeps those not reported yet, so none is lost when one
+dies; each round is passed on once, in order, whoever reports it. When a peer dies, the run stops or
+a member needs the coordinator, all leave at the same barrier:
 
     PeersLeft (each) -> Mend (one puts back the shares of the dead) -> Resume -> pending pushes
 
@@ -31,8 +31,8 @@ class RoundsBook:
         self.members = list(members)
         self._heard = 0
         self._early: dict[int, Row] = {}
-        """By number, those before which some are still to come: the first peer's lie in its own
-        messages, and what it has sent others do not keep."""
+        """By number: rounds before which others are still missing. The first peer's are only in its
+        own messages, and the others do not keep what it has sent."""
         self._interrupted: dict[int, PeersLeft] = {}
 
     def take(self, first: int, rows: Sequence[Row]) -> Sequence[Row]:
@@ -47,7 +47,7 @@ class RoundsBook:
         return new
 
     def interrupted(self, member: int, message: PeersLeft) -> None:
-        """Its own push, and those that it saw."""
+        """A member left, with its own push and those that it saw."""
         self._interrupted[member] = message
 
     def is_interrupted(self, member: int) -> bool:
@@ -57,14 +57,14 @@ class RoundsBook:
         return bool(live) and all(member in self._interrupted for member in live)
 
     def pending(self) -> list[tuple[int, Entry]]:
-        """Pushes that lie in the slots and are in no update yet, in member order."""
+        """Pushes that are in the slots and in no update yet, in member order."""
         told = (
             (one, self._interrupted[one].push) for one in self.members if one in self._interrupted
         )
         return [(member, push) for member, push in told if push is not None] + self._of_the_dead()
 
     def _of_the_dead(self) -> list[tuple[int, Entry]]:
-        """Pushes of members that died after all had arrived: the survivors saw them."""
+        """Pushes of members that died after all had arrived, as the survivors saw them."""
         seen: dict[int, Entry] = {}
         for message in self._interrupted.values():
             for number, entry in zip(self.members, message.pushes, strict=False):
@@ -77,7 +77,7 @@ class Peers:
     """The epochs of one run that go between peers.
 
     Args:
-        snapshot: told that members took this checkpoint after the round that was heard last.
+        snapshot: called with the number of a checkpoint taken after the round heard last.
     """
 
     def __init__(self, run: RunState, snapshot: Callable[[int], None]) -> None:
@@ -98,16 +98,16 @@ class Peers:
         return [number for number in self._rounds.members if roster[number].is_alive]
 
     def has_left(self, member: int) -> bool:
-        """Whether this member waits for all others to leave the way between peers, too."""
+        """Whether this member waits for all others to leave the path between peers."""
         return self._rounds is not None and self._rounds.is_interrupted(member)
 
     def begin(self) -> None:
-        """An epoch opens that goes between peers."""
+        """An epoch opens between peers."""
         self._rounds = RoundsBook(self._run.live)
         self._run.by_peers = True
 
     def heard(self, member: int, message: Rounds) -> None:
-        if self._rounds is not None:  # else another member has told it all
+        if self._rounds is not None:  # else another member has reported them all
             for row in self._rounds.take(message.first, message.rows):
                 self._hear_round(row)
 
@@ -131,7 +131,7 @@ class Peers:
         run.dispatch.jump(run.coordinator.version)
         if row.snapshot:
             self._snapshot(row.snapshot)
-        if run.has_all_updates:  # also where somebody asked for the end meanwhile: all wait for it
+        if run.has_all_updates:  # also if the end was asked for meanwhile: all wait for it
             run.ending = run.ending or f"{run.settings.updates} updates are done"
             self._end()
             run.send_stop()
@@ -148,7 +148,7 @@ class Peers:
     def interrupted(self, member: int, message: PeersLeft) -> None:
         """A peer left the path between peers; when all have, the coordinator takes over."""
         if self._rounds is not None:
-            is_end = self._run.streams.has_ended  # of a stream, and the next pass has another
+            is_end = self._run.streams.has_ended  # of a stream; the next pass has another
             self._run.needs_store |= message.needs_store and not is_end
             self._rounds.interrupted(member, message)
             self.take_over_if_all_interrupted()
@@ -167,7 +167,7 @@ class Peers:
             self._take_over()
 
     def _take_over(self) -> None:
-        """Every member waits and every share is whole: from here on through the store."""
+        """Every member waits and every share is complete: continue through the store."""
         run, rounds = self._run, self._rounds
         assert rounds is not None
         peers = self.members
@@ -188,9 +188,9 @@ class Peers:
         if run.steps_together and rounds.pending():
             seat = run.roster[rounds.pending()[0][0]].seat
             raise ConfigError(
-                f"worker {seat} has stepped on a mini-batch that another worker has left out: "
-                "steps with a closure are made by all workers together, so leave the loop early in "
-                "all of them, by what is the same in all (pace.version, pace.sum(value))"
+                f"worker {seat} stepped on a mini-batch that another worker skipped: steps with a "
+                "closure are made by all workers together, so leave the loop early in all of them, "
+                "by a value that is the same in all (pace.version, pace.sum(value))"
             )
         run.end_stream()
         for number, entry in rounds.pending():
@@ -199,25 +199,25 @@ class Peers:
             fact, orders = run.hear_push(ticket, entry.told, entry.clocks, run.now_s())
             run.carry_out(orders, fact, Payload(entry.fault, entry.clip))
         self._hear_the_dead()
-        if run.owes_stop:  # somebody was late with the local steps that all others have pushed
+        if run.owes_stop:  # a member was late with the local steps that all others have pushed
             run.send_stop()
 
     def _left_alone(self, member: int) -> str:
-        """Some have left their loop, and this one has not."""
+        """Returns the message for a member that trains on while others have left their loops."""
         return (
-            f"worker {self._run.roster[member].seat} has stepped on a mini-batch of a batch that "
-            "another worker left its loop at, which only a store can carry: under torchrun leave "
-            "the loop in all workers alike, by what is the same in all (pace.version, "
-            "pace.sum(value) between epochs), or call pace.stop()"
+            f"worker {self._run.roster[member].seat} stepped on a mini-batch of a batch at which "
+            "another worker left its loop, which only a store can carry: under torchrun leave "
+            "the loop in all workers at the same batch, by a value that is the same in all "
+            "(pace.version, pace.sum(value) between epochs), or call pace.stop()"
         )
 
     def _hear_the_dead(self) -> None:
-        """Who died while peers ran by themselves; until now nothing could follow from it."""
+        """Handle deaths from the time between peers, which had no consequences until now."""
         run = self._run
-        for one in run.roster.members.values():
-            if one.is_alive:
+        for entry in run.roster.members.values():
+            if entry.is_alive:
                 continue
-            if one.number in run.coordinator.live_members:
-                run.hear_left(one.number)
+            if entry.number in run.coordinator.live_members:
+                run.hear_left(entry.number)
             elif run.ending and run.live:  # the last update was of its push, and waits for it
-                run.hand_on(one.number)
+                run.hand_on(entry.number)

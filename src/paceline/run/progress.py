@@ -1,11 +1,11 @@
-"""What a run tells while it goes: sentences to its user and its trace, figures to its observer.
+"""What a run reports while it goes: notes to its user and its trace, figures to its observer.
 
     say -> observer (at once) + trace (as soon as it has begun)        record -> log of metrics
     pushes, updates, epochs -> rates, shares, time left -> observer, a few times a second
 
-Nothing of this decides how a run goes: what cannot be written is said once, and the run goes on.
-This module must not know messages, the reasons of decisions or checkpoints, nor how a report is
-shown.
+None of this decides how a run goes: output that cannot be written is reported once, and the run
+goes on. This module must not know messages, the reasons of decisions or checkpoints, nor how a
+report is shown.
 """
 
 import math
@@ -28,8 +28,8 @@ class Notes:
     """The notes of one run.
 
     Args:
-        log: of metrics, where one was asked for.
-        now_s: seconds that the run has gone.
+        log: of metrics, if one was asked for.
+        now_s: returns the seconds since the run's start.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Notes:
         self._now_s = now_s
         self._said: set[str] = set()
         self._unwritten: list[tuple[float, str]] | None = []
-        """What was said before the trace has begun; None: it has."""
+        """Notes from before the trace began; None: it has begun."""
 
     def begin(self) -> None:
         """The trace has begun."""
@@ -48,7 +48,7 @@ class Notes:
             self._trace.note(at_s, text)
 
     def say(self, text: str) -> None:
-        """To the user, and into the trace as soon as there is one."""
+        """Tell the user, and write it into the trace as soon as there is one."""
         self._observer.note(text)
         if self._unwritten is None:
             self._trace.note(self._now_s(), text)
@@ -56,13 +56,13 @@ class Notes:
             self._unwritten.append((self._now_s(), text))
 
     def say_once(self, text: str) -> None:
-        """Say it, unless it was said."""
+        """Say it, unless it was said before."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
     def record(self, version: int, values: dict[str, float]) -> None:
-        """Into the run's own log of metrics, where one was asked for."""
+        """Write into the run's own log of metrics, if one was asked for."""
         if self._log is None:
             return
         try:
@@ -71,22 +71,22 @@ class Notes:
             self.say_once(f"the log of metrics cannot be written ({error.strerror}): {_GOES_ON}")
 
     def look_at_output(self) -> None:
-        """Say what of it cannot be written."""
+        """Report output that cannot be written."""
         trace, observer = self._trace, self._observer
         if trace.trouble:
             waits = "nothing is added to it any more" if trace.is_cut else "what is new waits"
             self.say_once(f"{trace.path} cannot be written ({trace.trouble}): {_GOES_ON}; {waits}")
         if observer.trouble:
-            self.say_once(f"what the run says cannot be printed ({observer.trouble}): {_GOES_ON}")
+            self.say_once(f"the run's output cannot be printed ({observer.trouble}): {_GOES_ON}")
 
 
 _SHOW_S = 0.25
 _FEWEST_UPDATES = 3
-"""After the first ones, before the time left is told: those include compiling and reading."""
+"""Updates after the first ones before a time left is shown: those include compiling."""
 
 
 class ProgressMeter:
-    """Keeps the run's running figures."""
+    """The run's current figures."""
 
     def __init__(
         self, plan: Plan, settings: RunSettings, roster: Roster, observer: Observer
@@ -105,7 +105,7 @@ class ProgressMeter:
         self._since_s = 0.0
         self._is_training = False
         self._begun: tuple[int, float] | None = None
-        """Updates and seconds of training at the first look after an update."""
+        """Updates and seconds of training at the first check after an update."""
         self.opened_s = 0.0
         """When the first epoch began."""
         self.loss = math.nan
@@ -154,7 +154,7 @@ class ProgressMeter:
         self._observer.evaluated(epoch, metrics, version)
 
     def show(self, now_s: float) -> None:
-        """Tell the observer, a few times a second at most."""
+        """Report to the observer, a few times a second at most."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + _SHOW_S
@@ -178,11 +178,11 @@ class ProgressMeter:
         )
 
     def _eta_s(self, now_s: float, trained_s: float) -> float | None:
-        """Seconds that are left, by the updates after the first ones; None: nobody can say yet."""
+        """Seconds left, by the updates after the first ones; None: not known yet."""
         eta_s = None
         total, made = self._updates_total, self._version - self._first_version
         if made and self._begun is None:
-            self._begun = (made, trained_s)  # what is done once was done until here
+            self._begun = (made, trained_s)  # one-time work was done until here
         if total and self._begun is not None and made - self._begun[0] >= _FEWEST_UPDATES:
             each_s = (trained_s - self._begun[1]) / (made - self._begun[0])
             eta_s = max(0.0, (total - self._version) * each_s)
@@ -192,7 +192,7 @@ class ProgressMeter:
         return eta_s
 
     def _name_the_slow(self) -> None:
-        """Say who has become slow, and what that costs the others as far as it was measured."""
+        """Report workers that became slow, and their measured cost for the others."""
         slow = {one.worker: one for one in self.service.slow()}
         for worker, one in slow.items():
             if worker not in self._slow:
@@ -200,7 +200,7 @@ class ProgressMeter:
         self._slow = slow
 
     def _waiting_share(self, worker: int) -> float:
-        """Of the others' time until now: how much they waited."""
+        """The share of the others' time until now that they waited."""
         others = [one for one in self._roster.members.values() if one.seat != worker]
         waited_s = sum(one.wait_s for one in others)
         total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)

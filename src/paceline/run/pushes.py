@@ -1,4 +1,4 @@
-"""What a member tells of its work: pushed, superseded, given back, or one mini-batch more.
+"""What a member reports of its work: pushed, superseded, given back, or one mini-batch more.
 
     message -> fact -> run (coordinator, trace) -> orders, with what came beside the gradient
 
@@ -32,13 +32,13 @@ class Pushes:
         self._run = run
         self._hypers: dict[int, int] = {}
         self._is_again: dict[int, bool] = {}
-        """Of those in step: whether what they pushed last is one more step on a batch."""
+        """Of members in step: whether their last push is another step on the same batch."""
         self._stepped: dict[int, int] = {}
-        """Of those in step: which of several optimizers they pushed a step of."""
+        """Of members in step: the optimizer, of several, whose step they pushed."""
         self._looked: int | None = None
-        """A member that left the first epoch and had done nothing in it."""
+        """A member that left the first epoch without doing anything in it."""
         self._looks: dict[int, int] = {}
-        """The epoch that a member left last without anything done, until it trains again."""
+        """The epoch that a member last left without doing anything, until it trains again."""
 
     def pushed(self, member: int, message: Push) -> None:
         serial, version, told, clocks, hyper, clip = message
@@ -55,7 +55,7 @@ class Pushes:
         run.carry_out(orders, fact, Payload(told.fault, clip, told.stepped, run.is_mid_batch))
 
     def _needs_store(self) -> None:
-        """This was what peers cannot by themselves; where a stream ends is no matter of theirs."""
+        """Note what peers cannot do by themselves; the end of a stream does not count."""
         run = self._run
         run.needs_store |= not run.streams.has_ended
 
@@ -85,9 +85,9 @@ class Pushes:
                 if seen is self._hypers or value == mine:
                     continue
                 raise ConfigError(
-                    f"workers {seat[other]} and {seat[member]} call optimizer.step() differently "
-                    "often on a mini-batch; under full-sync all must step alike, since each step "
-                    "is an update of all"
+                    f"workers {seat[other]} and {seat[member]} call optimizer.step() a different "
+                    "number of times on a mini-batch; under full-sync all workers must make the "
+                    "same number of steps, since each step is an update of all"
                 )
             seen.clear()
         self._compare_optimizers(seat)
@@ -100,8 +100,8 @@ class Pushes:
                 raise ConfigError(
                     f"workers {seat[one]} and {seat[other]} stepped different optimizers in one "
                     "update; under full-sync each step is an update of all workers, so all must "
-                    "step the same ones in the same order: go by what is the same in all, as "
-                    "enumerate(loader) is, and not by a loss or a random number of one"
+                    "step the same ones in the same order: choose by a value that is the same in "
+                    "all, such as enumerate(loader), and not by one worker's loss or random number"
                 )
 
     def extend(self, member: int, message: Extend) -> None:
@@ -117,15 +117,15 @@ class Pushes:
         run.dispatch.tell(member, Extended(lease))
 
     def _say_what_is_uneven(self, ticket: Ticket, lease: Lease) -> None:
-        """Accumulated parts of batches of other sizes weigh otherwise than in one process."""
+        """Note that accumulated parts of batches of different sizes weigh unlike one process's."""
         run = self._run
         sizes = {one.num_samples for one in run.coordinator.leases_of(ticket)}
         if sizes <= {lease.num_samples}:
             return
         run.notes.say_once(
             f"mini-batches of {min(sizes)} and {max(sizes)} samples are accumulated into one push, "
-            "which is weighted by all its samples: with a last batch that is not full the update "
-            "is not quite that of one process; drop_last=True makes it so"
+            "which is weighted by all its samples: with an incomplete last batch the update is not "
+            "exactly that of one process; with drop_last=True it is"
         )
 
     def leave_epoch(self, member: int, message: LeaveEpoch) -> None:
@@ -134,7 +134,7 @@ class Pushes:
         if message.is_look:
             self._looks[member] = run.coordinator.epoch
         if not run.is_open:
-            return  # its end is on the way to this member
+            return  # the message of its end is on its way to this member
         self._needs_store()
         if message.is_look and not run.coordinator.epoch:
             self._looked = member
@@ -143,7 +143,7 @@ class Pushes:
         run.carry_out(orders, None, None)
 
     def stream_over(self, member: int, message: StreamOver) -> None:
-        """A member has found where the stream ends: nothing behind it is handed out any more."""
+        """A member has found the end of the stream: no mini-batch after it is handed out."""
         run = self._run
         is_now = run.is_open and message.epoch == run.coordinator.epoch
         if is_now and not run.streams.has_ended:
@@ -152,14 +152,14 @@ class Pushes:
                 run.end_stream()
 
     def _refuse_a_look_of_one(self) -> None:
-        """Raise ConfigError where one only looked at a batch of an epoch that others train in."""
+        """Raise ConfigError if one only looked at a batch of an epoch that others train in."""
         run, looked = self._run, self._looked
         busy = next((one for one in run.roster.members.values() if one.pushes), None)
         if looked is not None and busy is not None and not run.coordinator.epoch:
             raise self._look_of_one(looked)
 
     def _refuse_an_earlier_look(self, member: int) -> None:
-        """Raise ConfigError where one only looked at a batch of a later epoch, and trains on."""
+        """Raise ConfigError if one only looked at a batch of a later epoch, and trains on."""
         run, epoch = self._run, self._looks.get(member)
         if epoch is None or epoch == run.coordinator.epoch:
             return

@@ -1,13 +1,13 @@
-"""New lives: a worker that died is begun again on its seat and joins the run under way.
+"""New lives: a worker that died is started again on its seat and joins the running run.
 
     left -> spawn -> started -> describe -> laid, with the epoch to begin with -> arrive -> Joined
 
-Until a newcomer has described itself nobody counts on it. From then on the end of the epoch that
-it begins with waits for it, since its script does with the others what follows that epoch; it
-works from the moment it arrives at its loop. This module must not know processes or tensors.
+Nothing waits for a newcomer until it has described itself. From then on the end of the epoch that
+it begins with waits for it, since its script joins the others in what follows that epoch; it works
+as soon as it arrives at its loop. This module must not know processes or tensors.
 
-Before the run has begun nothing is shared out yet, so a new life is told what the first one was,
-and is counted on at once; the main worker stays on its seat (``Beginners``).
+Before the run has begun no work is handed out yet, so a new life is told what the first one was,
+and is waited for at once; the main worker stays on its seat (``Beginners``).
 """
 
 from ..conditions.faults import FaultPlan
@@ -24,30 +24,30 @@ MOST_IN_VAIN = 3
 
 
 class Beginners:
-    """The new lives of one run that has not begun."""
+    """The new lives in a run that has not begun."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._in_vain: dict[int, int] = {}
 
-    def replace(self, one: RosterEntry) -> int | None:
-        """The number of the member that begins in the place of this one; None: nobody does."""
+    def replace(self, entry: RosterEntry) -> int | None:
+        """Start a member in place of this one; returns its number, None if none is started."""
         run = self._run
         if not run.settings.respawn or run.has_begun or run.ending:
             return None
-        in_vain = self._in_vain[one.seat] = self._in_vain.get(one.seat, 0) + 1
+        in_vain = self._in_vain[entry.seat] = self._in_vain.get(entry.seat, 0) + 1
         if in_vain >= MOST_IN_VAIN:
-            run.notes.say(f"worker {one.seat} ended {in_vain} times before prepare()")
+            run.notes.say(f"worker {entry.seat} ended {in_vain} times before prepare()")
             return None
         number = max(run.roster.members) + 1
-        run.notes.say(f"worker {one.seat} is gone ({one.end}); it begins again")
-        run.roster.join(number, one.seat, 0)
-        run.processes.spawn(number, one.seat, {})
+        run.notes.say(f"worker {entry.seat} is gone ({entry.end}); it begins again")
+        run.roster.join(number, entry.seat, 0)
+        run.processes.spawn(number, entry.seat, {})
         return number
 
 
 class Newcomers:
-    """The new lives of one run."""
+    """The new lives in a run that has begun."""
 
     def __init__(self, run: RunState, peers: Peers) -> None:
         self._run = run
@@ -57,27 +57,27 @@ class Newcomers:
         self._settings = ""
         self._has_lookahead = 0
         self._arrived: list[int] = []
-        """Members that are at their loop and cannot enter yet."""
+        """Members that are at their loop but cannot enter it yet."""
 
     # -- a life ends, another one begins --------------------------------------------------------
 
     def replace(self, member: int) -> None:
-        """A member has left: its seat is free for another."""
+        """A member has left: its seat is free for a new one."""
         run = self._run
-        one = run.roster[member]
-        if not (run.settings.respawn and run.has_begun) or run.ending or one.is_done:
+        entry = run.roster[member]
+        if not (run.settings.respawn and run.has_begun) or run.ending or entry.is_done:
             return
-        in_vain = 0 if one.pushes else self._in_vain.get(one.seat, 0) + 1
-        self._in_vain[one.seat] = in_vain
+        in_vain = 0 if entry.pushes else self._in_vain.get(entry.seat, 0) + 1
+        self._in_vain[entry.seat] = in_vain
         if in_vain >= MOST_IN_VAIN:
             run.observer.note(
-                f"worker {one.seat} ended {in_vain} times without a push: it is not begun again"
+                f"worker {entry.seat} ended {in_vain} times without a push: it is not begun again"
             )
             return
-        self._empty_seats.append(one.seat)
+        self._empty_seats.append(entry.seat)
 
     def tick(self) -> None:
-        """Begin new lives; not while survivors still mend what the dead had begun."""
+        """Start new lives, but not while survivors still repair what the dead had begun."""
         run = self._run
         if run.ending or not run.has_begun:
             return
@@ -97,31 +97,31 @@ class Newcomers:
         self._run.roster[member].pid = message.pid
 
     def note_settings(self, member: int, message: SettingsNow) -> None:
-        """As they are from this epoch on."""
+        """Keep the optimizer's settings as of this epoch."""
         if self._run.roster[member].has_arrived:
             self._settings = message.text
 
     # -- it joins -------------------------------------------------------------------------------
 
     def described(self, member: int, own: Description, first: Description) -> None:
-        """``Describe`` of a newcomer: it gets the store, and the epoch to begin with."""
+        """A newcomer described itself: send it the store and the epoch to begin with."""
         run = self._run
-        one = run.roster[member]
+        entry = run.roster[member]
         if run.ending or first.difference(own):
             if not run.ending:
                 run.observer.note(
-                    f"worker {one.seat} came back with another model or other data than the run "
+                    f"worker {entry.seat} came back with another model or other data than the run "
                     "began with; it is sent away"
                 )
             run.dispatch.tell(member, Stop(run.coordinator.version))
             return
         self._has_lookahead = own.lookahead
-        one.is_starting = False
-        one.first_epoch, place = run.begins_with()
-        run.dispatch.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
+        entry.is_starting = False
+        entry.first_epoch, place = run.begins_with()
+        run.dispatch.tell(member, run.laid(first.arena_bytes, entry.first_epoch, place))
 
     def arrived(self, member: int, epoch: int) -> bool:
-        """A newcomer is at its loop; False when it waits for this epoch like all the others."""
+        """A newcomer is at its loop; returns False if it waits for this epoch like the others."""
         run = self._run
         run.roster[member].has_arrived = True
         if epoch > run.coordinator.epoch or not run.has_opened:
@@ -130,21 +130,21 @@ class Newcomers:
         return True
 
     def _enter_when_it_can(self, member: int) -> None:
-        """Not while peers run by themselves, nor while its seat holds what the last life pushed."""
+        """Wait while peers run by themselves, or while its seat holds a push of the last life."""
         run = self._run
-        one = run.roster[member]
-        if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
+        entry = run.roster[member]
+        if not entry.is_alive or not run.is_open or entry.first_epoch != run.coordinator.epoch:
             return  # that epoch has ended meanwhile, and it was told
-        if self._peers.by_peers or run.dispatch.needs(one.seat):
+        if self._peers.by_peers or run.dispatch.needs(entry.seat):
             self._arrived.append(member)
         else:
             self._enter(member)
 
     def _enter(self, member: int) -> None:
-        """It works from the newest version on."""
+        """Let it work from the newest version on."""
         run = self._run
-        one = run.roster[member]
-        run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
+        entry = run.roster[member]
+        run.observer.note(f"worker {entry.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
         self._tell_settings(member)
         assert run.opened is not None
@@ -156,7 +156,7 @@ class Newcomers:
         self._join(member)
 
     def join_all(self) -> None:
-        """An epoch is about to open: who came between epochs is a member from now on."""
+        """An epoch is about to open: newcomers that came between epochs join now."""
         known = self._run.coordinator_members
         for one in self._run.roster.live:
             if one.number not in known:
@@ -164,15 +164,15 @@ class Newcomers:
                 self._join(one.number)
 
     def _tell_settings(self, member: int) -> None:
-        """As they are now: the others may have stepped a scheduler since it arrived."""
+        """Send the current settings: the others may have stepped a scheduler since it arrived."""
         if self._settings:
             self._run.dispatch.tell(member, Adopt(self._settings))
 
     def _join(self, member: int) -> None:
         run = self._run
-        one = run.roster[member]
-        run.trace.joined(run.now_s(), member, one.seat, one.pid)
-        one.has_joined = True
+        entry = run.roster[member]
+        run.trace.joined(run.now_s(), member, entry.seat, entry.pid)
+        entry.has_joined = True
         fact = Joined(member, run.now_s())
         run.carry_out(run.coordinator.hear(fact), fact, None)
         run.streams.joined(member)

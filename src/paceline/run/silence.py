@@ -1,14 +1,14 @@
-"""The rule of silence: from what a worker does to whether it has stalled, and the words for it.
+"""The rule for silent workers: from what a worker does to whether it has stalled, and the message.
 
     no sign of life, and it ...      is named                             has stalled
     is traced, or computes           after named_s, and 2, 4, 8 times it  never
-    sleeps, or nobody can tell       after named_s, and every again_s     after asleep_s
+    sleeps, or that is not known     after named_s, and every again_s     after asleep_s
     is stopped                       when it has stalled, every again_s   after stopped_s
 
-It computes where it, with all that it has begun, takes a twentieth of a core or more, or is seen to
-want one twice in a row: on a machine that is too busy to give it any; the seconds of `asleep_s`
-begin when it last did. Readings and times in, verdicts out (`Silence`). What is said:
-how long, where it is, what it does, who waits, what follows (`explain`):
+It computes if it, with all its processes, uses a twentieth of a core or more, or is runnable twice
+in a row, as on a machine too busy to run it; the seconds of `asleep_s` begin when it last computed.
+Readings and times in, verdicts out (`Silence`). The message says how long, where it is, what it
+does, who waits, and what follows (`explain`):
 
     worker 3 has not pushed for 62 s (usual: 0.4 s): it sleeps at data.py:88 in __getitem__; the
     others wait for update 41; it is left alone (--stall-after SECONDS would end it)
@@ -28,8 +28,8 @@ from .roster import RosterEntry
 from .state import RunState
 
 _SHARE = 0.05
-"""Of a core: less than that is polling or a thread that reports on the side. A worker that computes
-among twenty on one core has as much."""
+"""Of a core: less is polling, or a background thread. A worker that computes among twenty on one
+core has as much."""
 _LEAST_CPU_S = 0.02
 """Two ticks of the clock that the kernel counts in."""
 _SHORTEST_S, _LONGEST_S = 0.1, 5.0
@@ -37,7 +37,7 @@ _SHORTEST_S, _LONGEST_S = 0.1, 5.0
 
 
 class Doing(enum.Enum):
-    """What a worker that gives no sign of life does."""
+    """What a worker without signs of life does."""
 
     COMPUTES = "computes"
     SLEEPS = "sleeps"
@@ -49,8 +49,8 @@ class Doing(enum.Enum):
 class Verdict(NamedTuple):
     """
     Attributes:
-        is_due: to be named now.
-        is_stalled: it is to be given up, where somebody waits for it.
+        is_due: whether to report it now.
+        is_stalled: whether it is to be given up, if others wait for it.
     """
 
     is_due: bool = False
@@ -64,10 +64,10 @@ class Silence:
     """The silence of one worker.
 
     Args:
-        now_s: of any clock that goes on; the same in all calls.
+        now_s: of any monotonic clock; the same clock in all calls.
 
     Attributes:
-        since_s: when it gave the last sign of life, or others began to wait for it.
+        since_s: when it gave its last sign of life, or others began to wait for it.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -86,22 +86,22 @@ class Silence:
 
     @property
     def was_named(self) -> bool:
-        """In this silence."""
+        """Whether it was reported in this silence."""
         return self._named_s < math.inf
 
     def broken(self, now_s: float) -> None:
-        """It gave a sign of life, or nobody waits for it."""
+        """It gave a sign of life, or is not waited for."""
         self._begin(now_s)
 
     def shift(self, gap_s: float) -> None:
-        """So much time does not count: whoever looks did not run."""
+        """So much time does not count: the launcher itself did not run."""
         self.since_s += gap_s
         self._idle_since_s += gap_s
         self._stopped_s += gap_s
         self._mark = None
 
     def excused(self, now_s: float) -> None:
-        """It may wait for another that is busy: its own sleep does not count until now."""
+        """It may wait for another busy worker: its sleep until now does not count."""
         self._idle_since_s = now_s
         self._is_stalled = False
 
@@ -110,16 +110,16 @@ class Silence:
         return now_s >= self._next_look_s and now_s - self.since_s >= limits.least_s / 2
 
     def verdict(self) -> Verdict:
-        """Where nobody has looked: as before."""
+        """The verdict without a new reading: as before."""
         return Verdict(is_stalled=self._is_stalled)
 
     def look(
         self, now_s: float, vitals: Vitals, limits: Limits, *, is_held: bool = False
     ) -> Verdict:
-        """What follows from a reading.
+        """The verdict after a reading.
 
         Args:
-            is_held: its parent says that it is stopped, for where the reading knows nothing.
+            is_held: whether its parent reports it as stopped, for readings without a state.
         """
         if vitals.state is ProcessState.ENDED:
             return _FINE  # its parent tells
@@ -149,7 +149,7 @@ class Silence:
         self._mark = None
 
     def _compare(self, now_s: float, vitals: Vitals, limits: Limits) -> None:
-        """Whether it computes, by what it used, or wanted, since the last mark."""
+        """Whether it computes, by the processor time since the last reading."""
         if self._mark is None:
             self._mark = (now_s, vitals)
             if self.doing in (Doing.STOPPED, Doing.TRACED):  # it has just been let go
@@ -160,7 +160,7 @@ class Silence:
         if passed_s < min(_LONGEST_S, max(_SHORTEST_S, limits.least_s / 8)):
             return
         self._mark = (now_s, vitals)
-        # Less than before: somebody that it had begun has ended, whose time went with it.
+        # Less than before: a child process has ended, and its time no longer counts.
         is_busy = used_s < 0 or used_s >= max(_SHARE * passed_s, _LEAST_CPU_S)
         if is_busy or (before.is_running and vitals.is_running):
             self.doing, self._idle_since_s = Doing.COMPUTES, now_s
@@ -189,9 +189,9 @@ class Case:
     """One silent member.
 
     Attributes:
-        waiting: members that have nothing to do but wait.
+        waiting: members that only wait.
         is_first: whether it goes through ``pace.once()`` before the others.
-        busy: for whom it may wait by itself.
+        busy: the worker that it may be waiting for.
         decision: what becomes of it.
     """
 
@@ -205,7 +205,7 @@ class Case:
     decision: str = ""
 
     def left_alone(self) -> str:
-        """It has not stalled: why nobody ends it, and who could."""
+        """It has not stalled: why it is not ended, and how it could be."""
         is_given = self.run.patience.given_s is not None
         if self.doing is Doing.TRACED:
             return "a debugger looks at it: it is left alone"
@@ -222,7 +222,7 @@ class Case:
         return "it is left alone (--stall-after SECONDS would end it after so long)"
 
     def given_up(self) -> str:
-        """It is ended: who does its work."""
+        """It is ended: what becomes of its work."""
         run = self.run
         if run.is_at_end:
             return "it is ended"
@@ -234,7 +234,7 @@ class Case:
 
 
 def explain(case: Case) -> str:
-    """The whole sentence."""
+    """The whole message."""
     run, seat = case.run, case.one.seat
     where = run.processes.whereabouts(case.one.number, case.doing.value)
     parts = [f"worker {seat} {_silence(case)}: {where}", _waits(case), case.decision]
@@ -256,7 +256,7 @@ def _silence(case: Case) -> str:
 
 
 def _waits(case: Case) -> str:
-    """``the others wait for update 41``, ``worker 0 waits for it``; empty: nobody waits yet."""
+    """``the others wait for update 41``, ``worker 0 waits for it``; empty: none waits yet."""
     run = case.run
     seats = sorted(one.seat for one in case.waiting if one is not case.one)
     if not seats or case.one.is_starting:

@@ -1,10 +1,10 @@
-"""The state of one run, and the one way from a fact to orders that are carried out.
+"""The state of one run, and the only way from a fact to orders that are carried out.
 
     fact -> coordinator.hear -> orders -> trace -> dispatch -> engine
 
-What messages lead to facts is said elsewhere: pushes in ``pushes.py``, epochs in ``epochs.py``,
-rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. Above
-300 lines because what follows from an order passes through all of it. This module must not know
+Which messages become facts is decided elsewhere: pushes in ``pushes.py``, epochs in ``epochs.py``,
+rounds between peers in ``peers.py``, calls that all members make together in ``calls.py``. Above
+300 lines because the consequences of an order pass through all of it. This module must not know
 processes or terminals, nor how a message travels.
 """
 
@@ -51,20 +51,20 @@ class RunState:
     """One run, from its first member to its end.
 
     Attributes:
-        is_open: whether an epoch is under way.
-        has_opened: whether one has been, since this run began or went on.
-        has_said_goodbye: whether the scripts were let go to their ends, all epochs being over.
+        is_open: whether an epoch is open.
+        has_opened: whether one has been since this run began or was resumed.
+        has_said_goodbye: whether the scripts were told that all epochs are over.
         ending: why the run ends; empty while it goes on.
-        begins_anew: whether that is the end of this life of it alone.
+        begins_anew: whether only this life of the run ends.
         steps_apart: whether each of several optimizers makes an update of all workers by itself.
         is_sticky: whether each worker keeps its part of every batch.
         steps_together: whether all members make each step together, see ``Description``.
         update_rule: what a push is.
-        is_mid_batch: whether the newest version is that of a step after which others of its batch
-            come: who went on from here would do the batch again, and that step a second time.
-        owes_stop: whether the run ends as soon as the batches at work have made all their steps,
-            or the local steps at work their average.
-        trained_in: the newest epoch that is over and that an update has samples of; -1: none.
+        is_mid_batch: whether the newest version is of a step after which others of its batch come:
+            a run resumed here would do the batch again, and that step twice.
+        owes_stop: whether the run ends as soon as the batches in work have made all their steps,
+            or the local steps in work their average.
+        trained_in: the newest finished epoch whose samples an update has used; -1: none.
     """
 
     coordinator: Coordinator
@@ -76,11 +76,11 @@ class RunState:
     """What members were told when the last epoch opened."""
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
-    """Called with orders before they are carried out: a checkpoint may stand at this border."""
+    """Called with orders before they are carried out: a checkpoint may be taken here."""
     end_here: Callable[[], None]
-    """Called when what was in flight has returned: keep what stands, and tell members to stop."""
+    """Called when all work has returned: keep the last version, and tell members to stop."""
     liveliest: Callable[[Sequence[int]], int]
-    """Of these members one that will answer soon, as far as anybody can tell."""
+    """Returns the one of these members that will probably answer soonest."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class RunState:
     ) -> None:
         self.engine, self.settings, self.trace, self.observer = engine, settings, trace, observer
         self.clock = clock
-        """The machine's; its zero is anywhere."""
+        """The machine's; its zero is arbitrary."""
         self.roster = Roster()
         self.dispatch = Dispatch(engine, self.roster)
         self.has_begun = self.is_open = False
@@ -104,38 +104,38 @@ class RunState:
         self.ending, self.begins_anew = "", False
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
-        """Faults that were ordered and have come."""
+        """Injected faults that have happened."""
         self.by_peers = False
         self.needs_store = False
         """Whether the script did what peers cannot, as accumulating, since an epoch opened last."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
-        """The epoch that the script is in, its code after the loop included."""
+        """The epoch that the script is in, including its code after the loop."""
         self._place = START if resumption is None else resumption.place
         self._passes_each = 0
-        """Epochs for the value before; 0: nobody knows."""
+        """Epochs that the previous value of ``pace.epochs`` took; 0: not known."""
         self.notes = Notes(observer, trace, log, self.now_s)
         self._path = ""
         self.resumption = resumption
         self.token = secrets.token_hex(8) if resumption is None else resumption.token
-        """What no other run has, in its trace and its checkpoints; None: it began without one."""
+        """The run's unique token, in its trace and checkpoints; None: it began without one."""
         self._start_s = clock()
         self.streams = Streams(
             self.dispatch.tell, self._who_can_read, lambda: self.coordinator.done_with()
         )
 
     def _who_can_read(self) -> list[int]:
-        """Members that are at work, or wait for it."""
+        """Members that work, or wait for work."""
         members = self.coordinator_members
         return [one.number for one in self.roster.live if one.number in members and not one.is_done]
 
     def now_s(self, monotonic_s: float | None = None) -> float:
-        """Seconds that the run has gone, of now or of a reading of the machine's clock."""
+        """Seconds since the run's start, now or at a reading of the machine's clock."""
         reading = self.clock() if monotonic_s is None else monotonic_s
         return max(0.0, reading - self._start_s)
 
     @property
     def processes(self) -> Processes:
-        """Of members that can be lost."""
+        """The processes of members, in an engine that can lose them."""
         assert self.engine.processes is not None
         return self.engine.processes
 
@@ -151,9 +151,9 @@ class RunState:
 
     @property
     def crew(self) -> list[int]:
-        """Those of them that take part since this epoch or longer, in member order.
+        """Live members that take part in this epoch or have for longer, in member order.
 
-        Before the first one a newcomer is at another place in the script than all others.
+        Before its first epoch a newcomer is at another place in the script than all others.
         """
         epoch = self.coordinator.epoch
         return [
@@ -163,21 +163,21 @@ class RunState:
         ]
 
     def come_to(self, epoch: int, place: ScriptPlace) -> None:
-        """All scripts are at this epoch, and there in ``pace.epochs``."""
+        """All scripts are at this epoch, and at this place in ``pace.epochs``."""
         if place.position > self._place.position >= 0:
             self._passes_each = place.began - self._place.began
         self.script_epoch, self._place = epoch, place
 
     @property
     def place(self) -> ScriptPlace:
-        """Where in ``pace.epochs`` the scripts are; an epoch that nobody used was a look."""
+        """Where in ``pace.epochs`` the scripts are; an unused epoch was only a look."""
         coordinator_epoch = self.coordinator.epoch if self.has_begun else -1
         if coordinator_epoch == self.script_epoch and self.coordinator.has_used_nothing:
             return self._place.with_look(self.script_epoch)
         return self._place
 
     def begins_with(self) -> tuple[int, ScriptPlace]:
-        """With which epoch a newcomer begins, the open one or the others' next, and where."""
+        """The epoch that a newcomer begins with, the open one or the next, and its place."""
         if not self.has_opened:
             return self.script_epoch, self.place
         if self.is_open:
@@ -187,7 +187,7 @@ class RunState:
 
     @property
     def updates_left(self) -> int:
-        """Until the run has all it was asked for; -1: nobody set a number."""
+        """Updates until the number asked for; -1: no number was set."""
         updates = self.settings.updates
         return -1 if updates is None else updates - self.coordinator.version
 
@@ -197,17 +197,17 @@ class RunState:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether scripts have nothing more to do than to come to their ends."""
+        """Whether scripts only have to finish."""
         has_one = self.has_begun and not self.is_open and self.roster.has_ended_one
         return bool(self.ending) or has_one
 
     @property
     def coordinator_members(self) -> list[int]:
-        """Whom the coordinator counts on."""
+        """Members that the coordinator counts on."""
         return self.coordinator.live_members if self.has_begun else []
 
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
-        """All members have described the same: make the ledger, the coordinator and the store."""
+        """All descriptions agree: make the ledger, the coordinator and the store."""
         ledger = Ledger(
             first.num_samples, first.batch_size, protocol.num_pushes,
             keep_remainder=not first.drop_last, dropped=self.settings.dropped,
@@ -246,9 +246,9 @@ class RunState:
             self.trace.rerouted(self.now_s(), path)
 
     def _go_on(self, resumption: Resumption, state: dict[str, Any], header: dict[str, Any]) -> None:
-        """Coordinator, store, clock and trace stand where the checkpoint was taken."""
+        """Set coordinator, store, clock and trace to the state of the checkpoint."""
         saved, version = resumption.saved, resumption.version
-        # Its clock goes on now: what it took to start again is no time of the run's.
+        # The run's clock continues now: the time for the restart does not count.
         self._start_s = self.clock() - saved["elapsed_s"]
         self.coordinator.resume(state)
         self.dispatch.jump(version)
@@ -257,8 +257,8 @@ class RunState:
         lost = self.trace.go_on(
             saved["trace_bytes"], self.now_s(), version, len(self.roster.live), header
         )
-        again = f"; {lost} updates that came after it are made again" if lost else ""
-        self.observer.note(f"going on with {resumption.folder} at version {version}{again}")
+        repeated = f"; {lost} updates after it are repeated" if lost else ""
+        self.observer.note(f"going on with {resumption.folder} at version {version}{repeated}")
 
     def laid(self, arena_bytes: int, first_epoch: int, place: ScriptPlace) -> Laid:
         """What a member is told of the store, once it has described itself."""
@@ -277,7 +277,7 @@ class RunState:
     def hear_push(
         self, ticket: Ticket, told: Told, clocks: Clocks, at_s: float
     ) -> tuple[Pushed, list[Order]]:
-        """A member pushed: count, trace, ask the coordinator."""
+        """A member pushed: count it, trace it, and ask the coordinator."""
         num_samples, loss, fault, weight, kept, unused, _ = told
         weighs_otherwise = None if weight == num_samples > 0 else weight
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
@@ -291,19 +291,19 @@ class RunState:
         return fact, self.coordinator.hear(fact)
 
     def hear_left(self, member: int) -> None:
-        """The coordinator hears it now; while peers ran by themselves it could not."""
+        """Tell the coordinator of a death; while peers ran by themselves it could not be told."""
         fact = Left(member, self.now_s())
         self.trace.left(fact.at_s, member, self.roster[member].end)
         self.carry_out(self.coordinator.hear(fact), fact, None)
         self.streams.left(member)
 
     def hand_on(self, member: int) -> None:
-        """What this member had to do for the store is another's; nothing else follows."""
+        """Hand this member's jobs for the store to another; without other consequences."""
         if self.has_begun:
             self.dispatch.hand_on(member)
 
     def stalled(self, member: int) -> bool:
-        """A member is silent; whether its work was called off and handed on."""
+        """A member is silent; returns whether its work was cancelled and handed on."""
         fact = Stalled(member, self.now_s())
         self.trace.stalled(fact.at_s, member)
         orders = self.coordinator.hear(fact)
@@ -312,7 +312,7 @@ class RunState:
         return Cancel(member) in orders
 
     def note(self, orders: Sequence[Order], at_s: float) -> None:
-        """Write orders into the trace and keep what each member works on."""
+        """Write orders into the trace and note what each member works on."""
         for order in orders:
             self.trace.order(order, at_s)
             if isinstance(order, Grant):
@@ -321,7 +321,7 @@ class RunState:
                 self.watch.applied(order, self.coordinator.version)
 
     def carry_out(self, orders: list[Order], cause: Fact | None, payload: Payload | None) -> None:
-        """Note the answer to ``cause`` and send it to members."""
+        """Note the coordinator's answer to ``cause`` and send it to members."""
         self.note(orders, self.now_s())
         self.at_orders(orders)
         self.streams.pass_on(orders)
@@ -330,7 +330,7 @@ class RunState:
             self.owes_stop = True
         ends_here = self.owes_stop and self._is_border(orders)
         if ends_here:
-            # Called off at once; but local steps begun on it would stay in the optimizers' state.
+            # It would be cancelled, but local steps begun on it stay in the optimizers' state.
             orders = [one for one in orders if not isinstance(one, Grant)]
         self.dispatch.carry_out(orders, cause, payload)
         if ends_here:
@@ -340,22 +340,22 @@ class RunState:
                 self.end_epoch(order)
 
     def _is_border(self, orders: Sequence[Order]) -> bool:
-        """Whether no work is begun that would be called off in the middle of what it does."""
+        """Whether no work is begun that would be cancelled halfway."""
         is_new = any(isinstance(one, Apply) for one in orders)
         return not self.is_mid_batch and (is_new or not self._steps_locally)
 
     @property
     def can_stop_now(self) -> bool:
-        """Whether what is at work leaves nothing behind when it is called off."""
+        """Whether work leaves nothing behind when it is cancelled."""
         return not (self.is_mid_batch or self._steps_locally)
 
     @property
     def _steps_locally(self) -> bool:
-        """Whether each member's optimizer steps by itself, and remembers that."""
+        """Whether each member's optimizer steps by itself, and keeps a state of it."""
         return self.update_rule == "mean" and not self.steps_together
 
     def end_stream(self) -> None:
-        """Nothing behind the end of a stream, where it is known, is handed out any more."""
+        """Hand out nothing after the end of a stream, if that is known."""
         if (end := self.streams.end) is not None:
             epoch = self.coordinator.epoch
             self.trace.stream_ended(self.now_s(), epoch, end)
@@ -368,11 +368,11 @@ class RunState:
         self.tell_all(EndEpoch(order.epoch, order.version))
 
     def send_stop(self) -> None:
-        """End what is in flight; members are told that the run is over when its end is kept."""
+        """End all work; members are told that the run is over when its last version is kept."""
         self.is_open = self.owes_stop = False
         self.streams.close()
         self.trace.stopped(self.now_s())
-        self._place = self.place  # a look that only some have left is one, and nobody is in it soon
+        self._place = self.place  # a look that only some have left counts: all will have soon
         self.coordinator.stop(self.now_s())
         self.dispatch.call_off(self.live)
         self.end_here()

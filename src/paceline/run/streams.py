@@ -1,12 +1,12 @@
-"""Who reads the stream: one member for all, another when that one is gone.
+"""Which member reads the stream: one for all, another when that one is gone.
 
     an epoch opens --ReadStream--> a member --StreamServed--> StreamAt to all
     that member is gone, or silent --ReadStream--> another, from the first number that is needed
     an update --StreamDone--> whoever is granted next, who tells it with what it asks for
 
-Where the data set can say where it is, states come in beside the mini-batches, and who reads next
-begins with the newest that lies before the first number that is needed; else it reads all before it
-again. What was used is known to the ledger alone. This module must not know processes, sockets,
+If the data set can report its position, states arrive beside the mini-batches, and the next reader
+begins with the newest one before the first number that is needed; else it reads everything before
+that again. Only the ledger knows what was used. This module must not know processes, sockets,
 tensors or data sets.
 """
 
@@ -28,16 +28,16 @@ Place = tuple[int, tuple[int, ...]]
 
 
 class Streams:
-    """The streams of one run, a pass after the other.
+    """The streams of one run, one pass after the other.
 
     Args:
         tell: sends a message to a member.
         live: members that take part, in member order.
-        done_with: the first number that is still needed, and those after it that are not.
+        done_with: returns the first number that is still needed, and later ones that are not.
 
     Attributes:
         is_on: whether the run reads a stream at all.
-        reader: the member that reads; None: nobody does.
+        reader: the member that reads; None: no member does.
         end: of the open pass, in mini-batches; None: it is not known yet.
     """
 
@@ -55,13 +55,13 @@ class Streams:
         self._is_open = False
         self._at: StreamAt | None = None
         self._states: list[tuple[int, str]] = []
-        """Of this pass, lowest number first: what is still needed comes after the first of them."""
+        """Of this pass, lowest number first; all that is still needed comes after the first."""
         self._told: Place = (0, ())
 
     # -- who reads ------------------------------------------------------------------------------
 
     def open(self, epoch: int) -> None:
-        """A pass begins, or goes on where the run was cut off."""
+        """A pass begins, or continues where the run was cut off."""
         if not self.is_on:
             return
         if epoch != self._epoch:
@@ -72,7 +72,7 @@ class Streams:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known how long the open pass is."""
+        """Whether the length of the open pass is known."""
         return self.end is not None
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Streams:
         self._is_open = False
 
     def left(self, member: int) -> None:
-        """It is gone, or stands still: it reads no more."""
+        """A member is gone, or stalled: it does not read any more."""
         if member == self.reader:
             self.reader = None
             self._at = None
@@ -88,7 +88,7 @@ class Streams:
                 self._choose(but=member)
 
     def joined(self, member: int) -> None:
-        """It takes part from now on."""
+        """A member takes part from now on."""
         if not self._is_open:
             return
         if self.reader is None:
@@ -103,7 +103,7 @@ class Streams:
                 self._tell(one, self._at)
 
     def _choose(self, but: int = -1) -> None:
-        """Whoever has read before, or the first."""
+        """Choose the member that has read before, or the first."""
         live = [one for one in self._live() if one != but]
         if self.reader not in live:
             self.reader = live[0] if live else None
@@ -116,7 +116,7 @@ class Streams:
     # -- what is needed no more -----------------------------------------------------------------
 
     def pass_on(self, orders: Sequence[Order]) -> None:
-        """Some numbers may be done with; the first of those who are granted work now tells it."""
+        """Report numbers that are no longer needed with the first grant among these orders."""
         member = next((one.ticket.member for one in orders if isinstance(one, Grant)), None)
         if not self._is_open or member is None:
             return
@@ -138,19 +138,19 @@ class Streams:
         self._state_before(self._done_with()[0])
 
     def _state_before(self, first: int) -> tuple[int, str]:
-        """The newest one from which nothing that is needed is missing; older ones are forgotten."""
+        """The newest state before all that is needed; older ones are dropped."""
         before = [one for one in self._states if one[0] <= first]
         if before:
             self._states = self._states[len(before) - 1 :]
         return before[-1] if before else (0, "")
 
     def remember(self) -> dict[str, Any]:
-        """What a checkpoint holds, as JSON can carry it."""
+        """The state for a checkpoint, as JSON-compatible data."""
         number, state = self._state_before(self._done_with()[0]) if self.is_on else (0, "")
         return {"epoch": self._epoch, "number": number, "state": state}
 
     def go_on(self, saved: Mapping[str, Any] | None) -> None:
-        """Become what ``remember`` gave; a ValueError or TypeError: it is none."""
+        """Restore a state of ``remember``. ValueError, TypeError: it is none."""
         epoch, number, state = stream_place(saved)
         if epoch < 0:
             return

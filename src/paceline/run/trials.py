@@ -1,4 +1,4 @@
-"""Trials: several runs of the same members, one after another, in the midst of one script.
+"""Trials: several runs of the same members, one after another, inside one script.
 
     the outer run     TrialBegins (each) -> all there? -> OpenTrial ... TrialOver (each)
     the trial         Describe -> ... epochs ... -> TrialEnds (each)    a controller of its own
@@ -7,8 +7,8 @@
     outer run  waits |                    | waits    |                    | waits
     trials           [ a: plan ... summary ]         [ b: plan ... summary ]
 
-While a trial goes the outer run hears nothing: who dies meanwhile, and whose script ends, it is
-told of afterwards. This module must not know folders, reports, or what a trial does.
+During a trial the outer run handles no events: deaths and ends of scripts are reported to it
+afterwards. This module must not know folders, reports, or what a trial does.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ from .state import RunState
 
 @dataclass(slots=True, kw_only=True)
 class TrialOutcome:
-    """What of a trial concerns the run around it.
+    """What the run around a trial needs to know of it.
 
     Attributes:
-        left: members that are gone, with how.
+        left: members that are gone -> how they ended.
         ended: members whose scripts are over.
-        failure, kind: what a script failed with, as of `TrialFails`; empty: none did.
-        is_given_up: whether the user's stop has waited long enough for those who are left.
+        failure, kind: a script's failure, as in `TrialFails`; empty: none failed.
+        is_given_up: whether the user's stop has waited long enough for the remaining members.
     """
 
     left: dict[int, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class TrialOutcome:
     is_given_up: bool = False
 
     def note(self, member: int, message: object) -> None:
-        """What a member said, or what became of it."""
+        """Note an event of a member, if it matters here."""
         if isinstance(message, ProcessLeft):
             self.left[member] = message.reason
         elif isinstance(message, Done):
@@ -50,42 +50,44 @@ class TrialOutcome:
 Seats: TypeAlias = Mapping[int, tuple[int, int]]
 """Member -> (seat, pid)."""
 CarryOut: TypeAlias = Callable[[str, Seats, str], TrialOutcome]
-"""Carries out the trial of this name; a text says why it is to stop as soon as it has begun."""
+"""Runs the trial of this name; a text says why it is to stop as soon as it has begun."""
 
 
 class TrialBook:
-    """The trials of one run, from outside.
+    """The trials of one run, seen from the outer run.
 
     Args:
-        carry_out: None: this run can have none.
+        carry_out: runs a trial; None: this run can have none.
 
     Attributes:
-        num_begun: by now.
+        num_begun: trials begun so far.
     """
 
     def __init__(self, run: RunState, departures: Departures, carry_out: CarryOut | None) -> None:
         self._run, self._departures, self._carry_out = run, departures, carry_out
         self._names: dict[int, str] = {}
-        """Members that wait for one."""
+        """Members that wait for a trial -> its name."""
         self.num_begun = 0
 
     def __contains__(self, member: int) -> bool:
         return member in self._names
 
     def begins(self, member: int, message: TrialBegins) -> None:
-        """The script of this member is there.
+        """A member's script has reached a trial.
 
         Raises:
-            ConfigError: others wait for another one, or this run can have none.
+            ConfigError: others wait for another trial, or this run can have none.
         """
         settings = self._run.settings
         if self._carry_out is None:
-            raise ConfigError("pace.trial() cannot be had here: a trial takes a run by launch")
+            raise ConfigError(
+                "pace.trial() does not work here: start the script by paceline launch"
+            )
         for flag, is_given in (("resume", settings.resume), ("respawn", settings.respawn)):
             if is_given:
                 raise ConfigError(
-                    f"--{flag} is for a script that trains once, and this one has pace.trial(): "
-                    "who comes later has no part in the trials before; leave it out"
+                    f"--{flag} is for a script that trains once, and this one has pace.trial(): a "
+                    "worker that starts later has no part in the trials before; leave it out"
                 )
         for other, name in self._names.items():
             if name != message.name:
@@ -98,11 +100,11 @@ class TrialBook:
         self._names[member] = message.name
 
     def left(self, member: int) -> None:
-        """It is gone: nobody waits for it."""
+        """A member is gone: it is not waited for."""
         self._names.pop(member, None)
 
     def refuse_half(self, num_described: int) -> None:
-        """Raise ConfigError where some wait for a trial, and others never come."""
+        """Raise ConfigError if some wait for a trial that others will never reach."""
         if not self._names:
             return
         roster = self._run.roster
@@ -118,10 +120,10 @@ class TrialBook:
             )
 
     def carry_out_if_due(self, stopped: str) -> TrialOutcome | None:
-        """Where all are there: the trial, from its beginning to its end.
+        """Run a trial once all members have reached it; returns its outcome, None: not due.
 
         Args:
-            stopped: why nothing is trained any more; empty: it is.
+            stopped: why nothing is trained any more; empty: trials train.
         """
         live = [one for one in self._run.roster.live if not one.is_done]
         if not live or any(one.number not in self._names for one in live):
@@ -136,7 +138,7 @@ class TrialBook:
         return outcome
 
     def _take_over(self, outcome: TrialOutcome) -> None:
-        """Those who are left go on, behind the trial."""
+        """Let the remaining members continue after the trial."""
         run, roster = self._run, self._run.roster
         for member, reason in outcome.left.items():
             roster[member].is_alive, roster[member].end = False, reason

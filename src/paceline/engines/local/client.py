@@ -1,4 +1,4 @@
-"""The launcher's end of a fork server: begun by a run, ended with it, or kept warm for the next.
+"""The launcher's end of a fork server: started by a run, ended with it, or kept warm for the next.
 
     client  --socket-->  fork server --fork--> members
 
@@ -8,10 +8,10 @@
     with begun_early():  torch is imported while this process still imports what a run needs
         run(...)
 
-A fork server that is handed on has no members left, and takes over environment, folder and
-streams of the run that it comes to. Above 300 lines, since one life is read together: how it
-begins, what it says, how it goes from run to run. This module must not know members, messages
-between them, or protocols.
+A fork server that is handed on has no members left, and takes over the environment, folder and
+streams of its next run. Above 300 lines, since its whole life is read together: its start, its
+messages, its way from run to run. This module must not know members, messages between them, or
+protocols.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from ..base import THREADS
 _START_S, _END_S = 120.0, 2.0
 _LOOK_S, _STOPPED_S = 0.5, 2.0
 _ENVIRONMENT = dict.fromkeys(THREADS, "1")
-"""Of a fork server: one thread, so that it can be forked; members have the user's own variables."""
+"""Of a fork server: one thread, so that it can fork; members have the user's own variables."""
 
 
 _MOST_TRIES = 10
@@ -50,7 +50,7 @@ _GONE = "the process that workers are forked from is gone"
 
 
 class ForkServerClient:
-    """One fork server, from here.
+    """One fork server, from the launcher's side.
 
     Attributes:
         preloaded: modules that it has imported for a run; another run has not asked for them.
@@ -73,7 +73,7 @@ class ForkServerClient:
             )
         theirs.close()
         self._early: list[dict[str, int]] = []
-        """What it said while something else was waited for."""
+        """Its messages that came while another one was awaited."""
         self.preloaded: frozenset[str] = frozenset()
         self._has_members = False
         self._is_new = True
@@ -87,7 +87,7 @@ class ForkServerClient:
         return self._end.fileno()
 
     def ask_for(self, spec: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Let it fork a member.
+        """Have it fork a member.
 
         Raises:
             AllGone: it is gone.
@@ -97,23 +97,24 @@ class ForkServerClient:
             socket.send_fds(self._end, [json.dumps(spec).encode()], list(descriptors))
 
     def kill(self, member: int) -> None:
-        """Let it end a member, and all that it had begun. AllGone: it is gone."""
+        """Have it end a member with all its child processes. AllGone: it is gone."""
         with self._heard():
             self._end.send(json.dumps({"kill": member}).encode())
 
     def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
-        """The next word of this kind; others are kept for `early_words`.
+        """Its next message of this kind; others are kept for `early_words`.
 
         Raises:
             AllGone: the fork server was killed.
-            ConfigError: it cannot have what the run asks for.
-            WorkerError: it could not start, or said nothing in time.
+            ConfigError: it cannot do what the run asks for.
+            WorkerError: it could not start, or did not answer in time.
         """
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
             self.woke_it()
             data = b""
-            if wait_for([self._end.fileno()], timeout_s=0.5):
+            is_readable = bool(wait_for([self._end.fileno()], timeout_s=0.5))
+            if is_readable:
                 with contextlib.suppress(ConnectionError):  # it left without reading
                     data = self._end.recv(1 << 16)
             if data:
@@ -125,6 +126,9 @@ class ForkServerClient:
                 if kind in message:
                     return message
                 self._early.append(message)
+            elif is_readable:  # end of file, which stays readable: the process is ending
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(max(0.0, end_s - time.monotonic()))
             if (code := self._process.poll()) is not None:
                 if code < 0 or not self._is_new:
                     raise self._gone(f" (killed by signal {-code})" if code < 0 else "")
@@ -135,12 +139,12 @@ class ForkServerClient:
         raise WorkerError(f"workers could not be started within {within_s:.0f} s")
 
     def early_words(self) -> list[dict[str, int]]:
-        """What was said and not yet heard."""
+        """Messages that came and are not handled yet."""
         early, self._early = self._early, []
         return early
 
     def next_word(self) -> dict[str, int] | None:
-        """What it says now, without waiting.
+        """Its next message, without waiting; None: there is none.
 
         Raises:
             AllGone: it is gone.
@@ -157,9 +161,9 @@ class ForkServerClient:
         return message
 
     def woke_it(self) -> bool:
-        """Whether somebody had stopped it, and it was let go on now; asked again and again.
+        """Continue it if it was stopped; returns whether it was. Called repeatedly.
 
-        Nobody else could: without it no worker begins, and no death is told.
+        Without it no worker starts, and no death is reported.
         """
         now_s = time.monotonic()
         self._toll.look(now_s)
@@ -177,14 +181,14 @@ class ForkServerClient:
     # -- from run to run ------------------------------------------------------------------------
 
     def hand_on(self) -> None:
-        """Come to another run: its environment, folder and streams are this process's now."""
+        """Hand it to another run: it gets this process's environment, folder and streams."""
         if self._is_new:
             return
         settings = {"environment": {**os.environ, **_ENVIRONMENT}, "folder": os.getcwd()}
         socket.send_fds(self._end, [json.dumps({"adopt": settings}).encode()], [1, 2])
 
     def empty(self) -> bool:
-        """End all members; whether it can serve another run."""
+        """End all members; returns whether it can serve another run."""
         try:
             self._end.send(b'{"empty": 0}')
             self.await_word("emptied", _END_S)
@@ -208,14 +212,14 @@ class ForkServerClient:
 
     @contextmanager
     def _heard(self) -> Iterator[None]:
-        """AllGone: who is spoken to is gone."""
+        """Raise AllGone if the fork server is gone."""
         try:
             yield
         except ConnectionError:
             raise self._gone() from None
 
     def _tidy(self) -> None:
-        """Take away what one that was killed has left, whose members may be at work there."""
+        """Remove what a killed one has left, while its members may still write there."""
         for _ in range(_MOST_TRIES):
             shutil.rmtree(self._scratch, ignore_errors=True)
             if not os.path.lexists(self._scratch):
@@ -230,14 +234,14 @@ class ForkServerClient:
 def _unable(reason: object) -> LinkError:
     limits = describe_limits()
     allowed = f" (memory that is allowed: {limits})" if limits else ""
-    return LinkError(f"workers cannot be begun: {reason}{allowed}")
+    return LinkError(f"workers cannot be started: {reason}{allowed}")
 
 
 def _path_of_its_own() -> list[str]:
-    """The flag by which modules are not looked for in the current folder first, as ``-m`` does.
+    """The flag that keeps the current folder off the module path, where ``-m`` puts it.
 
-    A script's own folder stands there; ``queue.py`` or ``datasets`` where the run is begun would be
-    taken for Python's and for an installed package's.
+    Otherwise ``queue.py`` or ``datasets`` in the folder of the run would be imported in place of
+    Python's own or an installed package's.
     """
     with contextlib.suppress(OSError):  # the current folder may be gone
         if os.path.samefile(Path(__file__).parents[3], os.curdir):  # Paceline is found by that
@@ -247,7 +251,7 @@ def _path_of_its_own() -> list[str]:
 
 _is_warm = False
 _spare: list[ForkServerClient] = []
-"""None, or the one that waits for the next run."""
+"""Empty, or the one that waits for the next run."""
 
 
 @contextmanager
@@ -268,7 +272,7 @@ def warm() -> Iterator[None]:
 
 @contextmanager
 def begun_early() -> Iterator[None]:
-    """Begin the fork server of the run that this block will start; without one it ends at once."""
+    """Start the fork server for the run in this block early; if there is none, it ends at once."""
     if not _spare:
         _spare.append(ForkServerClient())
     try:
@@ -279,12 +283,12 @@ def begun_early() -> Iterator[None]:
 
 
 def kept() -> ForkServerClient | None:
-    """The fork server that waits for the next run; for tests, which look what a run has left."""
+    """The fork server that waits for the next run; for tests of what a run leaves behind."""
     return _spare[0] if _spare else None
 
 
 def take() -> ForkServerClient:
-    """The fork server that was kept, or a new one; it says ``ready`` when it is."""
+    """The fork server that was kept, or a new one; it sends ``ready`` when it is."""
     while _spare:
         spare = _spare.pop()
         try:
@@ -297,7 +301,7 @@ def take() -> ForkServerClient:
 
 
 def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerClient:
-    """This fork server, or a new one where it has imported what the run has not asked for."""
+    """This fork server, or a new one if it has imported modules that the run did not ask for."""
     if not server.preloaded <= set(preload):
         server.close()
         server = ForkServerClient()
@@ -306,7 +310,7 @@ def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerCli
 
 
 def give_back(server: ForkServerClient) -> None:
-    """The run is over: all its members end."""
+    """The run is over: end its members, and keep the fork server if the block is `warm`."""
     if _is_warm and not _spare and server.empty():
         _spare.append(server)
     else:

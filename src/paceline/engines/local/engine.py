@@ -4,9 +4,9 @@
           \\--socket--> fork server --fork--> member 0, 1, ...              engine.py
     control page, arena: memfd, inherited by all
 
-Members are begun, looked at, ended and begun again by `LocalProcesses`, which does not know what
-they share or say; the program lies in memory that has no name. This module must not know protocols,
-plans or terminals.
+`LocalProcesses` starts, observes, ends and restarts members without knowing what they share or
+send; the program is in memory that has no name. This module must not know protocols, plans or
+terminals.
 """
 
 import signal
@@ -45,9 +45,9 @@ class LocalProcesses(Processes):
     """The processes of one run.
 
     Args:
-        signs: of life, of the member on a seat.
-        begins: called with a member and its seat before it is forked.
-        inherited: descriptors that every member is started with, behind its own.
+        signs: returns the signs of life of the member on a seat.
+        begins: called with a member, its seat and its channel before it is forked.
+        inherited: descriptors that every member inherits, after its own.
         exchange: ``module:function`` that makes the member's side of it.
     """
 
@@ -64,17 +64,17 @@ class LocalProcesses(Processes):
         self._given_up: set[int] = set()
         self._program = SharedMemory.create()
         self._specs: dict[int, MemberSpec] = {}
-        """By seat: what its first member was told."""
+        """Seat -> what its first member was told."""
         self._probes: dict[int, StackProbe] = {}
         self.seats: dict[int, int] = {}
         self._server = client.take()
 
     def may_import(self, names: Sequence[str]) -> None:
-        """Members may find these modules imported, none that only a run before has asked for."""
+        """Members may find these modules imported, but none that only an earlier run asked for."""
         self._server = client.take_with(self._server, names)
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        """Fork these members; member -> (seat, pid)."""
+        """Fork these members; returns member -> (seat, pid)."""
         self._program.grow(len(program))
         self._program.buffer[:] = program
         self._server.await_word("ready")
@@ -86,7 +86,7 @@ class LocalProcesses(Processes):
         return {one.member: (one.seat, self._probes[one.member].pid) for one in specs}
 
     def fileno(self) -> int:
-        """What can be read where something has happened."""
+        """A descriptor that is readable when something has happened."""
         return self._server.fileno()
 
     def events(self, *, is_ready: bool) -> list[tuple[int, Happening]]:
@@ -104,7 +104,7 @@ class LocalProcesses(Processes):
         return events
 
     def _told(self, word: dict[str, int]) -> tuple[int, Happening]:
-        """The fork server's word as an event."""
+        """The fork server's message as an event."""
         if "started" in word:
             member, pid = word["started"], word["pid"]
             self._probes[member].pid = pid
@@ -121,7 +121,7 @@ class LocalProcesses(Processes):
         return member, ProcessLeft(reason)
 
     def _ask_for(self, spec: MemberSpec) -> None:
-        """Let the fork server fork this member."""
+        """Have the fork server fork this member."""
         ours, theirs = socket_pair()
         probe = self._probes[spec.member] = StackProbe()
         self.seats[spec.member] = spec.seat
@@ -170,7 +170,7 @@ class LocalEngine(Engine):
         num_seats: workers.
 
     Raises:
-        ConfigError: this machine, or what of it may be used, has no room for so many.
+        ConfigError: this machine, or the part of it that may be used, cannot hold so many.
     """
 
     traits = Traits(name="local", cancels=True, loses_members=True, has_store=True, is_spmd=True)
@@ -210,7 +210,7 @@ class LocalEngine(Engine):
         self._control.set_and_wake(index, serial + 1)
 
     def lay_out(self, num_bytes: int) -> StoreView:
-        # Never smaller: who still looks into the last run's memory would be killed.
+        # Never smaller: a process that still reads the last run's memory would be killed.
         self._arena.grow(max(num_bytes, self._arena.num_bytes))
         return StoreView(self._arena, self._control)
 
@@ -228,7 +228,7 @@ class LocalEngine(Engine):
             self._arena.close_descriptor()
 
     def _begins(self, member: int, seat: int, end: socket.socket) -> None:
-        """A member is about to begin: what the last life on its seat has left is no sign of it."""
+        """A member is about to start: clear the signs of the last life on its seat."""
         self._switchboard.open(member, end)
         control = self._control
         for words in (control.cancelled, control.marks, control.gone):

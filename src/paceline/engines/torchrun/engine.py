@@ -1,7 +1,7 @@
-"""The torchrun engine: its members were begun by another launcher, one a rank.
+"""The torchrun engine: its members were started by another launcher, one per rank.
 
-A thread of rank 0 runs the controller over it. What is begun, ended or begun again is the
-launcher's: this engine has no `Processes`. A rank that dies is told of by the one before it
+A thread of rank 0 runs the controller over it. Starting, ending and restarting processes is up to
+the launcher: this engine has no `Processes`. A rank that dies is reported by the one before it
 (group.py), and ends the run. This module must not know protocols or plans.
 """
 
@@ -19,14 +19,14 @@ from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankZero:
-    """What the controller's thread has of the rank that it runs in.
+    """What the controller's thread uses of the rank that it runs in.
 
     Attributes:
-        memory: its arena and its control words, called once the store is laid out.
-        where: process and machine of each rank, in words; and the process's number.
-        lost: ranks that have died; filled in here.
-        asked: a rank has got a signal that asks for the end.
-        began: the folder of the run is known.
+        memory: returns its arena and control words, called once the store is laid out.
+        where: of each rank, its process and machine in words, and its process id.
+        lost: ranks that have died; filled here.
+        asked: called when a rank got a signal that asks for the end.
+        began: called when the folder of the run is known.
         is_one_machine: whether all ranks are on it.
     """
 
@@ -44,7 +44,7 @@ class TorchrunEngine(Engine):
 
     Args:
         num_seats: ranks.
-        zero: of this process; None: nobody began it as a rank.
+        zero: of this process; None: it was not started as a rank.
 
     Raises:
         ConfigError: this process is no rank.
@@ -57,7 +57,7 @@ class TorchrunEngine(Engine):
     def __init__(self, num_seats: int, zero: RankZero | None = None) -> None:
         if zero is None:
             raise ConfigError(
-                "engine 'torchrun' is not begun by a setting: write torchrun --nproc-per-node "
+                "engine 'torchrun' is not started by a setting: write torchrun --nproc-per-node "
                 f"{num_seats} SCRIPT, and leave the setting out"
             )
         self._zero = zero
@@ -67,7 +67,7 @@ class TorchrunEngine(Engine):
         self._seats: dict[int, int] = {}
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        """Let the ranks' scripts go on; one that is not needed (a dry run) waits for the end."""
+        """Let the ranks' scripts go on; ranks that are not needed (a dry run) wait for the end."""
         zero = self._zero
         self._members = {one.seat: one.member for one in specs}
         self._seats = {one.member: one.seat for one in specs}
@@ -84,7 +84,7 @@ class TorchrunEngine(Engine):
             elif isinstance(message, Lost):
                 events += self._left(message.seat)
             elif not isinstance(message, Hello | Bye):
-                # A rank that is not needed (a dry run) says nothing but that it has failed.
+                # A rank that is not needed (a dry run) only ever reports a failure.
                 member = self._members.get(seat, min(self._members.values()))
                 events.append((member, message))
         return events
@@ -109,10 +109,10 @@ class TorchrunEngine(Engine):
         self._zero.post.tell(self._seats[member], [CallOff(serial)])
 
     def lay_out(self, num_bytes: int) -> StoreView:
-        """Rank 0's own: it pins checkpoints, and its lines show all others what is asked here."""
+        """Rank 0's own memory: it pins checkpoints, and its words show the others what is asked."""
         memory, control = self._zero.memory()
         memory.grow(num_bytes)
         return StoreView(memory, control)
 
     def close(self) -> None:
-        """The ranks are told that all is over when that has been said (launch/ranks.py)."""
+        """Nothing: the ranks are told in launch/ranks.py, after the end has been reported."""

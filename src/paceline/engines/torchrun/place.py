@@ -1,13 +1,13 @@
-"""Where all ranks meet: the store that torch's own process groups meet at.
+"""The rendezvous of all ranks: the store of torch's own process groups.
 
-    torchrun    keeps it, and names it to its ranks        srun, mpirun    rank 0 opens it
+    torchrun    keeps it, and tells its ranks where        srun, mpirun    rank 0 opens it
 
-    rank K   a token -> "registrations" -> rank 0   who answers it with the life that all are in
-             <----------- the life ------------   until all of them are
+    rank K   a token -> "registrations" -> rank 0   which answers with the life that all are in
+             <----------- the life ------------   until all are in it
 
-What torchrun keeps outlives its ranks: those that it has begun again must not read what was said
-before. How often that was, each of its agents counts by itself and otherwise, so rank 0 counts it,
-where all meet, and each rank asks it. One text is kept from life to life.
+A store kept by torchrun outlives its ranks: restarted ranks must not read earlier messages. Each of
+its agents counts restarts by itself and differently, so rank 0 counts lives in the store, and each
+rank asks it. One text is kept from life to life.
 
 This module must not know what is said there.
 """
@@ -30,22 +30,22 @@ from ...errors import LinkError
 from .world import RankOfWorld
 
 _REACH_S = 25.0
-"""Within which it must answer; half a minute with what comes before."""
+"""Time for the store to answer; half a minute with what comes before."""
 _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
 _KEPT = "paceline/kept"
 _LOOK_S = (0.001, 0.02)
-"""Between two looks for an answer, at first and at most; a wait of the store's own hears no
-signal."""
+"""Between two checks for an answer, at first and at most; the store's own wait is deaf to signals.
+"""
 _ERRORS_ONLY = 2
 """Of torch's C++ log: 1 is with warnings (TORCH_CPP_LOG_LEVEL)."""
 
 
 class MeetingPlace:
-    """The store that all ranks reach.
+    """The store that all ranks connect to.
 
     Attributes:
-        rank: this one, with the life of the job that it is in.
+        rank: this one, with its life of the job.
 
     Raises:
         LinkError: this rank cannot reach it, or rank 0 cannot open it.
@@ -57,33 +57,33 @@ class MeetingPlace:
         if not rank.is_hosted:
             _log_errors_only()
         self._root = self._connect(hosts=hosts)
-        """It may be the one that all others connect to: it lives as long as this process."""
+        """The server itself, if this rank hosts it: it lives as long as this process."""
         self._registrar: threading.Thread | None = None
         if rank.is_hosted:
             self.rank = replace(rank, life=self._life())
 
     def client(self, name: str = "") -> Store:
-        """A connection of its own, for keys of ours alone."""
+        """A separate connection, with keys of this life only."""
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
         return PrefixStore(f"paceline/{self.rank.life or 0}/{name}", store)
 
     def keep(self, text: str) -> None:
-        """Of rank 0, for those that are begun again; where torchrun keeps the place."""
+        """Keep rank 0's text for restarted ranks, if torchrun keeps the store."""
         try:
             self._root.set(_KEPT, text)
         except RuntimeError as error:
             raise _gone(error) from None
 
     def kept(self) -> str:
-        """What rank 0 of an earlier life has kept; "": nothing."""
+        """The text that rank 0 of an earlier life kept; "": none."""
         try:
             return self._root.get(_KEPT).decode() if self._root.check([_KEPT]) else ""
         except RuntimeError as error:
             raise _gone(error) from None
 
     def close_registration(self) -> None:
-        """All are in, or nobody is to come: who is begun after this is of another life."""
+        """All ranks are in, or none is expected: later ranks are of another life."""
         if self._registrar is not None:
             with contextlib.suppress(RuntimeError):
                 self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
@@ -91,7 +91,7 @@ class MeetingPlace:
             self._registrar = None
 
     def _life(self) -> int:
-        """Which life of the job all ranks are in that were begun with this one; from 1."""
+        """The life of the job that this rank and those started with it are in; from 1."""
         try:
             if self.rank.rank:
                 return self._ask_life()
@@ -105,7 +105,7 @@ class MeetingPlace:
         return life
 
     def _ask_life(self) -> int:
-        """Rank 0 answers as soon as it is there; who asked before and is gone is answered, too."""
+        """Ask rank 0, which answers as soon as it is there, also to ranks that are gone by then."""
         token, wait_s = f"paceline/{uuid.uuid4().hex}", _LOOK_S[0]
         self._root.queue_push(_REGISTRATIONS, token)
         while not self._root.check([token]):
@@ -128,20 +128,20 @@ class MeetingPlace:
 
 
 def _gone(error: RuntimeError) -> LinkError:
-    return LinkError(f"the place where all workers meet is gone: {error}")
+    return LinkError(f"the store at which all workers meet is gone: {error}")
 
 
 def _answer(store: Store, life: int) -> None:
-    """Rank 0's word to whoever comes, until registration is closed."""
-    with contextlib.suppress(RuntimeError):  # the place is gone, which others tell of
+    """Answer each rank with the life, until registration is closed."""
+    with contextlib.suppress(RuntimeError):  # the store is gone, which others report
         while (token := store.queue_pop(_REGISTRATIONS).decode()) != f"close {life}":
             store.set(token, str(life))
 
 
 def _log_errors_only() -> None:
-    """Where rank 0 dies with the store, torch warns with its C++ stack, whoever catches the error.
+    """Silence torch's warning with a C++ stack when rank 0 dies with the store.
 
-    May go when its TCPStore says such a thing once. What the user has set stays.
+    May go when its TCPStore warns only once. The user's own setting stays.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         with contextlib.suppress(OSError, ValueError):  # of another system, of another torch
@@ -150,7 +150,7 @@ def _log_errors_only() -> None:
 
 
 def _is_reached(rank: RankOfWorld) -> bool:
-    """Whether the meeting place takes connections; torch's own try writes its stack where not."""
+    """Whether the store accepts connections; torch's own failed attempt prints its stack."""
     end_s = time.monotonic() + _REACH_S
     while (left_s := end_s - time.monotonic()) > 0:
         try:
@@ -178,6 +178,6 @@ def _unreached(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
         )
     return (
         f"worker {rank.rank} cannot reach {rank.place}, where all workers meet, within "
-        f"{_REACH_S:.0f} s: worker 0 must run there (MASTER_ADDR, MASTER_PORT), and no firewall "
-        "stand between"
+        f"{_REACH_S:.0f} s: worker 0 must run there (MASTER_ADDR, MASTER_PORT), with no firewall "
+        "in between"
     )

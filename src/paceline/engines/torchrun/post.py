@@ -239,7 +239,7 @@ class ControllerPost:
         try:
             self._store.queue_push(f"down/{seat}", DOWN.encode(messages))
         except RuntimeError as error:
-            raise LinkError(f"the place where all workers meet is gone: {error}") from None
+            raise LinkError(f"the store at which all workers meet is gone: {error}") from None
 
     def tell_all(self, message: Down) -> None:
         for seat in range(self.size):

@@ -1,13 +1,13 @@
-"""Who a process is among those that another launcher began, as the environment tells.
+"""Which rank a process is among those that another launcher started, from the environment.
 
     torchrun    RANK             WORLD_SIZE             LOCAL_RANK
     mpirun      OMPI_COMM_WORLD_RANK  .._SIZE           .._LOCAL_RANK      (Open MPI)
                 PMI_RANK         PMI_SIZE               MPI_LOCALRANKID    (MPICH, Intel MPI)
     srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
 
-In this order, since what mpirun begins in a batch job inherits the variables of Slurm's one step.
-All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the others do not: without it those are
-so many scripts, each by itself. This module must not know torch.
+In this order, since processes that mpirun starts in a batch job inherit the variables of Slurm's
+single step. All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the others do not: without
+it each process is a separate script. This module must not know torch.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ _VARIABLES: Final = (
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _ANEW = "PACELINE_ANEW"
 PORT = 29500
-"""Where nobody names one: torch's own."""
+"""The default: torch's own."""
 _MOST_PORTS = 1 << 16
 _START_FIELD = 22 - 3
-"""When a process began, in /proc/PID/stat behind its name: there field 3 is the first (proc(5))."""
+"""A process's start time in /proc/PID/stat, counted from after its name: field 3 (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ class RankOfWorld:
     """One process among ``size``.
 
     Attributes:
-        rank, local_rank: counted from 0, over all machines and on this one, where that is told.
+        rank, local_rank: from 0, over all machines and on this one, if that is known.
         address, port: where all meet.
-        is_hosted: whether the launcher keeps the meeting place; else rank 0 does.
-        restarts: how often the launcher has begun all of them again, as this machine counts it.
-        anew: how often they have begun anew by themselves since then.
+        is_hosted: whether the launcher keeps the store; else rank 0 does.
+        restarts: how often the launcher has restarted all of them, as this machine counts it.
+        anew: how often they have restarted by themselves since then.
         began_s: when this process did so last, by the clock; None: it has not.
         life: which one of the job this is, as all count it where they meet, from 1; None: not yet,
             or that place is theirs alone.
@@ -65,20 +65,20 @@ class RankOfWorld:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the job has been begun before."""
+        """Whether the job has been started before."""
         return bool(self.restarts or self.anew) if self.life is None else self.life > 1
 
     @property
     def place(self) -> str:
-        """Where all meet, in words."""
+        """The address of the store, as text."""
         return f"{self.address}:{self.port}"
 
 
 def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
-    """Who this process is among several; None: it is alone, or nobody says where they meet.
+    """The rank of this process among several; None: it is alone, or no address is set.
 
     Raises:
-        ConfigError: the variables do not fit each other.
+        ConfigError: the variables contradict each other.
     """
     if not env.get("MASTER_ADDR"):
         return None
@@ -109,7 +109,7 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
 
 
 def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) -> int:
-    """On this machine; srun --mpi=pmi2 tells ranks in two ways, and this in one of them only."""
+    """The rank on this machine, which srun --mpi=pmi2 gives in only one of two ways."""
     for each, all_of_them, local in _VARIABLES:
         is_same = env.get(each) == env[names[0]] and env.get(all_of_them) == env[names[1]]
         if is_same and env.get(local):
@@ -118,7 +118,7 @@ def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) 
 
 
 def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
-    """What ``environment_anew`` gave."""
+    """Read what ``environment_anew`` set."""
     times, _, began_s = env.get(_ANEW, "").partition("@")
     try:
         return {"anew": int(times), "began_s": float(began_s)} if times else {}
@@ -127,7 +127,7 @@ def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def environment_anew(times: int) -> dict[str, str]:
-    """For a process that begins anew, for so many times by now."""
+    """The environment for a process that restarts, for the ``times``-th time."""
     return {_ANEW: f"{times}@{time.time()}"}
 
 
@@ -139,7 +139,7 @@ def _whole(env: Mapping[str, str], name: str) -> int:
 
 
 def _job(env: Mapping[str, str]) -> str:
-    """Of torchrun: its run's id, which is "none" where nobody gave it one; then its process."""
+    """The id of torchrun's job; if it is "none", made from torchrun's process; "": not torchrun."""
     name = env.get("TORCHELASTIC_RUN_ID")
     if name is None:
         return ""
@@ -149,7 +149,7 @@ def _job(env: Mapping[str, str]) -> str:
 
 
 def boot_of_machine() -> str:
-    """What tells this machine from another one of its name; "": nobody can say."""
+    """The id of this machine's boot, unlike those of others of its name; "": not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -157,7 +157,7 @@ def boot_of_machine() -> str:
 
 
 def _began(pid: int) -> str:
-    """When this process began, in the kernel's ticks; "": nobody can say."""
+    """When this process started, in the kernel's ticks; "": not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,0 +1,37 @@
+"""What a user's stop does to workers that block it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.run.shutdown import Shutdown
+
+
+def test_however_many_block_a_stop_only_a_few_are_asked_where_they_are() -> None:
+    """Each may take 0.6 s to answer, and the ten seconds are for all of them."""
+    asked: list[int] = []
+    ended: list[int] = []
+    said: list[str] = []
+
+    def whereabouts(member: int) -> str:
+        asked.append(member)
+        return "it is at data.py:88 in load"
+
+    live = [SimpleNamespace(number=one, seat=one, is_done=False) for one in range(40)]
+    run: Any = SimpleNamespace(
+        engine=SimpleNamespace(processes=object()),
+        roster=SimpleNamespace(live=live),
+        notes=SimpleNamespace(say=said.append),
+        processes=SimpleNamespace(whereabouts=whereabouts, end=ended.append),
+        owes_stop=False,
+    )
+    shutdown = Shutdown(run, SimpleNamespace(by_peers=False), lambda member: True)  # type: ignore[arg-type]
+    shutdown.asked(0.0)
+    shutdown.tick(3.5)
+    assert ended == list(range(40)), "all are ended at once"
+    assert said[0] == (
+        "worker 0 has not stopped after 3.5 s: it is at data.py:88 in load; it is ended"
+    )
+    assert said[3:] == ["37 more workers are ended"]
+    shutdown.tick(7.5)
+    assert shutdown.is_over
+    assert len(asked) <= 6
