@@ -476,8 +476,8 @@ class UpdateLoop:
         """
         if self._was_left:
             raise ConfigError(
-                "leaving the loop over pace.updates() ended the run, and here is another; give each "
-                "the version that it ends with: pace.updates(n)"
+                "leaving the loop over pace.updates() ended the run, and here is another; give "
+                "each the version that it ends with: pace.updates(n)"
             )
         self.has_begun, is_first = True, True
         while self._is_missing(updates) and not self._exchange.is_stopped:
