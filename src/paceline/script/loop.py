@@ -179,7 +179,7 @@ class TrainingLoop:
         """Raise ConfigError where an update takes more mini-batches than configured."""
         if self._member is not None and self._member.is_by_fragments:
             raise ConfigError(
-                "several mini-batches are accumulated for a step, but --fragments makes all workers "
+                "several mini-batches are accumulated for a step, but --fragments makes workers "
                 "count their updates by mini-batches and would miss the last of an epoch, which "
                 "has all fragments; use --accumulate N instead, or leave out --fragments and "
                 "--overlap"
