@@ -124,7 +124,7 @@ train(loader)
 def test_a_pass_of_gradients_that_no_step_uses_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match="a whole pass over the prepared loader has made no step"):
+    with pytest.raises(ConfigError, match="a whole pass over the prepared loader made no step"):
         run_of(FISHER, tmp_path, **way)
 
 
@@ -274,7 +274,7 @@ for _ in range(3):
 def test_a_loader_that_another_thread_iterates_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match="is iterated by another thread than makes the steps"):
+    with pytest.raises(ConfigError, match="is iterated by another thread than the one that makes the steps"):
         run_of(PREFETCHED, tmp_path, **way)
 
 

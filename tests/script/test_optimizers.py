@@ -244,7 +244,7 @@ def test_what_all_steps_call_and_other_parameters_are_refused_after_prepare(
 
 
 def test_steps_outside_a_block_are_refused_where_a_block_is_one_update(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="call their step\\(\\) inside"):
+    with pytest.raises(ConfigError, match="call step\\(\\) inside"):
         _run(tmp_path, "outside", 3, engine="inline", protocol="k-sync:1")
 
 

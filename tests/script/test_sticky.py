@@ -160,7 +160,7 @@ def test_with_respawn_all_begin_with_a_fresh_state(
         tmp_path, monkeypatch, engine="local", respawn=True, checkpoint_every="3 updates",
         inside="time.sleep(0.01)", fault=("kill worker 1 at update 14",),
     )  # fmt: skip
-    assert any("begins its part with a fresh state" in one for one in found.notes)
+    assert any("starts its part with a fresh state" in one for one in found.notes)
     assert found.summary.updates == 27
 
 

@@ -147,8 +147,8 @@ def _refused_memory(optimizer: Optimizer, memory: str, context: Context) -> Conf
         does, instead = f"steps another optimizer, {memory}", "write its step without one"
     return ConfigError(
         f"{type(optimizer).__name__} {does}, but under {context.protocol} the worker that "
-        f"comes last makes an update, with a value of its own: {instead}, or use --protocol full-sync (all "
-        "workers make each step together) or --protocol local-sgd:1"
+        f"comes last makes an update, with a value of its own: {instead}, or use "
+        "--protocol full-sync (all workers make each step together) or --protocol local-sgd:1"
     )
 
 
