@@ -339,7 +339,7 @@ def weighed_late(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> N
     [
         (by_hand_too, r"had a backward\(\) and no optimizer.step\(\)"),
         (last_left_out, r"no optimizer.step\(\)"),
-        (clipped_each, "change each batch's gradient, not their mean: to clip the mean write pace.clip"),
+        (clipped_each, "each batch's gradient, not their mean: to clip the mean write pace.clip"),
         (skipped, r"step.skip\(\) gives back a whole mini-batch, and with accumulate 2"),
         (weighed_late, r"step.weight was set after optimizer.step\(\)"),
     ],

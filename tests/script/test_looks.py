@@ -274,7 +274,7 @@ for _ in range(3):
 def test_a_loader_that_another_thread_iterates_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match="is iterated by another thread than the one that makes the steps"):
+    with pytest.raises(ConfigError, match="is iterated by another thread than the one"):
         run_of(PREFETCHED, tmp_path, **way)
 
 

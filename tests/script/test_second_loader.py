@@ -356,7 +356,7 @@ REFUSED = {
         "        train(x, a, *u)\n",
         "and one was left out",
     ),
-    "anew": (f"{_LOOP}        train(x, a, *next(iter(loader_b)))\n", "before the end of the last one"),
+    "anew": (f"{_LOOP}        train(x, a, *next(iter(loader_b)))\n", "the end of the last one"),
     "before the loop": ("u = next(iter(loader_b))\n", "inside the prepared loader's loop"),
     "first in a zip": (
         "\nfor epoch in pace.epochs(2):\n    for u, x in zip(loader_b, loader): pass\n",
