@@ -125,7 +125,7 @@ class Edits:
         self._sum = self._summed() if self._is_refused else None
 
     def _summed(self) -> int:
-        """The sum of the bits, eight bytes at a time: faster than floats, and safe with nan."""
+        """The sum of the bits, eight bytes at a time: faster than floats; nan is no problem."""
         return self._replica.summed(*self._stretch)
 
 
@@ -135,7 +135,7 @@ def _refusal(name: str) -> ConfigError:
         f"{which} changed between backward() and optimizer.step(), but here an update averages "
         "several such gradients, each of a part of the batch: to clip the average write "
         "pace.clip_grad_norm_(model.parameters(), max_norm) or "
-        "pace.clip_grad_value_(model.parameters(), clip_value); to change each part separately, put "
+        """The sum of the bits as 8-byte integers: faster than floats, and nan is no problem."""
         "the change into `with pace.edit_gradients():`"
     )
 
