@@ -135,8 +135,8 @@ def _refusal(name: str) -> ConfigError:
         f"{which} changed between backward() and optimizer.step(), but here an update averages "
         "several such gradients, each of a part of the batch: to clip the average write "
         "pace.clip_grad_norm_(model.parameters(), max_norm) or "
-        """The sum of the bits as 8-byte integers: faster than floats, and nan is no problem."""
-        "the change into `with pace.edit_gradients():`"
+        "pace.clip_grad_value_(model.parameters(), clip_value); to change each part separately, "
+        "put the change into `with pace.edit_gradients():`"
     )
 
 
