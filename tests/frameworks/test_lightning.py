@@ -342,7 +342,7 @@ def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch
     from paceline.lightning import PacelineStrategy
 
     monkeypatch.setattr(lightning, "__version__", "3.0.1")
-    with pytest.raises(ConfigError, match=r"lightning 2\.6, and this is 3\.0\.1: pip install"):
+    with pytest.raises(ConfigError, match=r"lightning 2\.6, but this is 3\.0\.1: pip install"):
         PacelineStrategy()
 
 

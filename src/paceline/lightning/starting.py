@@ -199,7 +199,8 @@ def _not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> str:
     if not module.automatic_optimization:
         return (
             "manual optimization (automatic_optimization=False), where the start of a step is "
-            "not known; write training_step() to return the loss, or the loop yourself: README, Four lines"
+            "not known; write training_step() to return the loss, or "
+            "the loop yourself: README, Four lines"
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         return "training_step(dataloader_iter), which takes batches itself: training_step(batch)"
