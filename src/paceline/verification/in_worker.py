@@ -97,8 +97,8 @@ class WatchedScript:
         self._models = [item for item in objects if isinstance(item, nn.Module)]
         if not any(isinstance(item, DataLoader) for item in objects):
             raise ConfigError(
-                "verify needs a script whose prepare() is given a loader: each number of pace.updates "
-                "is a mini-batch of one worker, which workers do not share"
+                "verify needs a script whose prepare() is given a loader: each number of "
+                "pace.updates is a mini-batch of one worker, which workers do not share"
             )
         for model in self._models:
             model.to(getattr(torch, self._asked.case.dtype))
