@@ -314,7 +314,7 @@ def test_a_script_that_counts_its_epochs_by_itself_cannot_go_on_behind_the_first
     code, said = launch("--workers 2 --resume run", (0, 0), script=OF_ITS_OWN)
     assert code != 0
     assert "resumes at pass 3 over the loader, but this script counts its epochs it" in said
-    assert "for epoch in pace.epochs(range(10)), where it says for epoch in range(10)" in said
+    assert "for epoch in pace.epochs(range(10)) instead of for epoch in range(10)" in said
     mended = OF_ITS_OWN.replace("in range(6)", "in pace.epochs(range(6))")
     code, said = launch("--workers 2 --resume run", (0, 0), script=mended)
     assert code == 0, said

@@ -417,7 +417,7 @@ def test_orders_that_differ_between_workers_are_refused(
 
 def test_the_first_prepare_needs_a_model() -> None:
     pace = Pace(SoloExchange(), Context())
-    with pytest.raises(ConfigError, match="a loader alone, before all others"):
+    with pytest.raises(ConfigError, match="was first given only a loader"):
         pace.prepare(DataLoader(data(8, 2), batch_size=4))
 
 

@@ -170,7 +170,7 @@ def test_a_worker_that_is_given_another_part_says_so() -> None:
     kept.begin_pass(0, Batches(40, 8, 2, has_columns=True))
     kept.took(_held(0, 4))
     kept.took(_held(8, 12))
-    with pytest.raises(ConfigError, match="had part 0 of batch 1, and is now given part 1"):
+    with pytest.raises(ConfigError, match="had part 0 of batch 1, and now got part 1"):
         kept.took(_held(20, 24))
     kept.begin_pass(1, Batches(40, 8, 2, has_columns=True))
     kept.took(_held(0, 4))
