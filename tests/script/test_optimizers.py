@@ -290,7 +290,7 @@ def test_an_optimizer_inside_another_steps_with_it_or_is_refused() -> None:
         Context(is_spmd=True, workers=2), [optimizer], asked=False, has_others=True
     )
     assert together.steps_together
-    with pytest.raises(ConfigError, match=r"Wrapper steps another optimizer, self\.inner, and"):
+    with pytest.raises(ConfigError, match=r"Wrapper steps another optimizer, self\.inner, but"):
         context_with(Context(is_spmd=False), [optimizer], asked=False, has_others=True)
 
 

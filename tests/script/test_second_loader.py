@@ -436,7 +436,7 @@ def test_beside_a_stream_it_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_accumulation_by_the_call_is_refused_beside_it() -> None:
     pace, model = Pace(SoloExchange(), Context()), nn.Linear(3, 1)
     optimizer, loader = torch.optim.SGD(model.parameters()), DataLoader(data(8, 2), batch_size=4)
-    with pytest.raises(ConfigError, match=r"accumulate 2 beside prepare\(sticky=True\)"):
+    with pytest.raises(ConfigError, match=r"accumulate 2 with prepare\(sticky=True\)"):
         pace.prepare(model, optimizer, loader, accumulate=2, sticky=True)
     pace.prepare(model, optimizer, loader, accumulate=2)
     with pytest.raises(ConfigError, match="accumulate 2 beside a second prepared loader"):
