@@ -439,5 +439,5 @@ def test_an_accumulation_by_the_call_is_refused_beside_it() -> None:
     with pytest.raises(ConfigError, match=r"accumulate 2 with prepare\(sticky=True\)"):
         pace.prepare(model, optimizer, loader, accumulate=2, sticky=True)
     pace.prepare(model, optimizer, loader, accumulate=2)
-    with pytest.raises(ConfigError, match="accumulate 2 beside a second prepared loader"):
+    with pytest.raises(ConfigError, match="accumulate 2 with a second prepared loader"):
         pace.prepare(DataLoader(data(8, 2), batch_size=4))
