@@ -16,7 +16,7 @@ def test_a_count_of_its_own_is_refused_from_the_second_pass_on_or_where_a_run_go
     assert "--epochs 3" in str(passes.own_count(3, knows=True))
     passes = Passes(5)
     passes.take()
-    assert "goes on with pass 6" in str(passes.own_count(None, knows=False))
+    assert "resumes at pass 6" in str(passes.own_count(None, knows=False))
     assert passes.own_count(None, knows=True) is None
 
 
@@ -111,7 +111,7 @@ def test_a_third_life_knows_the_value_of_the_second() -> None:
     ("values", "given"), [(range(7, 10), "given 7 to 9"), ([], "given no values")]
 )
 def test_who_begins_behind_the_runs_value_is_refused(values: Sequence[int], given: str) -> None:
-    with pytest.raises(ConfigError, match=rf"goes on with 6 of pace\.epochs.*{given}: the script"):
+    with pytest.raises(ConfigError, match=rf"resumes at 6 of pace\.epochs.*{given}: the script"):
         Passes(6, AT_6).enter(values)
 
 

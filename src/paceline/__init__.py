@@ -3,8 +3,8 @@
     pace = paceline.connect()
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
 
-This is the only door. A name is imported when it is first used, so ``import paceline`` loads no
-torch and the command line answers at once.
+This is the public interface. A name is imported when it is first used, so ``import paceline`` loads
+no torch and the command line answers at once.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """What the launcher tells a member about the run, as data.
 
-It travels as JSON when the member is begun, and is read once by ``connect``. This module must not
+It is sent as JSON when the member is started, and read once by ``connect``. This module must not
 know how it travels.
 """
 
@@ -17,33 +17,33 @@ class Context:
 
     Attributes:
         parts: mini-batches that an update averages (the protocol's K).
-        num_steps: local steps a push (local-sgd's H).
-        is_difference: members push differences of parameters, the store averages them.
-        split: how the model is divided, as it is written.
-        outer: the optimizer that the store steps with on their mean, as it is written.
-        fragments: in which they are pushed, one an update; ``overlap``: steps until it is merged.
-        num_as_full_sync: first updates that are full-sync's, where SGD steps locally.
-        averages: whether an update may be of several pushes.
+        num_steps: local steps per push (local-sgd's H).
+        is_difference: whether members push differences of parameters, which the store averages.
+        split: how the model is divided, as given.
+        outer: the optimizer that the store steps with on their mean, as given.
+        fragments: in which they are pushed, one per update; ``overlap``: steps until it is merged.
+        num_as_full_sync: first updates that equal full-sync's, where SGD steps locally.
+        averages: whether an update may average several pushes.
         cancels: whether work in flight can be abandoned.
         is_spmd: whether all members do the same number of steps, in step with each other.
         steps_together: whether all members make each step together, each with the user's optimizer,
-            on averaged gradients; a push is a difference then, and `prepare` finds it out.
-        is_adaptive: whether ``parts`` and ``num_steps`` change while the run goes.
-        program: what is run, as it was named: a task, or a script; empty where it has no name.
+            on averaged gradients; a push is then a difference. `prepare` sets it.
+        is_adaptive: whether ``parts`` and ``num_steps`` change during the run.
+        program: the task or script that runs, as named; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
-        checkpoints_inside: whether that is done inside epochs, too, while the run goes.
-        resume: folder of the checkpoint that the run goes on from.
+        checkpoints_inside: whether that is also done inside epochs, during the run.
+        resume: folder of the checkpoint that the run resumes from.
         first_epoch: the first pass over the loader that the script makes.
-        place: where it is then.
+        place: where the script is at that pass.
         run_identity: of the folder that ``run_dir`` named when the run began.
-        delay, slow: the stragglers that were asked for, as given.
-        fault: what is to go wrong, as given; in a worker's second life what is left of it.
+        delay, slow: the stragglers to simulate, as given.
+        fault: the faults to inject, as given; in a worker's second life those that are left.
         respawn: whether workers may join later.
         own_batch_size: samples that the learning rate was chosen for; None: the loader's batch.
-        is_own_process: whether this worker's process is there for it alone, begun by an engine.
-        is_newcomer: whether this worker joins a run that is under way.
+        is_own_process: whether an engine started this process for this worker alone.
+        is_newcomer: whether this worker joins a run in progress.
         local_rank: the worker's number among those of its machine; None: all are on one.
-        fast: ``auto``: how to compute is found by measuring; the eight after it choose by hand.
+        fast: ``auto``: measure how to compute; the eight settings after it choose by hand.
     """
 
     name: str = "script"
@@ -114,7 +114,7 @@ class Context:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Context":
-        names = {one.name for one in fields(cls)}
+        names = {entry.name for entry in fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
         for name in ("delay", "slow", "fault", "notes"):
             known[name] = tuple(known.get(name, ()))

@@ -1,4 +1,4 @@
-"""The standard loop, written on ``script/worker.py`` like any user's.
+"""The standard loop, which uses ``script/worker.py`` like any user's.
 
 This module must not know engines.
 """
@@ -72,18 +72,18 @@ def pair_of(task: Task, batch: Any) -> tuple[Tensor, Tensor]:
     """The inputs and targets of a batch.
 
     Raises:
-        ConfigError: a sample is no pair of these.
+        ConfigError: a sample is not such a pair.
     """
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
-    held = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+    kind = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
     raise ConfigError(
-        f"task {task.name}: a sample of its data must be a pair (inputs, targets), got {held}; for "
+        f"task {task.name}: a sample of its data must be a pair (inputs, targets), got {kind}; for "
         "other batches write a loop of your own, and start it with paceline launch"
     )
 
 
 def make_loader(dataset: Any, batch_size: int, *, is_shuffled: bool = False) -> DataLoader[Any]:
-    """A loader; data sets that gather whole batches are taken at their word."""
+    """A loader; an ``ArrayDataset`` gathers whole batches itself."""
     collate = collate_batch if isinstance(dataset, ArrayDataset) else None
     return DataLoader(dataset, batch_size=batch_size, shuffle=is_shuffled, collate_fn=collate)

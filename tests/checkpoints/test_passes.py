@@ -292,7 +292,7 @@ def test_a_file_of_its_own_that_is_newer_than_the_checkpoint_is_refused(
     (tmp_path / "done").write_text("3")
     code, said = launch("--workers 2 --resume run", (0, 0), script=OF_A_FILE)
     assert code != 0
-    assert "goes on with 2 of pace.epochs(), where its checkpoint was taken, and" in said
+    assert "resumes at 2 of pace.epochs(), where its checkpoint was taken, but" in said
     assert "was given 4 to 5: the script begins later, by a file of its own" in said
 
 
@@ -313,8 +313,8 @@ def test_a_script_that_counts_its_epochs_by_itself_cannot_go_on_behind_the_first
     launch("--workers 2 --run-dir run", (15, 0), script=OF_ITS_OWN)
     code, said = launch("--workers 2 --resume run", (0, 0), script=OF_ITS_OWN)
     assert code != 0
-    assert "goes on with pass 3 over the loader, and this script counts its epochs by it" in said
-    assert "for epoch in pace.epochs(range(10)), where it says for epoch in range(10)" in said
+    assert "resumes at pass 3 over the loader, but this script counts its epochs it" in said
+    assert "for epoch in pace.epochs(range(10)) instead of for epoch in range(10)" in said
     mended = OF_ITS_OWN.replace("in range(6)", "in pace.epochs(range(6))")
     code, said = launch("--workers 2 --resume run", (0, 0), script=mended)
     assert code == 0, said

@@ -516,8 +516,8 @@ def test_what_a_script_loads_behind_prepare_is_left_out_where_the_run_goes_on(
     whole = go(program, tmp_path / "whole", **settings)
     run = cut_and_resumed(program, tmp_path, [5, 8], {}, **settings)
     assert is_same(run, whole)
-    assert any("behind prepare() is left out" in note for note in run.notes)
-    assert not any("behind prepare() is left out" in note for note in whole.notes)
+    assert any("after prepare() is ignored" in note for note in run.notes)
+    assert not any("after prepare() is ignored" in note for note in whole.notes)
 
 
 def test_settings_of_the_old_run_are_taken_over(cut: Run) -> None:

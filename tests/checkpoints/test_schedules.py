@@ -108,7 +108,7 @@ def test_that_no_checkpoint_inside_an_epoch_will_do_is_said_while_the_run_goes(
     _run("each", tmp_path / "each", **settings)
     assert not any("no checkpoint inside an epoch" in one for one in said)
     _run("every fourth, last", tmp_path / "fourth", **settings)
-    (found,) = (one for one in said if "no checkpoint inside an epoch can be gone on from" in one)
+    (found,) = (one for one in said if "no checkpoint inside an epoch can be resumed from" in one)
     assert "ExponentialLR is stepped in a rhythm of its own inside the loop" in found
     assert "--checkpoint-every '1 epoch'" in found
 

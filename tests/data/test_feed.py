@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, get_worker_info
 
-from paceline.data.feed import FedWorkers, Indices, apply, move, plain_batches, plain_sizes
+from paceline.data.feed import (
+    FedWorkers,
+    Indices,
+    _with_workers,
+    apply,
+    move,
+    plain_batches,
+    plain_sizes,
+)
 from paceline.events import Lease
 from paceline.speed import Speed
 
@@ -143,6 +151,15 @@ def test_tensors_are_changed_in_containers_of_any_make() -> None:
     assert doubled(counts) == counts
     assert doubled(Fixed(one, one)) == [2.0, 2.0]
     assert list(doubled(torch.ones(2, 2).max(0))) != []
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch"), [(1, 5), (3, 5), (0, None)])
+def test_another_number_of_loader_workers_keeps_the_prefetch_factor(
+    num_workers: int, prefetch: int | None
+) -> None:
+    data = TensorDataset(torch.arange(4))
+    loader = DataLoader(data, num_workers=2, prefetch_factor=5)
+    assert _with_workers(loader, num_workers).prefetch_factor == prefetch
 
 
 def test_packed_sequences_move_and_keep_their_sizes_where_torch_wants_them() -> None:

@@ -205,9 +205,9 @@ def test_a_run_that_is_not_the_one_asked_for_is_refused(tmp_path: Path) -> None:
         by_launch(tmp_path / "protocol", "full-sync", protocol="async")
     with pytest.raises(ConfigError, match=r"devices=3.*paceline launch --workers 3"):
         by_launch(tmp_path / "devices", "full-sync", workers=3)
-    with pytest.raises(ConfigError, match="was given seed, and this run was begun by paceline"):
+    with pytest.raises(ConfigError, match="was given seed, but this run was started by paceline"):
         by_launch(tmp_path / "settings", "full-sync", settings={"seed": 3})
-    with pytest.raises(ConfigError, match="accumulate_grad_batches under async, where nobody"):
+    with pytest.raises(ConfigError, match="accumulate_grad_batches under async, where a worker"):
         by_launch(tmp_path / "groups", "async", trainer={"accumulate_grad_batches": 2})
 
 
@@ -342,7 +342,7 @@ def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch
     from paceline.lightning import PacelineStrategy
 
     monkeypatch.setattr(lightning, "__version__", "3.0.1")
-    with pytest.raises(ConfigError, match=r"lightning 2\.6, and this is 3\.0\.1: pip install"):
+    with pytest.raises(ConfigError, match=r"lightning 2\.6, but this is 3\.0\.1: pip install"):
         PacelineStrategy()
 
 

@@ -1,11 +1,12 @@
 """An update of K batches for a loop that steps on each: what one by hand comes to, bit for bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.optim import SGD, Adam, lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
@@ -338,8 +339,8 @@ def weighed_late(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> N
     [
         (by_hand_too, r"had a backward\(\) and no optimizer.step\(\)"),
         (last_left_out, r"no optimizer.step\(\)"),
-        (clipped_each, "to each batch and not to their mean: to clip the mean write pace.clip"),
-        (skipped, r"step.skip\(\) gives a mini-batch back, and with accumulate 2"),
+        (clipped_each, "each batch's gradient, not their mean: to clip the mean write pace.clip"),
+        (skipped, r"step.skip\(\) gives back a whole mini-batch, and with accumulate 2"),
         (weighed_late, r"step.weight was set after optimizer.step\(\)"),
     ],
 )
@@ -385,6 +386,40 @@ def test_optimizers_of_one_update_step_on_the_same_batches(*, is_first: bool) ->
         made.joined(1, optimizers[1])
 
 
+class Claims:
+    """A batch sampler whose ``__len__`` says 5."""
+
+    def __init__(self, gives: int) -> None:
+        self.gives = gives
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[number] for number in range(self.gives)])
+
+    def __len__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("gives", [3, 4, 5, 6])
+def test_a_batch_sampler_of_another_length_loses_no_part_of_an_update(gives: int) -> None:
+    pace, model = alone(2), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    plain = DataLoader(samples(8), batch_sampler=Claims(gives))  # type: ignore[arg-type]
+    model, optimizer, loader = pace.prepare(model, optimizer, plain)
+
+    def epoch() -> None:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+
+    if gives == 3:
+        with pytest.raises(ConfigError, match=r"accumulate 2: .* 5 batches \(__len__\) and gave 3"):
+            epoch()
+    else:
+        epoch()
+        assert pace.version == {4: 2, 5: 3, 6: 4}[gives]
+
+
 # -- leases ----------------------------------------------------------------------------------------
 
 
@@ -401,7 +436,9 @@ def test_a_lease_is_cut_into_parts_of_a_mini_batch_at_most(num_samples: int) -> 
 @pytest.mark.parametrize(
     ("batch", "num_samples"),
     [(torch.ones(3, 2), 3), ((torch.ones(4, 1), 5), 4), ({"a": [torch.ones(2)]}, 2), (7, 1),
-     (torch.ones(()), 1), (["one", "two"], 2), ([["one"] * 5, torch.ones(5)], 5)],
+     (torch.ones(()), 1), (["one", "two"], 2), ([["one"] * 5, torch.ones(5)], 5),
+     (pack_sequence([torch.ones(6), torch.ones(2)]), 2),
+     ((pack_sequence([torch.ones(6), torch.ones(2)]), torch.ones(2)), 2)],
 )  # fmt: skip
 def test_samples_are_counted_in_batches_of_any_make(batch: Any, num_samples: int) -> None:
     assert samples_in(batch) == num_samples

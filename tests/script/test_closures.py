@@ -193,7 +193,7 @@ def test_alone_a_gradient_that_is_not_finite_is_named_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"nonfinite": "skip"}, "--nonfinite skip cannot leave out a part"),
+        ({"nonfinite": "skip"}, "--nonfinite skip cannot skip a part"),
         ({"path": "store"}, "average between peers, but path 'store' was asked for"),
         ({"fast": "auto"}, "--fast auto times steps without a closure"),
     ],

@@ -55,7 +55,7 @@ def test_the_command_line_gives_it_an_end(tmp_path: Path, engine: str) -> None:
 
 def test_a_second_loop_behind_one_that_was_left_is_refused_by_name(tmp_path: Path) -> None:
     more = "for number in pace.updates():\n    pass\n"
-    with pytest.raises(ConfigError, match=r"was left, which ended the run.*pace\.updates\(n\)"):
+    with pytest.raises(ConfigError, match=r"leaving the loop .* ended the run.*pace\.updates\(n\)"):
         run_script(write(tmp_path, "turns == 3", more), tmp_path, workers=1)
 
 
@@ -66,4 +66,4 @@ def test_who_counts_from_the_beginning_again_is_told_that_nothing_comes(
     text = SCRIPT.replace("pace.updates()", "pace.updates(3)").replace("IS_OVER", "False")
     (tmp_path / "train.py").write_text(text + more)
     run_script(tmp_path / "train.py", tmp_path, workers=1)
-    assert "note: pace.updates(2) makes none: the run is at version 3" in capfd.readouterr().err
+    assert "pace.updates(2) makes no update: the run is at version 3" in capfd.readouterr().err

@@ -148,7 +148,7 @@ def test_a_number_of_epochs_for_a_script_that_counts_by_itself_is_refused(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("pace.epochs({epochs})", "range(5)"))
     options: dict[str, Any] = {"workers": 2, "engine": engine}
-    with pytest.raises(ConfigError, match=r"--epochs 3: this script counts its epochs by itself"):
+    with pytest.raises(ConfigError, match=r"--epochs 3: this script counts its epochs itself"):
         run_script(script, tmp_path, epochs=3, **options)
     wrote = tmp_path / "epochs"  # the first pass may be a warm-up before pace.epochs
     assert wrote.read_text().split() == ["0"]

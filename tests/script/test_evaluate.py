@@ -321,7 +321,7 @@ def test_a_lone_worker_needs_no_model_and_takes_a_stream() -> None:
         ({"loss": (1.0, "4")}, "number of samples of 'loss' is a str"),
         ({"loss": (1.0, -1)}, "number of samples of 'loss' is -1"),
         ({"loss": (1.0, torch.tensor(7e4).half())}, "number of samples of 'loss' is inf"),
-        ({3: (1.0, 1)}, "names must be texts, got 3"),
+        ({3: (1.0, 1)}, "names must be strings, got 3"),
     ],
     ids=str,
 )

@@ -1,10 +1,19 @@
 """Passes over the prepared loader that train nothing, or are made by other than who trains."""
 
+import random
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, Dataset
 
+from paceline.context import Context
 from paceline.errors import ConfigError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.trace.records import Rerouted
 from runs import Run, run_script
 
@@ -55,9 +64,38 @@ assert counts.sum() == 32
 
 @EACH
 def test_a_pass_that_only_reads_is_refused(tmp_path: Path, way: dict[str, object]) -> None:
-    says = r"a whole pass over the prepared loader has made no step.* loader.plain"
+    says = r"a whole pass over the prepared loader made no step.* loader.plain"
     with pytest.raises(ConfigError, match=says):
         run_of(COUNTING.replace("BATCHES", "loader"), tmp_path, **way)
+
+
+class Drawing(Dataset[float]):
+    """Each sample draws from all three generators."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return random.random() + float(numpy.random.rand()) + float(torch.rand(()))
+
+
+def test_another_look_at_an_earlier_pass_moves_no_generator() -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+    def seed() -> None:
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+
+    model = nn.Linear(1, 1)
+    parts = model, SGD(model.parameters(), lr=0.1), DataLoader(Drawing(), shuffle=True)
+    _, _, loader = Pace(SoloExchange(), Context()).prepare(*parts)
+    seed()
+    expected = drawn()
+    seed()
+    assert len(list(loader._look_again())) == 4
+    assert drawn() == expected
 
 
 @EACH
@@ -86,7 +124,7 @@ train(loader)
 def test_a_pass_of_gradients_that_no_step_uses_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match="a whole pass over the prepared loader has made no step"):
+    with pytest.raises(ConfigError, match="a whole pass over the prepared loader made no step"):
         run_of(FISHER, tmp_path, **way)
 
 
@@ -236,7 +274,7 @@ for _ in range(3):
 def test_a_loader_that_another_thread_iterates_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match="is iterated by another thread than makes the steps"):
+    with pytest.raises(ConfigError, match="is iterated by another thread than the one"):
         run_of(PREFETCHED, tmp_path, **way)
 
 

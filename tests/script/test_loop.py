@@ -167,8 +167,8 @@ def test_a_local_step_that_is_not_finite_is_left_out_and_nothing_behind_it_is(
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        ("step.skip()", r"step.skip\(\) gives a mini-batch back, and under --fragments"),
-        ("if number % 2: optimizer.step()", "accumulated for a step, and under --fragments"),
+        ("step.skip()", r"step.skip\(\) gives back a mini-batch, and under --fragments"),
+        ("if number % 2: optimizer.step()", "accumulated for a step, but --fragments"),
     ],
     ids=["given back", "accumulated"],
 )
@@ -381,5 +381,5 @@ def test_a_sum_inside_the_loop_is_refused_where_a_batch_is_too_small_for_all(
 
 def test_a_sum_inside_the_loop_is_refused_where_not_all_come_by(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OF_VECTORS)
-    with pytest.raises(ConfigError, match=r"pace.sum\(\) stands inside .* under k-sync:1"):
+    with pytest.raises(ConfigError, match=r"pace.sum\(\) is inside .* under k-sync:1"):
         run_script(tmp_path / "train.py", tmp_path, "inside", workers=2, protocol="k-sync:1")

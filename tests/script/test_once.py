@@ -180,7 +180,5 @@ def test_behind_a_run_that_was_stopped_one_goes_first(tmp_path: Path) -> None:
 
 
 def test_inside_the_loaders_loop_it_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"pace\.once\(\) stands inside the loader's loop.*is_main"
-    ):
+    with pytest.raises(ConfigError, match=r"pace\.once\(\) is inside the loader's loop.*is_main"):
         notes(tmp_path, inside="with pace.once(): pass")

@@ -244,7 +244,7 @@ def test_what_all_steps_call_and_other_parameters_are_refused_after_prepare(
 
 
 def test_steps_outside_a_block_are_refused_where_a_block_is_one_update(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="call their step\\(\\) inside"):
+    with pytest.raises(ConfigError, match="call step\\(\\) inside"):
         _run(tmp_path, "outside", 3, engine="inline", protocol="k-sync:1")
 
 
@@ -290,7 +290,7 @@ def test_an_optimizer_inside_another_steps_with_it_or_is_refused() -> None:
         Context(is_spmd=True, workers=2), [optimizer], asked=False, has_others=True
     )
     assert together.steps_together
-    with pytest.raises(ConfigError, match=r"Wrapper steps another optimizer, self\.inner, and"):
+    with pytest.raises(ConfigError, match=r"Wrapper steps another optimizer, self\.inner, but"):
         context_with(Context(is_spmd=False), [optimizer], asked=False, has_others=True)
 
 

@@ -128,7 +128,7 @@ def test_a_script_prepares_once_and_gets_its_objects_back_in_order() -> None:
     ready = pace.prepare(loader, optimizer, model)
     assert isinstance(ready[0], PreparedLoader)
     assert ready[1:] == (optimizer, model)
-    with pytest.raises(ConfigError, match="prepare everything in one call"):
+    with pytest.raises(ConfigError, match="prepare all objects in one call"):
         pace.prepare(model)
     with pytest.raises(ConfigError, match="batch must be 'global'"):
         pace.prepare(model, batch="each")

@@ -83,7 +83,7 @@ def test_one_worker_goes_through_the_range_itself_and_draws_nothing() -> None:
     ("given", "batch", "sentence"),
     [
         (range(0), None, "was given range(0, 0), which has no numbers"),
-        (range(4), "global", "a range in prepare(batch='global'): a number of it is one worker's"),
+        (range(4), "global", "prepare(batch='global') with a range: each number is one worker's"),
     ],
 )
 def test_a_range_that_cannot_be_shared_out_is_named(

@@ -283,7 +283,7 @@ def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[f
             "", 'optimizer.param_groups[0]["lr"] = 0.01', {"warmup": "4"},
             "the script has set it to 0.01",
         ),
-        ("", "", {"scale_lr": "linear", "protocol": "adaptive"}, "no one number of samples"),
+        ("", "", {"scale_lr": "linear", "protocol": "adaptive"}, "update averages is not fixed"),
         ("", "", {"warmup": "4", "protocol": "adaptive-local:2"}, "give epochs"),
     ],
     ids=lambda value: str(value)[:30],

@@ -223,4 +223,4 @@ def test_a_worker_that_starts_processes_which_train_is_refused(tmp_path: Path) -
     with pytest.raises(WorkerError, match="failed at"):
         run_script(tmp_path / "train.py", tmp_path, workers=2, has_ranks=False)
     [said] = [one.read_text() for one in (tmp_path / "run" / "logs").glob("worker-*.error")]
-    assert "has started by multiprocessing: it would train by itself" in said
+    assert "started by multiprocessing, which would train once more" in said

@@ -277,7 +277,7 @@ def test_an_iterator_that_may_be_an_older_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, monkeypatch, EACH_EPOCH, updates=6)
-    with pytest.raises(ConfigError, match="goes on after its first epoch"):
+    with pytest.raises(ConfigError, match="was resumed after its first epoch"):
         run(tmp_path, monkeypatch, EACH_EPOCH, resume=str(tmp_path / "run"))
 
 
@@ -356,7 +356,7 @@ REFUSED = {
         "        train(x, a, *u)\n",
         "and one was left out",
     ),
-    "anew": (f"{_LOOP}        train(x, a, *next(iter(loader_b)))\n", "before the last one's end"),
+    "anew": (f"{_LOOP}        train(x, a, *next(iter(loader_b)))\n", "the end of the last one"),
     "before the loop": ("u = next(iter(loader_b))\n", "inside the prepared loader's loop"),
     "first in a zip": (
         "\nfor epoch in pace.epochs(2):\n    for u, x in zip(loader_b, loader): pass\n",
@@ -371,7 +371,7 @@ REFUSED = {
         "        if int(a[0]) >= 16: break\n",
         "was left early",
     ),
-    "no loader": ("pace.prepare(nn.Linear(2, 2))\n", r"called twice, with a Linear"),
+    "no loader": ("pace.prepare(nn.Linear(2, 2))\n", r"called twice, now with a Linear"),
     "stream": ("pace.prepare(DataLoader(Stream(), 8))\n", "second loader is over a stream"),
 }
 
@@ -388,9 +388,9 @@ def test_what_has_no_place_beside_a_mini_batch_is_refused(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"size_b": 5}, "a batch of 5 of the second loader cannot be shared out as one of 8"),
-        ({"num": 43}, "a batch of 8 of the second loader cannot be shared out as one of 3"),
-        ({"num_b": 25}, "a batch of 1 of the second loader cannot be shared out as one of 8"),
+        ({"size_b": 5}, "a batch of 5 of the second loader cannot be shared out like one of 8"),
+        ({"num": 43}, "a batch of 8 of the second loader cannot be shared out like one of 3"),
+        ({"num_b": 25}, "a batch of 1 of the second loader cannot be shared out like one of 8"),
         ({"size_b": 1, "protocol": "local-sgd:2"}, "a batch of 1 of the second loader"),
         ({"options": "sampler=Own(__import__('random').Random(3))"}, "random numbers of its own"),
         ({"options": "sampler=Own(__import__('random').Random())"}, "random numbers of its own"),
@@ -417,7 +417,7 @@ def test_orders_that_differ_between_workers_are_refused(
 
 def test_the_first_prepare_needs_a_model() -> None:
     pace = Pace(SoloExchange(), Context())
-    with pytest.raises(ConfigError, match="a loader alone, before all others"):
+    with pytest.raises(ConfigError, match="was first given only a loader"):
         pace.prepare(DataLoader(data(8, 2), batch_size=4))
 
 
@@ -436,8 +436,8 @@ def test_beside_a_stream_it_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_accumulation_by_the_call_is_refused_beside_it() -> None:
     pace, model = Pace(SoloExchange(), Context()), nn.Linear(3, 1)
     optimizer, loader = torch.optim.SGD(model.parameters()), DataLoader(data(8, 2), batch_size=4)
-    with pytest.raises(ConfigError, match=r"accumulate 2 beside prepare\(sticky=True\)"):
+    with pytest.raises(ConfigError, match=r"accumulate 2 with prepare\(sticky=True\)"):
         pace.prepare(model, optimizer, loader, accumulate=2, sticky=True)
     pace.prepare(model, optimizer, loader, accumulate=2)
-    with pytest.raises(ConfigError, match="accumulate 2 beside a second prepared loader"):
+    with pytest.raises(ConfigError, match="accumulate 2 with a second prepared loader"):
         pace.prepare(DataLoader(data(8, 2), batch_size=4))

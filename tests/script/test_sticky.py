@@ -160,7 +160,7 @@ def test_with_respawn_all_begin_with_a_fresh_state(
         tmp_path, monkeypatch, engine="local", respawn=True, checkpoint_every="3 updates",
         inside="time.sleep(0.01)", fault=("kill worker 1 at update 14",),
     )  # fmt: skip
-    assert any("begins its part with a fresh state" in one for one in found.notes)
+    assert any("starts its part with a fresh state" in one for one in found.notes)
     assert found.summary.updates == 27
 
 
@@ -170,7 +170,7 @@ def test_a_worker_that_is_given_another_part_says_so() -> None:
     kept.begin_pass(0, Batches(40, 8, 2, has_columns=True))
     kept.took(_held(0, 4))
     kept.took(_held(8, 12))
-    with pytest.raises(ConfigError, match="had part 0 of batch 1, and is now given part 1"):
+    with pytest.raises(ConfigError, match="had part 0 of batch 1, and now got part 1"):
         kept.took(_held(20, 24))
     kept.begin_pass(1, Batches(40, 8, 2, has_columns=True))
     kept.took(_held(0, 4))

@@ -235,7 +235,7 @@ def test_a_stream_of_nothing_ends_the_run_with_a_sentence(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loader_workers": 2}, "--loader-workers 2: how many read a stream"),
+        ({"loader_workers": 2}, "--loader-workers 2: the number of readers of a stream"),
         ({"fast": "auto"}, "--fast auto takes a batch to measure with"),
         ({"parts": 3}, "batch of 4 samples cannot be shared by 3 mini-batches"),
     ],
@@ -249,7 +249,7 @@ def test_what_a_stream_cannot_have_is_one_sentence(settings: Any, words: str) ->
 def test_a_stream_of_several_optimizers_reads_with_its_own_loaders_workers() -> None:
     loader = DataLoader(streamed.Stream(8), batch_size=4)
     objects = [*streamed.make(), *streamed.make()]
-    with pytest.raises(ConfigError, match="--loader-workers 2: how many read a stream"):
+    with pytest.raises(ConfigError, match="--loader-workers 2: the number of readers of a stream"):
         alone(loader_workers=2).prepare(*objects, loader)
 
 

@@ -26,10 +26,12 @@ from paceline.context import Context
 from paceline.errors import ConfigError, Interrupted, WorkerError
 from paceline.exchange.solo import SoloExchange
 from paceline.launch import launcher
+from paceline.launch.lives import WRITTEN
 from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
 from paceline.report.trials import TrialsSummary
-from paceline.script.worker import Pace
+from paceline.run_dir import TRIALS as TRIALS_FILE
+from paceline.script.worker import _RUN_FILES, Pace
 from reference import differ
 from runs import nothing_left, run_script
 
@@ -602,24 +604,29 @@ def test_a_dry_run_shows_the_plan_of_the_first(tmp_path: Path) -> None:
 REFUSED = {
     "trial 'a' and then prepare": (
         "with pace.trial('a'):\n    train(*prepared())\nprepared()\n",
-        r"prepare\(\) stands outside of pace.trial\(\), after trial 'a'",
+        r"prepare\(\) is called outside of pace.trial\(\), after trial 'a'",
     ),
     "prepare and then a trial": (
         "train(*prepared())\nwith pace.trial():\n    prepared()\n",
-        r"pace.trial\(\) comes after a prepare\(\) that stands in no trial",
+        r"pace.trial\(\) comes after a prepare\(\) outside of any trial",
     ),
     "nested": (
         "with pace.trial('a'):\n    with pace.trial('b'):\n        prepared()\n",
-        r"pace.trial\(\) stands inside trial 'a'",
+        r"pace.trial\(\) is inside trial 'a'",
     ),
     "twice": (
         "for _ in range(2):\n    with pace.trial('a'):\n        train(*prepared())\n",
         r"pace.trial\('a'\) was entered before",
     ),
-    "a path": ("with pace.trial('../a'):\n    prepared()\n", "the name is one for a folder"),
+    "a path": ("with pace.trial('../a'):\n    prepared()\n", "the name must fit a folder"),
+    "a file of the run": (
+        "with pace.trial('Trials.json'):\n    prepared()\n",
+        r"pace.trial\('Trials.json'\): the run itself writes trials.json into its folder",
+    ),
     "a name that is taken": (
-        "with pace.trial('logs'):\n    prepared()\n",
-        r"pace.trial\('logs'\): there is something of that name",
+        "(folder / 'run' / 'mine').mkdir(exist_ok=True)\n"
+        "with pace.trial('mine'):\n    prepared()\n",
+        r"pace.trial\('mine'\): there is something of that name",
     ),
     "others": (
         "with pace.trial(f'of-{pace.worker}'):\n    prepared()\n",
@@ -643,13 +650,20 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, what: str) -> None:
         launched(tmp_path, text)
 
 
-@pytest.mark.parametrize("what", ["trial 'a' and then prepare", "nested", "twice", "a path"])
+ALONE = ["trial 'a' and then prepare", "nested", "twice", "a path", "a file of the run"]
+
+
+@pytest.mark.parametrize("what", ALONE)
 def test_one_worker_alone_refuses_the_same(tmp_path: Path, what: str) -> None:
     text, says = REFUSED[what]
     pace = Pace(SoloExchange(), Context())
     names = {"pace": pace, "prepared": lambda: _prepare(pace), "train": lambda *_: None}
     with pytest.raises(ConfigError, match=says):
         exec(text, names)
+
+
+def test_no_trial_is_named_like_a_file_that_a_run_writes() -> None:
+    assert {*WRITTEN, TRIALS_FILE} <= _RUN_FILES
 
 
 def test_who_comes_later_has_no_part_in_trials(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_batches_of_a_samplers_own_stay_as_they_are_and_have_one_row(
     assert {row.found.sizes for row in found.rows} == {(5, 6, 7)}
     assert [row.to_json()["parts"] for row in found.rows] == ["5", "3 + 2"] * 2
     [note] = found.notes
-    assert "as the script's own batch sampler makes them" in note
+    assert "the script's own batch sampler makes the batches" in note
 
 
 def test_a_plain_batch_sampler_gets_the_batches_of_each_row(written: Callable[..., str]) -> None:
@@ -349,7 +349,7 @@ def test_bad_input_is_one_sentence(say: Say, line: str, words: str) -> None:
     ("change", "words"),
     [
         (("for epoch in pace.epochs(2)", "for epoch in ()"), "made no update, so nothing is prov"),
-        (("lr=0.1", "lr=0.0"), "3 updates moved no parameter, so nothing is proved"),
+        (("lr=0.1", "lr=0.0"), "3 updates moved no parameter, which proves nothing"),
     ],
 )
 def test_a_script_that_trains_nothing_is_not_equal(

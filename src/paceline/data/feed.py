@@ -322,6 +322,7 @@ def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
         num_workers,
         dataset=loader.dataset,
         init=loader.worker_init_fn,
+        prefetch_factor=loader.prefetch_factor if num_workers else None,
         batch_sampler=loader.batch_sampler,
         generator=loader.generator,
     )

@@ -1,10 +1,10 @@
-"""The batches of one worker, as the Trainer's loops ask for them.
+"""The batches of one worker, as the Trainer's loops request them.
 
-    the user's DataLoader  ->  TrainData       what the Trainer asks for its length and its sampler
+    the user's DataLoader  ->  TrainData       has the length and the sampler for the Trainer
                            ->  prepare  ->  WorkerBatches  ->  (batch, batch_idx, dataloader_idx)
 
 Lightning's own fetchers know the number of batches, or fetch one ahead; these do neither, because a
-batch is a lease: who asks for the next has done with the one before. This module must not know
+batch is a lease: a request for the next ends the work on the one before. This module must not know
 steps.
 """
 
@@ -34,8 +34,8 @@ class TrainData:
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
-        num = len(self.loader)
-        return num // self._parts if self.loader.drop_last else -(-num // self._parts)
+        count = len(self.loader)
+        return count // self._parts if self.loader.drop_last else -(-count // self._parts)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -47,7 +47,7 @@ class WorkerBatches(_DataFetcher):
     def __init__(self) -> None:
         super().__init__()
         self.loader: Any = None
-        """As ``prepare`` gave it back."""
+        """As ``prepare`` returned it."""
         self._ahead: list[Any] = []
 
     def __iter__(self) -> "WorkerBatches":
@@ -62,7 +62,7 @@ class WorkerBatches(_DataFetcher):
         return self._ahead.pop(), self.fetched - 1, 0
 
     def has_more(self) -> bool:
-        """Whether there is one more for this worker; it is fetched."""
+        """Fetch the next batch; whether this worker has one."""
         assert self.iterator is not None
         self._start_profiler()
         try:
@@ -74,11 +74,11 @@ class WorkerBatches(_DataFetcher):
         return not self.done
 
     def forget(self) -> None:
-        """What was fetched ahead is another's."""
+        """Drop the batch fetched ahead: it is another worker's now."""
         self._ahead.clear()
 
     def leave(self) -> None:
-        """The epoch ends for all workers, where it has not yet."""
+        """End the epoch for all workers, if it has not ended."""
         if self.iterator is not None and hasattr(self.iterator, "close"):
             self.iterator.close()
 
@@ -91,25 +91,25 @@ def sole_loader(data: object) -> DataLoader[Any]:
     """The Trainer's only train loader.
 
     Raises:
-        ConfigError: it is another thing, or several.
+        ConfigError: it is not one DataLoader over a map-style data set.
     """
     if not isinstance(data, DataLoader):
         raise ConfigError(
-            f"PacelineStrategy trains on one DataLoader, and train_dataloader() gave a "
+            f"PacelineStrategy trains on one DataLoader, but train_dataloader() gave a "
             f"{type(data).__name__}; join the data sets in one (torch.utils.data.ConcatDataset)"
         )
     if isinstance(data.dataset, IterableDataset):
         raise ConfigError(
             f"the train data set {type(data.dataset).__name__} is an IterableDataset, whose "
-            "samples nobody can hand out by number; give it __len__ and __getitem__ (map-style)"
+            "samples cannot be handed out by number; give it __len__ and __getitem__ (map-style)"
         )
     return data
 
 
 def refuse_accumulation(number: int | None) -> None:
-    """Raise ConfigError where ``--accumulate`` was given: a Trainer does that by itself."""
+    """Raise ConfigError where ``--accumulate`` was given: a Trainer accumulates itself."""
     if number is not None and number > 1:
         raise ConfigError(
-            f"--accumulate {number} is for loops of a script's own; of a Trainer say it there: "
+            f"--accumulate {number} is for a script's own loop; with a Trainer set it there: "
             f"Trainer(accumulate_grad_batches={number})"
         )

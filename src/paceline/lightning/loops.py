@@ -2,13 +2,13 @@
 
     FitLoop        next(pace.epochs)         an epoch begins for all workers, or training is over
       EpochLoop    batch, batch, ...         until no worker has one; then schedulers, validation
-        Steps      [ closure -> step ]       the block of pace.step; called off, nothing counts
+        Steps      [ closure -> step ]       the block of pace.step; nothing counts if called off
           batches  next(loader)              a worker learns that an epoch is over when it is
 
-Lightning's own loops know a worker's number of batches before the epoch; here nobody does, since
-who is faster takes more. So what they do with the last batch (epoch schedulers, validation) comes
-after the epoch's end instead, when all workers hold the same version. Only where a group of
-accumulated batches is not full yet the next one is asked for ahead, inside the block, to step on
+Lightning's own loops know a worker's number of batches before the epoch; here it is unknown, since
+a faster worker takes more. So what they do with the last batch (epoch schedulers, validation) comes
+after the epoch's end instead, when all workers hold the same version. Only while a group of
+accumulated batches is not full, the next one is fetched ahead, inside the block, to step on
 what there is. This module must not know how workers come to be.
 """
 
@@ -37,7 +37,7 @@ class Steps(_AutomaticOptimization):
     """A step of the Trainer is a step of the run.
 
     Attributes:
-        is_accumulating: whether the batch at work, or the last one, makes no step.
+        is_accumulating: whether the current batch, or the last one, makes no step.
     """
 
     def __init__(self, trainer: Trainer, pace: Pace, batches: WorkerBatches) -> None:
@@ -60,7 +60,7 @@ class Steps(_AutomaticOptimization):
             closure()
             if not self._batches.has_more():
                 self.is_accumulating = False
-                self._optimizer_step(batch_idx, lambda: None)  # all was computed before
+                self._optimizer_step(batch_idx, lambda: None)  # the gradients are there
         else:
             self._optimizer_step(batch_idx, closure)
         if not self.is_accumulating:
@@ -69,18 +69,18 @@ class Steps(_AutomaticOptimization):
         return {} if result.loss is None else result.asdict()
 
     def leave(self, error: BaseException | None = None) -> bool:
-        """The block ends; whether the error says that its work is another's by now."""
+        """End the block; whether the error says that its work is now another worker's."""
         block, self._block = self._block, None
         if block is None:
             return False
         return block.__exit__(type(error) if error else None, error, None)
 
     def begin_run(self, num_before: int) -> None:
-        """The Trainer has made so many updates before this run."""
+        """Set the number of updates that the Trainer made before this run."""
         self._before = num_before
 
     def begin_epoch(self) -> None:
-        """The counts of an epoch begin at the version that all hold."""
+        """Start an epoch's counts at the version that all workers hold."""
         self._at_epoch = self._pace.version
 
     def count(self) -> None:
@@ -136,7 +136,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.steps.begin_epoch()
 
     def run(self, data_fetcher: WorkerBatches) -> None:
-        """All batches of this worker, and what follows the epoch.
+        """Train on all batches of this worker, then end the epoch.
 
         Raises:
             StopIteration: the run was over before the epoch began.
@@ -161,7 +161,7 @@ class EpochLoop(_TrainingEpochLoop):
         self._end_epoch(has_left)
 
     def _advance(self, data_fetcher: WorkerBatches) -> bool:
-        """One batch; False: its work was called off, and nothing of it counts."""
+        """Train on one batch; False: its work was called off and does not count."""
         try:
             super().advance(data_fetcher)
         except StopIteration:
@@ -178,7 +178,7 @@ class EpochLoop(_TrainingEpochLoop):
         return True
 
     def _end_epoch(self, has_left: bool) -> None:
-        """The epoch is over for all workers, who hold one version."""
+        """End the epoch, when all workers hold one version."""
         trainer, strategy = self.trainer, self.trainer.strategy
         self.steps.count()
         is_stopped = strategy.reduce_boolean_decision(self._pace.is_stopped, all=False)
@@ -216,7 +216,7 @@ class FitLoop(_FitLoop):
         self._batches.setup(self._combined_loader)
 
     def on_run_start(self) -> None:
-        """Everything is there: prepare it, and begin."""
+        """Prepare all objects, and begin."""
         assert self._combined_loader is not None
         data, strategy = self._combined_loader.iterables, self.trainer.strategy
         self._refuse_a_part()
@@ -236,8 +236,8 @@ class FitLoop(_FitLoop):
         ready = self.epoch_loop.batch_progress.current.ready
         if self.restarting and self.restarted_mid_epoch and ready:
             raise ConfigError(
-                f"the checkpoint was saved after {ready} batches of an epoch, and which samples "
-                "they had only the run knew that made it; go on from one of an epoch's end: "
+                f"the checkpoint was saved after {ready} batches of an epoch, and only its own run "
+                "knew which samples they had; resume from one of an epoch's end: "
                 "ModelCheckpoint(every_n_epochs=1)"
             )
 
@@ -249,7 +249,7 @@ class FitLoop(_FitLoop):
         self.trainer.strategy.begin_epoch()
 
     def _limit(self) -> None:
-        """The pass that comes is cut short by ``limit_train_batches`` and ``max_steps``."""
+        """Cut the next pass short by ``limit_train_batches`` and ``max_steps``."""
         assert self._combined_loader is not None
         length, most = len(self._batches.loader), self.max_batches
         limits = [int(most)] if most < length else []
@@ -271,17 +271,19 @@ class FitLoop(_FitLoop):
         self.trainer.should_stop = stop
 
     def _have_the_same_values(self) -> bool:
-        """Whether all have logged alike and sum alike; who was called off each time has nothing."""
+        """Whether all workers log the same values; one that finished no batch has none."""
         if self.trainer.strategy.world_size == 1:
             return True
         results = self.trainer._results  # what was logged in epochs before is in it, too
-        mine = sum(bool(one.meta.sync.should) for _, one in results.valid_items()) if results else 0
-        num, total, squares = self._pace.sum(torch.tensor([1, mine, mine * mine])).tolist()
-        if num * squares == total * total:
+        own = (
+            sum(bool(item.meta.sync.should) for _, item in results.valid_items()) if results else 0
+        )
+        workers, total, squares = self._pace.sum(torch.tensor([1, own, own * own])).tolist()
+        if workers * squares == total * total:
             return True
         self._pace.print(
-            "note: a worker has come to the end of no mini-batch of this epoch, so what "
-            "self.log(..., sync_dist=True) says of training is each worker's own this time"
+            "note: a worker finished no mini-batch of this epoch, so the training values of "
+            "self.log(..., sync_dist=True) are each worker's own this time"
         )
         return False
 

@@ -1,4 +1,4 @@
-"""How a script with a Trainer comes to be a run, and what of it no run can carry.
+"""Starts the run of a script with a Trainer, and refuses what no run supports.
 
     python train.py --> Trainer.fit --> the script again, in each worker, under Paceline's launcher
                                           Trainer.fit --> trains
@@ -39,36 +39,36 @@ from ..report.live import choose_observer
 from ..script.worker import Pace
 
 _VERSIONS = ("2.6",)
-"""Of Lightning that the tests ran with; its loops are no public interface."""
+"""Versions of Lightning that the tests run with; its loops are no public interface."""
 _MARK = "LIGHTNING_BY_PACELINE"
-"""Set for workers that a strategy has started, with its own settings."""
+"""Environment variable of workers that a strategy has started, with its own settings."""
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 _EDITORS = (StochasticWeightAveraging, WeightAveraging, BaseFinetuning)
-"""Callbacks that change weights, schedulers or the optimizer behind the run's back."""
+"""Callbacks that change weights, schedulers or the optimizer without the run."""
 
 
 class Starter:
-    """What a strategy was asked for, and the launcher that begins such a run.
+    """The settings of a strategy, and the launcher that starts such a run.
 
     Raises:
-        ConfigError: this version of Lightning is none that was tested.
+        ConfigError: this version of Lightning was not tested.
     """
 
     def __init__(self, protocol: str | None, settings: Mapping[str, Any]) -> None:
         version = lightning.__version__
-        if not version.startswith(tuple(f"{one}." for one in _VERSIONS)):
+        if not version.startswith(tuple(f"{tested}." for tested in _VERSIONS)):
             raise ConfigError(
-                f"PacelineStrategy is written for lightning {' and '.join(_VERSIONS)}, and this is "
+                f"PacelineStrategy is written for lightning {' and '.join(_VERSIONS)}, but this is "
                 f"{version}: pip install 'lightning=={_VERSIONS[-1]}.*'"
             )
         self.protocol = protocol
         self.settings = settings
 
     def launcher(self, devices: Sequence[torch.device]) -> "_Launcher | None":
-        """For so many workers; None: this process is the only one, and there is no run.
+        """The launcher for one worker per device; None: there is no run, only this process.
 
         Raises:
-            ConfigError: the protocol is none that one worker can follow.
+            ConfigError: one worker cannot follow the protocol.
         """
         if len(devices) > 1 or self.settings:
             return ScriptLauncher(self, devices)
@@ -76,10 +76,10 @@ class Starter:
         return None
 
     def run(self, devices: Sequence[torch.device]) -> None:
-        """The script again, in as many workers as there are devices; until all have ended.
+        """Run the script again, in one worker per device, until all have ended.
 
         Raises:
-            ConfigError: a setting cannot be.
+            ConfigError: a setting is not possible.
             WorkerError: a worker failed.
         """
         flags = {"workers": len(devices), "protocol": self.protocol, "device": devices[0].type}
@@ -114,7 +114,7 @@ class ScriptLauncher(_Launcher):
     ) -> Any:
         if trainer.state.fn != TrainerFn.FITTING:
             return function(*args, **kwargs)
-        trainer.callbacks, trainer.loggers = [], []  # they have seen nothing here
+        trainer.callbacks, trainer.loggers = [], []  # this process trains nothing
         try:
             self._starter.run(self._devices)
         except PacelineError as error:
@@ -129,10 +129,10 @@ class ScriptLauncher(_Launcher):
 
 
 def _this_script() -> ScriptProgram:
-    """What ``python`` was asked to run.
+    """The script or module that ``python`` runs.
 
     Raises:
-        ConfigError: that is no file and no module.
+        ConfigError: it is neither.
     """
     main = sys.modules["__main__"]
     arguments = tuple(sys.argv[1:])
@@ -142,8 +142,8 @@ def _this_script() -> ScriptProgram:
     path = getattr(main, "__file__", None)
     if path is None:
         raise ConfigError(
-            "PacelineStrategy starts the script again in every worker, and there is no script "
-            "here; write it into a file: python train.py"
+            "PacelineStrategy starts the script again in every worker, but there is no script "
+            "here; write it to a file: python train.py"
         )
     return ScriptProgram(path=str(Path(path).resolve()), args=arguments)
 
@@ -152,57 +152,58 @@ def _this_script() -> ScriptProgram:
 
 
 def refuse_another_run(starter: Starter, pace: Pace, devices: Sequence[torch.device]) -> None:
-    """Raise ConfigError where the run that this worker is in is not the one that is asked for."""
+    """Raise ConfigError where this worker's run is not the one that the script asks for."""
     context = pace.context
     if context.resume is not None or context.respawn:
         raise ConfigError(
             "the Trainer keeps its own place: "
             + ("--resume" if context.resume is not None else "--respawn")
-            + " cannot lead it there; go on with trainer.fit(..., ckpt_path=...)"
+            + " cannot restore it; resume with trainer.fit(..., ckpt_path=...)"
         )
     if devices and devices[0].type != pace.device.type:
         raise ConfigError(
-            f"Trainer(accelerator=...) chose {devices[0].type} and this run computes on "
+            f"Trainer(accelerator=...) chose {devices[0].type}, but this run computes on "
             f"{pace.device.type}: paceline launch --device {devices[0].type}"
         )
     if len(devices) not in (1, context.workers):
         raise ConfigError(
-            f"Trainer(devices={len(devices)}), and this run has {context.workers} workers: "
+            f"Trainer(devices={len(devices)}), but this run has {context.workers} workers: "
             f"paceline launch --workers {len(devices)}"
         )
     if _MARK in os.environ:
         return
     if starter.settings:
         raise ConfigError(
-            f"PacelineStrategy was given {', '.join(starter.settings)}, and this run was begun by "
-            "paceline launch, which has its own settings: give them there"
+            f"PacelineStrategy was given {', '.join(starter.settings)}, but this run was started "
+            "by paceline launch, which has its own settings: give them there"
         )
     asked, runs = starter.protocol, context.protocol
     if asked is not None and str(parse(asked, context.workers)) != str(
         parse(runs, context.workers)
     ):
         raise ConfigError(
-            f"PacelineStrategy({asked!r}), and this run was begun with {runs}: "
+            f"PacelineStrategy({asked!r}), but this run was started with {runs}: "
             f"paceline launch --protocol {asked}, or PacelineStrategy(), which takes the run's"
         )
 
 
 def refuse_what_is_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> None:
-    """Raise ConfigError for the first thing that no run can carry."""
-    if found := _not_carried(trainer, layer_sync, num_nodes):
-        raise ConfigError(f"PacelineStrategy does not carry {found}")
+    """Raise ConfigError for the first thing that no run supports."""
+    if reason := _not_carried(trainer, layer_sync, num_nodes):
+        raise ConfigError(f"PacelineStrategy does not support {reason}")
 
 
 def _not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> str:
-    """What is not carried, and what to write instead; empty where everything is."""
+    """What is not supported, and what to write instead; empty: all is."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return (
-            "manual optimization (automatic_optimization=False), whose steps nobody sees begin; "
-            "write training_step() to return the loss, or the loop yourself: README, Four lines"
+            "manual optimization (automatic_optimization=False), where the start of a step is "
+            "not known; write training_step() to return the loss, or "
+            "the loop yourself: README, Four lines"
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        return "training_step(dataloader_iter), which takes batches by itself: training_step(batch)"
+        return "training_step(dataloader_iter), which takes batches itself: training_step(batch)"
     if getattr(module, "truncated_bptt_steps", 0) or hasattr(module, "tbptt_split_batch"):
         return (
             "truncated backpropagation (truncated_bptt_steps): split the sequences in the data set"
@@ -210,14 +211,14 @@ def _not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> str:
     for one in trainer.callbacks:
         if isinstance(one, _EDITORS):
             return (
-                f"the callback {type(one).__name__}, which changes weights or the optimizer behind "
-                "the run: leave it out"
+                f"the callback {type(one).__name__}, which changes weights or the optimizer "
+                "without the run: leave it out"
             )
     return _option_not_carried(trainer, layer_sync, num_nodes)
 
 
 def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) -> str:
-    """Which of the Trainer's own options no run carries, and what to do; empty: none."""
+    """The Trainer's option that no run supports, and what to do; empty: none."""
     if trainer.precision not in _PRECISIONS:
         return f"precision={trainer.precision!r}: one of {', '.join(_PRECISIONS)}"
     # A float is a part of the epoch, an int is batches; a time is not kept under that name at all.
@@ -225,8 +226,8 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
     is_whole = isinstance(every, float) and every == 1.0
     if not is_whole or trainer.check_val_every_n_epoch is None:
         return (
-            f"val_check_interval={every!r}: workers hold one version between "
-            "epochs alone; validate there: check_val_every_n_epoch=1"
+            f"val_check_interval={every!r}: workers hold one version only between "
+            "epochs; validate there: check_val_every_n_epoch=1"
         )
     if trainer.reload_dataloaders_every_n_epochs:
         return (
@@ -247,23 +248,23 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
     )
     if accumulates and pace.num_workers > 1 and not is_in_step:
         return (
-            f"accumulate_grad_batches under {pace.context.protocol}, where nobody knows which "
-            "batch is the last of a worker: --protocol full-sync, or a larger batch_size of the "
+            f"accumulate_grad_batches under {pace.context.protocol}, where a worker's last batch "
+            "is not known in advance: --protocol full-sync, or a larger batch_size of the "
             "loader, which is shared"
         )
     return _checkpoint_not_carried(trainer, is_in_step) if pace.num_workers > 1 else ""
 
 
 def _checkpoint_not_carried(trainer: Trainer, is_in_step: bool) -> str:
-    """Which checkpoints several workers would decide on by themselves; empty: none."""
+    """The checkpoints that each worker would decide on by itself; empty: none."""
     pace = trainer.strategy.pace
     for one in trainer.callbacks:
         if isinstance(one, ModelCheckpoint):
             if one._every_n_train_steps and not is_in_step:
                 return (
                     f"ModelCheckpoint(every_n_train_steps={one._every_n_train_steps}) under "
-                    f"{pace.context.protocol}, where each worker comes by other versions and the "
-                    "main one alone writes: --protocol full-sync, or every_n_epochs=1"
+                    f"{pace.context.protocol}, where each worker sees other versions and only the "
+                    "main one writes: --protocol full-sync, or every_n_epochs=1"
                 )
             if one._train_time_interval is not None:
                 return (

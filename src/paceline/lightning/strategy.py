@@ -1,12 +1,12 @@
-"""What Lightning's Trainer asks its strategy for, answered by a run of Paceline.
+"""Lightning's strategy interface, implemented by a run of Paceline.
 
     Trainer        setup                fit                               between epochs
        |             |                   |                                     |
     strategy     refuse, loops   prepare, [ optimizer_step ] ...       reduce, barrier, broadcast
 
-Every worker has a Trainer of its own. Validation and tests run whole in each, so each comes to the
-same metrics without a word; what is to be summed over workers is, between epochs. Above 300 lines,
-since one object answers all that a Trainer asks. This module must not know how workers come to be.
+Every worker has its own Trainer. Validation and tests run whole in each, so all get the same
+metrics without communication; sums over workers are made between epochs. Above 300 lines,
+since one object is all of a Trainer's strategy. This module must not know how workers come to be.
 """
 
 import contextlib
@@ -39,21 +39,21 @@ _MEANS = ("mean", "avg")
 class PacelineStrategy(Strategy):
     """Trains a LightningModule with several workers under a protocol.
 
-    ``python train.py`` starts ``Trainer(devices=...)`` workers, as often as the script says so
-    itself; under ``paceline launch --workers 2 train.py`` it takes part in that run. The script's
-    process then waits for the workers and ends with them: what follows ``fit`` runs in them alone.
+    ``python train.py`` starts ``Trainer(devices=...)`` workers; the script's process then waits for
+    them and ends with them, so only the workers run what follows ``fit``. Under
+    ``paceline launch --workers 2 train.py`` it takes part in that run.
 
     Args:
-        protocol: when gradients are combined: ``full-sync``, ``k-batch-async:3``, ...; None: what
-            the run has, full-sync where nothing is said.
+        protocol: when gradients are combined: ``full-sync``, ``k-batch-async:3``, ...; None: the
+            run's, by default full-sync.
         batch: "global": the train loader's batch size is what an update averages; "per-worker": it
             is one mini-batch (what it means under DDP).
-        settings: any other setting of a run, as of ``paceline.train`` (``staleness="inverse"``).
+        settings: any other setting of a run, as for ``paceline.train`` (``staleness="inverse"``).
 
     Raises:
-        ConfigError: Lightning's version, a protocol or a setting is none that can be carried, or
-            the process is a rank of torchrun, srun or mpirun; it is named. What a module or a
-            Trainer cannot have is refused before the first step.
+        ConfigError: Lightning's version, the protocol or a setting is not supported, or
+            the process is a rank of torchrun, srun or mpirun; it is named. Unsupported features of
+            a module or a Trainer are refused before the first step.
 
     Example::
 
@@ -73,7 +73,7 @@ class PacelineStrategy(Strategy):
         self._starter = Starter(protocol, settings)
         self._batch = batch
         self._is_training = False
-        """Whether the prepared loader is iterated: then nobody waits for the others' word."""
+        """Whether the prepared loader is iterated: workers then do not wait for each other."""
         self._has_prepared = self._is_over = self.is_each_its_own = False
         self._num_words = 0
         # The Trainer fills these.
@@ -85,12 +85,12 @@ class PacelineStrategy(Strategy):
 
     @property
     def is_launched(self) -> bool:
-        """Whether this process is a worker of a run, and not the script by itself."""
+        """Whether this process is a worker of a run, not the script alone."""
         return self.pace.context.run_dir is not None
 
     @property
     def is_distributed(self) -> bool:
-        """Whether ``self.log(..., sync_dist=True)`` asks this strategy."""
+        """Whether ``self.log(..., sync_dist=True)`` uses this strategy."""
         return self.world_size > 1
 
     @property
@@ -118,7 +118,7 @@ class PacelineStrategy(Strategy):
         return self.pace.device if self.is_launched else self.parallel_devices[0]
 
     def set_world_ranks(self) -> None:
-        """Who logs and prints; asked again each epoch, since the main worker may die."""
+        """Set which worker logs and prints; again each epoch, since the main worker may die."""
         rank_zero_only.rank = self.global_rank
 
     def _configure_launcher(self) -> None:
@@ -130,7 +130,7 @@ class PacelineStrategy(Strategy):
     # -- what is trained ------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
-        # Batches are handed out to workers, and what is evaluated is evaluated whole.
+        # Batches are handed out to workers, and each evaluation is whole.
         trainer._accelerator_connector.use_distributed_sampler = False
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
@@ -138,15 +138,15 @@ class PacelineStrategy(Strategy):
         refuse_what_is_not_carried(trainer, self._layer_sync, self.num_nodes)
         trainer.fit_loop = self._take_over(trainer)
         super().setup(trainer)
-        own = [one for one in self.optimizers if not isinstance(one, _MockOptimizer)]
+        own = [each for each in self.optimizers if not isinstance(each, _MockOptimizer)]
         if len(own) != 1:
             raise ConfigError(
-                f"configure_optimizers() gave {len(own)} optimizers; PacelineStrategy carries "
+                f"configure_optimizers() gave {len(own)} optimizers; PacelineStrategy supports "
                 "exactly one: give it all parameters, in groups where they differ"
             )
 
     def _take_over(self, trainer: Trainer) -> FitLoop:
-        """The loops of a run, in the place of the Trainer's own."""
+        """The loops of a run, which replace the Trainer's own."""
         loop = FitLoop(trainer, self.pace)
         loop._data_source = trainer.fit_loop._data_source
         loop.epoch_loop.val_loop = trainer.fit_loop.epoch_loop.val_loop
@@ -173,23 +173,23 @@ class PacelineStrategy(Strategy):
         return TrainData(sole_loader(dataloader), parts)
 
     def prepare(self, loader: DataLoader[Any]) -> Any:
-        """Everything takes part in the run from now on; the loader that the loop goes over.
+        """Prepare all objects; returns the loader for the loop.
 
         Raises:
-            ConfigError: this is the second time, or something cannot be carried.
+            ConfigError: it is called a second time, or something is not supported.
         """
         if self._has_prepared:
             raise ConfigError(
-                "the Trainer begins to fit a second time, and a run trains once: leave out "
+                "the Trainer begins to fit a second time, but a run trains once: leave out "
                 "LearningRateFinder and BatchSizeFinder, or train longer with more max_epochs"
             )
-        schedulers = [one.scheduler for one in self.lr_scheduler_configs]
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         module, optimizer = self.lightning_module, self.optimizers[0]
         _, _, prepared, *_ = self.pace.prepare(
             module, optimizer, loader, *schedulers, batch=self._batch
         )
         self._has_prepared = True
-        if self.is_launched:  # the launcher hears of signals, and says what follows
+        if self.is_launched:  # the launcher handles signals
             module.trainer._signal_connector.teardown()
         return prepared
 
@@ -200,23 +200,23 @@ class PacelineStrategy(Strategy):
         model: object = None,
         **kwargs: Any,
     ) -> Any:
-        """The closure computes the gradient; then the step pushes it, and calls nothing again."""
+        """Compute the gradient by the closure, then push it; the step calls nothing again."""
         loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
         optimizer.step(**kwargs)
         return loss
 
     def begin_epoch(self) -> None:
-        """From here on workers go each at their own pace."""
+        """Begin an epoch, in which each worker goes at its own pace."""
         self._is_training = True
         self.set_world_ranks()
 
     def end_epoch(self) -> None:
-        """All workers come here, and hold one version then."""
+        """End the epoch: all workers call this, and then hold one version."""
         self._is_training = False
         self.pace.sum(0)
 
     def end(self) -> None:
-        """Training is over; nothing is said between workers any more."""
+        """End training: workers communicate no more."""
         self._is_training, self._is_over = False, True
 
     # -- among workers --------------------------------------------------------------------------
@@ -227,9 +227,9 @@ class PacelineStrategy(Strategy):
         return not is_apart and self.world_size > 1
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Over all workers between epochs; inside one a worker's own value stands for itself.
+        """Reduce over all workers between epochs; inside an epoch return the worker's own value.
 
-        So it does in validation, which every worker makes of all samples.
+        Likewise in validation, which every worker runs on all samples.
         """
         trainer = self.lightning_module.trainer
         if trainer.evaluating or trainer.sanity_checking:
@@ -241,27 +241,27 @@ class PacelineStrategy(Strategy):
             return tensor
         if name not in (*_MEANS, "sum"):
             raise ConfigError(
-                f"a value cannot be reduced over workers by {name!r}; by 'mean' or 'sum', or "
-                "without sync_dist=True: validation gives every worker the same"
+                f"a value cannot be reduced over workers by {name!r}; use 'mean' or 'sum', or "
+                "leave out sync_dist=True: validation gives every worker the same"
             )
         total = self.pace.sum(tensor.detach().cpu().double())
         if name in _MEANS:
             total = total / self.pace.sum(1)
-            if not tensor.is_floating_point():  # samples, of which workers have had unlike many
+            if not tensor.is_floating_point():  # numbers of samples, which differ between workers
                 return total.to(tensor.device)
         return total.to(tensor)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Inside an epoch it is each worker's own."""
+        """Vote over all workers; inside an epoch each decides for itself."""
         if not self._can_sum:
             return decision
         votes = self.pace.sum(decision)
         return votes == self.pace.sum(1) if all else votes > 0
 
     def barrier(self, name: str | None = None) -> None:
-        """Inside an epoch nobody waits: a checkpoint is the main worker's alone.
+        """Wait for all workers, but not inside an epoch: only the main worker writes checkpoints.
 
-        Behind the training all come by where a file was saved, and may read it then.
+        After training all wait where a file is saved, and may then read it.
         """
         is_saved = self._is_over and name == "Trainer.save_checkpoint" and self.world_size > 1
         if self._can_sum:
@@ -271,16 +271,16 @@ class PacelineStrategy(Strategy):
                 pass
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The main worker's word to all, as JSON carries it; inside an epoch each has its own.
+        """Send the main worker's value to all as JSON; inside an epoch each keeps its own.
 
         Raises:
-            ConfigError: JSON would not give back what it is, or another worker is to speak.
+            ConfigError: JSON cannot hold the value, or ``src`` is not the main worker.
         """
         if self._is_training or self._is_over or self.world_size == 1:
             return obj
         text = _as_json(obj)
         if src != 0:
-            raise ConfigError(f"broadcast(src={src}): the word is the main worker's, src=0")
+            raise ConfigError(f"broadcast(src={src}): only the main worker broadcasts, src=0")
         self._num_words += 1
         path = Path(self.pace.context.run_dir or ".") / "logs" / f"word-{self._num_words}.json"
         with self.pace.once() as is_first:
@@ -289,19 +289,19 @@ class PacelineStrategy(Strategy):
         return json.loads(path.read_text())
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """(...) -> (workers that are alive, ...), between epochs.
+        """Stack the tensors of all live workers, between epochs.
 
         Raises:
             ConfigError: inside an epoch, where workers are at different batches.
         """
         if self.world_size == 1:
             return tensor
-        if not self._has_prepared or self._is_over:  # all evaluate the same, and say nothing
+        if not self._has_prepared or self._is_over:  # all evaluate the same samples
             return torch.stack([tensor] * self.world_size)
         if not self._can_sum or sync_grads:
             raise ConfigError(
-                "all_gather() waits for all workers, who are at different batches inside an epoch; "
-                "gather in on_train_epoch_end() or in validation, without sync_grads"
+                "all_gather() waits for all workers, which are at different batches inside an "
+                "epoch; gather in on_train_epoch_end() or in validation, without sync_grads"
             )
         slots = torch.zeros(self.world_size, *tensor.shape, dtype=torch.float64)
         slots[self.pace.worker] = tensor.detach()
@@ -317,10 +317,10 @@ class PacelineStrategy(Strategy):
         self.model.to(self.root_device)
 
     def teardown(self) -> None:
-        with contextlib.suppress(AttributeError):  # of the class they are as they were
+        with contextlib.suppress(AttributeError):  # the methods of the class are back then
             del self.precision_plugin.clip_grad_by_norm, self.precision_plugin.clip_grad_by_value
         own: list[Optimizer] = self._optimizers
-        self.optimizers = []  # their state is the run's by now
+        self.optimizers = []  # their state is the run's now
         super().teardown()
         self.optimizers = own
 
@@ -330,7 +330,7 @@ def _own_pace() -> Pace:
     rank = None if is_started() else find_rank(os.environ)
     if rank is not None:
         raise ConfigError(
-            f"PacelineStrategy takes no part in what torchrun, srun or mpirun begins, and this is "
+            f"PacelineStrategy does not support torchrun, srun or mpirun, and this is "
             f"rank {rank.rank} of {rank.size}: start the script by python, with "
             f"Trainer(devices={rank.size}), or by paceline launch --workers {rank.size} SCRIPT"
         )
@@ -338,12 +338,12 @@ def _own_pace() -> Pace:
 
 
 def _as_json(obj: object) -> str:
-    """Raise ConfigError where reading it would give something else."""
+    """The object as JSON. ConfigError: reading it would give something else."""
     with contextlib.suppress(TypeError, ValueError):
         text = json.dumps(obj)
         if repr(json.loads(text)) == repr(obj):
             return text
     raise ConfigError(
-        f"broadcast() carries what JSON does, and {type(obj).__name__} comes back as something "
-        "else, or not at all: texts, numbers, lists, and dicts whose keys are texts"
+        f"broadcast() sends JSON, which cannot hold a {type(obj).__name__}: send strings, "
+        "numbers, lists, and dicts with string keys"
     )

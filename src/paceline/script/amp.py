@@ -6,8 +6,8 @@
     pace.clip_grad_norm_(...)         of gradients that are unscaled
     optimizer.step()                  unscales, skips an update that overflowed; the scale follows
 
-bf16 has the range of fp32, so nothing is scaled. For fp16 the scaler is torch's own and goes the
-way of a user's (``script/grad_scaler.py``). This module must not know what a scaler keeps inside,
+bf16 has the range of fp32, so nothing is scaled. For fp16 the scaler is torch's own, treated
+like a user's (``script/grad_scaler.py``). This module must not know what a scaler keeps inside,
 nor what goes with a push.
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; PyTorch documentation,
@@ -34,7 +34,7 @@ class Amp:
             script.
 
     Attributes:
-        is_waiting: whether the gradients are those of a scaled loss that nobody stepped with yet.
+        is_waiting: whether the gradients are those of a scaled loss and not used by a step yet.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device, precision: str | None) -> None:
@@ -50,9 +50,9 @@ class Amp:
             _check(device, precision)
 
     def autocast(self, dtype: torch.dtype | None) -> torch.autocast:
-        """The context of a forward pass; ``dtype`` where the script insists on one."""
+        """The context of a forward pass; ``dtype`` replaces the chosen precision."""
         self._was_used = True
-        names = {one: name for name, one in DTYPES.items()}
+        names = {kind: name for name, kind in DTYPES.items()}
         precision = self._chosen or "bf16"
         if dtype is not None:
             if dtype not in names:
@@ -62,11 +62,11 @@ class Amp:
         return autocast(self._device, precision)
 
     def backward(self, loss: Tensor) -> Tensor:
-        """Differentiate, outside autocast; returns the loss that was: the scaled one, if it is."""
+        """Differentiate, outside autocast; returns the loss, scaled where it is."""
         if self._dtype is torch.float16:
             if self._num_optimizers > 1:
                 raise ConfigError(
-                    "pace.backward(loss) scales fp16 losses for one optimizer, and "
+                    "pace.backward(loss) scales fp16 losses for one optimizer, but "
                     f"{self._num_optimizers} were prepared: use bf16, pace.autocast(torch.bfloat16)"
                 )
             if self._scaler is None:
@@ -82,11 +82,11 @@ class Amp:
 
     @property
     def has_scaled(self) -> bool:
-        """Whether ``backward`` scales the losses: an overflow is its business, not the script's."""
+        """Whether ``backward`` scales the losses, and so handles overflows, not the script."""
         return self._scaler is not None
 
     def unscale(self) -> float:
-        """Unscale the gradients now, before they are clipped; the scale that they had."""
+        """Unscale the gradients now, before they are clipped; returns their scale."""
         if not self.is_waiting or self._scaler is None:
             return 1.0
         scale = self._scaler.get_scale()
@@ -94,14 +94,14 @@ class Amp:
         return scale
 
     def step(self) -> None:
-        """``optimizer.step()`` of gradients that are scaled: by way of the scaler."""
+        """Step on scaled gradients, through the scaler."""
         assert self._scaler is not None
         self.is_waiting = False
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
     def check(self, optimizer: Optimizer) -> None:
-        """Refuse a setting that the script does not follow; ``optimizer`` steps now.
+        """Check that the script uses the chosen precision; ``optimizer`` steps now.
 
         Raises:
             ConfigError: it computes without ``pace.autocast()``, or in fp16 without a scaler.
@@ -123,10 +123,10 @@ class Amp:
 
 
 def _check(device: torch.device, precision: str) -> None:
-    """Whether this device can compute in it.
+    """Check the device.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot compute in this precision.
     """
     is_right = precision != "bf16" or device.type != "cuda" or torch.cuda.is_bf16_supported()
     with warnings.catch_warnings():

@@ -8,9 +8,9 @@
       full-sync                  its own step in every worker, on the mean of all gradients:
                                  closure -> own gradient -> mean over all workers -> optimizer
 
-In the last, a worker that has no mini-batch of a version steps all the same, with a closure that
-only takes the means (``exchange/lockstep.py``), so that its optimizer stays what all others are.
-Above 300 lines, since which steps are carried and how they are made are read together.
+In the last, a worker without a mini-batch of a version steps all the same, with a closure that
+only takes the means (``exchange/lockstep.py``), so that its optimizer stays equal to the others'.
+Above 300 lines, since which steps are supported and how they are made are read together.
 This module must not know how means are made.
 """
 
@@ -45,7 +45,7 @@ NOTE_OF_CLOSURES = (
     "the optimizer itself; each evaluation of a step "
     "averages the gradients and the loss of all workers, and the steps of a block are one version"
 )
-"""For the plan: what a step is that all workers make together."""
+"""A note for the plan on steps that all workers make together."""
 
 
 def calls_once(optimizer: Optimizer) -> bool:
@@ -62,27 +62,27 @@ def context_with(
     has_others: bool,
     is_split: bool = False,
 ) -> Context:
-    """The context of a run whose optimizers call the model again, or have hooks; else as it is.
+    """The context, changed for optimizers that call the model again, or have hooks.
 
     Args:
-        asked: whether ``prepare`` was told that they call it again.
+        asked: whether ``prepare`` got ``closures=True``.
         has_others: whether a coordinator hands out the work.
         is_split: whether each worker has a part of the model.
 
     Raises:
-        ConfigError: the protocol, or a setting, cannot be had with it.
+        ConfigError: the protocol, or a setting, is not possible with them.
     """
-    has_lbfgs = any(isinstance(one, LBFGS) for one in optimizers)
+    has_lbfgs = any(isinstance(optimizer, LBFGS) for optimizer in optimizers)
     if not (has_lbfgs or asked):
-        is_carried = has_others and not context.is_difference
-        if is_carried and any(has_hooks(one) for one in optimizers):
+        is_pushed = has_others and not context.is_difference
+        if is_pushed and any(has_hooks(optimizer) for optimizer in optimizers):
             return _with_hooks(context)
-        return _with_own(context, optimizers, is_split=is_split) if is_carried else context
+        return _with_own(context, optimizers, is_split=is_split) if is_pushed else context
     name = "LBFGS" if has_lbfgs else "closures=True"
     if context.nonfinite == "skip":
         raise ConfigError(
-            f"{name}: a step calls the model several times, and --nonfinite skip cannot leave out "
-            "a part of it; leave that setting out"
+            f"{name}: a step calls the model several times, and --nonfinite skip cannot skip a "
+            "part of it; leave that setting out"
         )
     if context.fast == "auto":
         raise ConfigError(
@@ -94,45 +94,45 @@ def context_with(
     if not context.is_spmd:
         raise ConfigError(
             f"{name}: a step may call the model several times, each time at other weights, and "
-            f"under {context.protocol} workers stand at different ones; use --protocol full-sync "
+            f"under {context.protocol} workers have different ones; use --protocol full-sync "
             "(all workers make each step together) or --protocol local-sgd:1"
         )
     return replace(context, steps_together=True, is_difference=True)
 
 
 def _with_hooks(context: Context) -> Context:
-    """Of several workers whose optimizers have step hooks, which belong to whole steps."""
+    """The context for optimizers with step hooks, which need whole steps in every worker."""
     if not context.is_spmd:
         raise ConfigError(
-            f"an optimizer has step hooks, and under {context.protocol} an update is made by "
-            "whoever comes last, on a part of the parameters; use --protocol full-sync (all "
+            f"an optimizer has step hooks, but under {context.protocol} the worker that comes last "
+            "makes an update, on a part of the parameters; use --protocol full-sync (all "
             "workers make each step together) or --protocol local-sgd:1"
         )
     if context.nonfinite == "skip" or context.fast == "auto":
         setting = "--fast auto" if context.fast == "auto" else "--nonfinite skip"
         raise ConfigError(
-            f"{setting} with step hooks of an optimizer, which all workers make together, is not "
-            "carried; leave that setting out, or use --protocol local-sgd:1"
+            f"{setting} is not supported with step hooks of an optimizer, whose steps all workers "
+            "make together; leave that setting out, or use --protocol local-sgd:1"
         )
     return replace(context, steps_together=True, is_difference=True)
 
 
 def _with_own(context: Context, optimizers: Sequence[Optimizer], *, is_split: bool) -> Context:
-    """Of several workers with an optimizer of the user's own, some of which need whole steps."""
-    for one in optimizers:
-        memory, name = own_memory(one), type(one).__name__
-        if is_split and memory.startswith("self.") and not inner_of(one):
+    """The context for optimizers of the user's own, some of which need whole steps."""
+    for optimizer in optimizers:
+        memory, name = own_memory(optimizer), type(optimizer).__name__
+        if is_split and memory.startswith("self.") and not inner_of(optimizer):
             memory = ""  # each part has one twin, which makes all of its steps
         if memory and not context.is_spmd:
-            raise _refused_memory(one, memory, context)
-        if not context.is_spmd or not (memory or reads_others(one)):
+            raise _refused_memory(optimizer, memory, context)
+        if not context.is_spmd or not (memory or reads_others(optimizer)):
             continue
         if context.nonfinite == "skip" or context.fast == "auto":
             setting = "--fast auto" if context.fast == "auto" else "--nonfinite skip"
             what = f"keeps {memory} from step to step" if memory else "looks at all its parameters"
             raise ConfigError(
-                f"{setting} with {name}, which {what} and is stepped by all workers together, is "
-                "not carried; leave that setting out, or use --protocol local-sgd:1"
+                f"{setting} is not supported with {name}, which {what} and is stepped by all "
+                "workers together; leave that setting out, or use --protocol local-sgd:1"
             )
         return replace(context, steps_together=True, is_difference=True)
     return context
@@ -146,17 +146,17 @@ def _refused_memory(optimizer: Optimizer, memory: str, context: Context) -> Conf
     if inner_of(optimizer):
         does, instead = f"steps another optimizer, {memory}", "write its step without one"
     return ConfigError(
-        f"{type(optimizer).__name__} {does}, and under {context.protocol} an update is made by "
-        f"whoever comes last, who has another: {instead}, or use --protocol full-sync (all "
-        "workers make each step together) or --protocol local-sgd:1"
+        f"{type(optimizer).__name__} {does}, but under {context.protocol} the worker that "
+        f"comes last makes an update, with a value of its own: {instead}, or use "
+        "--protocol full-sync (all workers make each step together) or --protocol local-sgd:1"
     )
 
 
 class OwnSteps:
-    """The steps that the user's optimizers make here, in this worker.
+    """The steps that the user's optimizers make in this worker.
 
     Args:
-        own_step: of each optimizer, torch's method.
+        own_step: the original ``step`` of each optimizer.
     """
 
     def __init__(
@@ -178,16 +178,16 @@ class OwnSteps:
     # -- before the step ------------------------------------------------------------------------
 
     def calls_first(self, part: int) -> bool:
-        """Whether a closure is called once, before a step that is taken as without one.
+        """Whether the closure is called once, before a step without one.
 
         Raises:
-            ConfigError: it may call the closure more than once, and that is not carried here.
+            ConfigError: it may call the closure more than once, and that is not supported here.
         """
         optimizer = self._optimizers[part]
         if (accumulation := self._loop.accumulation) is not None:
             raise ConfigError(
                 f"optimizer.step(closure) with accumulate {accumulation.num_batches}: a closure "
-                "makes the gradients of its own batch anew in each step; call it before, and "
+                "recomputes the gradients of its own batch in each step; call it first, and then "
                 "optimizer.step() without one"
             )
         if self.is_together:
@@ -197,24 +197,24 @@ class OwnSteps:
         if self._member is not None and not self._context.is_difference:
             raise ConfigError(
                 f"optimizer.step(closure): {type(optimizer).__name__} may call the model several "
-                "times a step; say so to carry it under full-sync or local-sgd: "
-                "pace.prepare(..., closures=True); torch's own optimizers need no more than this, "
-                "since they call it once"
+                "times a step; to allow it under full-sync or local-sgd: "
+                "pace.prepare(..., closures=True); torch's own optimizers need no flag, since "
+                "they call it once"
             )
         if self._context.nonfinite == "skip":
             raise ConfigError(
                 f"optimizer.step(closure): {type(optimizer).__name__} may call the model several "
-                "times a step, and --nonfinite skip cannot leave out a part of it; leave that "
+                "times a step, and --nonfinite skip cannot skip a part of it; leave that "
                 "setting out"
             )
         return False
 
     def check(self, part: int, closure: Closure | None) -> None:
-        """Before anything is computed. ConfigError: LBFGS has no closure, or a scaler steps it."""
+        """Check a step before it. ConfigError: LBFGS has no closure, or a scaler steps it."""
         optimizer = self._optimizers[part]
         if closure is None and isinstance(optimizer, LBFGS):
             raise ConfigError(
-                "LBFGS calls the model several times a step, and this loop gives it no closure: "
+                "LBFGS calls the model several times a step, but this loop gives it no closure: "
                 "optimizer.step(closure), with zero_grad(), the loss and its backward() in it"
             )
         if closure is not None or self.is_together:
@@ -224,14 +224,14 @@ class OwnSteps:
         has_scaler = getattr(optimizer, "found_inf", None) is not None
         if has_scaler or self._gradients.amp.is_waiting:
             raise ConfigError(
-                "a step that may call the model several times takes no scaled losses: leave the "
-                "GradScaler out, and use bf16: pace.autocast(torch.bfloat16)"
+                "a step that may call the model several times takes no scaled losses: leave out "
+                "the GradScaler, and use bf16: pace.autocast(torch.bfloat16)"
             )
 
     # -- the step -------------------------------------------------------------------------------
 
     def make(self, part: int, closure: Closure | None) -> Any:
-        """The optimizer's own step, and what it returns."""
+        """Make the optimizer's own step; return its result."""
         if self.is_together:
             self._average(Stage.STEPS if closure is None else Stage.ENTERS, part)
         return self._step(part, *([] if closure is None else [self._evaluated(part, closure)]))
@@ -254,7 +254,7 @@ class OwnSteps:
 
         def evaluate(*arguments: Any, **options: Any) -> Any:
             if edits is not None:
-                edits.explained()  # what the optimizer itself has done with the mean
+                edits.explained()  # changes that the optimizer itself made to the mean
             loss = closure(*arguments, **options)
             self._refuse_scaled(self._optimizers[part])
             if self.is_together:
@@ -266,7 +266,7 @@ class OwnSteps:
         return evaluate
 
     def _mean(self, part: int, loss: Any) -> Any:
-        """Of the losses of all members; ``.grad`` is the mean of their gradients from here on."""
+        """The mean loss of all members; ``.grad`` is the mean of their gradients from here on."""
         value = math.nan if loss is None else float(getattr(loss, "detach", lambda: loss)())
         mean = self._average(Stage.EVALUATED, part, value)
         if isinstance(loss, Tensor):
@@ -274,7 +274,7 @@ class OwnSteps:
         return None if loss is None else mean
 
     def clip(self) -> None:
-        """What is clipped is the mean."""
+        """Make ``.grad`` the mean, before it is clipped."""
         self._average(Stage.CLIPS, 0)
 
     def _average(self, stage: Stage, part: int, loss: float = math.nan) -> float:
@@ -283,8 +283,8 @@ class OwnSteps:
         assert edits is not None
         if current is None or current.is_called_off:
             raise ConfigError(
-                "gradients were clipped outside the prepared loader: there is no mini-batch that "
-                "they could be of"
+                "gradients were clipped outside the prepared loader's loop, where they belong to "
+                "no mini-batch"
             )
         edits.check()
         self._refuse_not_finite(part)
@@ -293,17 +293,17 @@ class OwnSteps:
         return mean
 
     def _refuse_not_finite(self, part: int) -> None:
-        """Raise WorkerError where an evaluation came to a gradient that is no number."""
+        """Raise WorkerError where an evaluation gave a gradient that is not finite."""
         if (name := self._gradients.first_not_finite(part)) is None:
             return
         exchange, loss = self._exchange, self._gradients.loss
-        found = None if loss is None else float(loss)
-        raise not_finite(exchange.seat, name, exchange.version, exchange.version, found)
+        value = None if loss is None else float(loss)
+        raise not_finite(exchange.seat, name, exchange.version, exchange.version, value)
 
     # -- without a mini-batch -------------------------------------------------------------------
 
     def follow(self, part: int, *, has_closure: bool) -> None:
-        """The step that the others make, of whose version this member has no mini-batch."""
+        """Make the step of the others, in a version of which this member has no mini-batch."""
         member = self._member
         assert member is not None
         if not has_closure:

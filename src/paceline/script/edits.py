@@ -1,13 +1,13 @@
 """Changes of gradients between backward and push: found, explained or refused.
 
-    backward | hooks: every gradient into its place, its counter kept | -> what is looked at
+    backward | hooks: every gradient into its place, its counter kept | -> what is checked
     GradScaler.unscale_, `with edits.allowed():`, zeros, None            explained
     clip_grad_norm_ of torch's own, p.grad.mul_, p.grad = ...            refused at the push
-    p.grad.data.clamp_, p.grad.numpy()[...]                              counted by nobody: a sum
+    p.grad.data.clamp_, p.grad.numpy()[...]                              not counted: a sum finds it
 
-Each worker holds one part of the gradient that is averaged; what is done to the part is not what
-the same line does to the whole, unless it is linear, which nobody can see. Torch counts changes of
-a tensor (``_version``) but not those behind its back, so a stretch of the gradients is summed after
+Each worker holds one part of the gradient that is averaged. A change of the part has not the effect
+that the same line has on the whole, unless it is linear, which cannot be detected. Torch counts
+changes of a tensor (``_version``) but not all, so a stretch of the gradients is summed after
 backward and again at the push: all of them where they are few, else another stretch each time.
 This module must not know who averages, nor what a step is.
 """
@@ -21,15 +21,15 @@ from ..replica.own_gradients import OwnGradients
 from ..replica.replica import Replica
 
 _STRETCH_BYTES = 512 * 1024
-"""Summed twice a step, which with all else takes 50 us (results/edits.md)."""
+"""Summed twice a step, which takes 50 us in all (results/edits.md)."""
 
 
 class Edits:
     """Watches the gradients of one member.
 
     Args:
-        replica: its hooks are registered; or those of `OwnGradients`.
-        is_refused: whether an update averages several parts; if not, every change is right.
+        replica: a replica, or `OwnGradients`, with its hooks registered.
+        is_refused: whether an update averages several parts; if not, every change is allowed.
     """
 
     def __init__(self, replica: Replica | OwnGradients, *, is_refused: bool) -> None:
@@ -37,7 +37,7 @@ class Edits:
         self._is_refused = is_refused
         self._is_open = False
         self.is_final = False
-        """Whether the gradient was given away to be clipped: nothing may be added to it."""
+        """Whether the gradient is to be clipped at the push: nothing may be added to it."""
         self._stretches = cycle(_stretches(replica))
         self._stretch = next(self._stretches)
         self._sum: int | None = None  # of the stretch, when it was looked at last
@@ -55,14 +55,14 @@ class Edits:
         self.check()
 
     def after_backward(self) -> None:
-        """What is there now is the worker's own."""
+        """Take the current gradients as the worker's own."""
         self._look()
 
     def check(self) -> None:
-        """Find what was changed since.
+        """Find changes since the last look.
 
         Raises:
-            ConfigError: something was, and it cannot be known to commute with averaging.
+            ConfigError: there is one, which may not commute with averaging.
         """
         if self._is_open:
             return
@@ -80,7 +80,7 @@ class Edits:
             raise _refusal("")
 
     def explained(self) -> None:
-        """What was changed since may stand: it is taken over."""
+        """Accept all changes so far."""
         self._take_over()
         self._look()
 
@@ -92,18 +92,18 @@ class Edits:
                 replica.take_over(number, gradient)
 
     def pushed(self) -> None:
-        """What is left in ``.grad`` is no longer looked after, until something is added to it."""
+        """Stop checking ``.grad`` until something is added to it."""
         self._take_over()
         self.is_final, self._sum = False, None
         self._stretch = next(self._stretches)
 
     def dropped(self) -> None:
-        """The work does not count; its gradients are gone."""
+        """Forget the gradients: the work does not count."""
         self.is_final, self._sum = False, None
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """What is changed inside is meant, and acts on this worker's own part."""
+        """Accept changes made inside, which act on this worker's own part."""
         if self.is_final:
             raise ConfigError(
                 "pace.edit_gradients() comes after pace.clip_grad_norm_ or pace.clip_grad_value_, "
@@ -125,18 +125,18 @@ class Edits:
         self._sum = self._summed() if self._is_refused else None
 
     def _summed(self) -> int:
-        """Of the bits, eight bytes at a time: faster than floats, and nan is a number like any."""
+        """The sum of the bits, eight bytes at a time: faster than floats; nan is no problem."""
         return self._replica.summed(*self._stretch)
 
 
 def _refusal(name: str) -> ConfigError:
     which = f"the gradient of {name!r} was" if name else "gradients were"
     return ConfigError(
-        f"{which} changed between backward() and optimizer.step(), and here an update averages "
+        f"{which} changed between backward() and optimizer.step(), but here an update averages "
         "several such gradients, each of a part of the batch: to clip the average write "
         "pace.clip_grad_norm_(model.parameters(), max_norm) or "
-        "pace.clip_grad_value_(model.parameters(), clip_value); to change each part by itself, put "
-        "the change into `with pace.edit_gradients():`"
+        "pace.clip_grad_value_(model.parameters(), clip_value); to change each part separately, "
+        "put the change into `with pace.edit_gradients():`"
     )
 
 

@@ -1,13 +1,13 @@
-"""Sums over what a loader gives: by one worker as plain PyTorch has it, by several in parts.
+"""Sums over what a loader gives: one worker as in plain PyTorch, several in parts.
 
     one worker    for batch in loader -> fn -> totals
-    several       loader's positions, drawn once and alike -> ranges -> whoever is free: batch, fn
+    several       loader's positions, drawn once and alike -> ranges -> any free worker: batch, fn
     a split model                                          -> every n-th range each: all compute
 
-Each range has its own random state, so the totals do not depend on who counted it, and afterwards
-every generator stands where it stood. A loader's own workers fetch its ranges, some of them ahead.
-A bit above 300 lines, since what is fetched, counted and checked is one evaluation. This module
-must not know how ranges are shared out.
+Each range has its own random state, so the totals do not depend on which worker counted it, and
+afterwards every generator is as it was before. A loader's own workers fetch its ranges, some of
+them ahead. A bit above 300 lines, since what is fetched, counted and checked is one evaluation.
+This module must not know how ranges are shared out.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from .second_loader import SecondLoader
 
 Counts = Callable[[Any], Mapping[str, tuple[Any, Any]]]
 _RANGE_SALT = 6
-_RETURNS = 'let it return {"loss": (loss.item() * len(targets), len(targets))}, or the like'
+_EXAMPLE = 'let it return {"loss": (loss.item() * len(targets), len(targets))}, or similar'
 
 
 class Evaluation:
-    """How a worker evaluates.
+    """Evaluates in one worker.
 
     Args:
-        prepared: what was given to ``prepare``; None: it was not called yet.
+        prepared: the objects of ``prepare``; None: it was not called yet.
         seed: of the run.
         device: where this worker computes.
     """
@@ -73,13 +73,13 @@ class Evaluation:
             return self._plainly(fn, loader)
         if self._prepared is None:
             raise ConfigError(
-                "pace.evaluate() was called before pace.prepare(): several workers cannot share "
-                "it before they hold the same model; prepare first"
+                "pace.evaluate() was called before pace.prepare(): several workers can share it "
+                "only when they hold the same model; prepare first"
             )
         if isinstance(loader.dataset, IterableDataset):
             raise ConfigError(
-                f"{type(loader.dataset).__name__} is an iterable data set: several workers cannot "
-                "share its samples out to evaluate them; make it map-style (__len__ and "
+                f"{type(loader.dataset).__name__} is an iterable data set, whose samples several "
+                "workers cannot share out to evaluate them; make it map-style (__len__ and "
                 "__getitem__), or use one worker"
             )
         refuse_shares(loader)
@@ -87,24 +87,24 @@ class Evaluation:
         return self._in_parts(fn, loader)
 
     def _plainly(self, fn: Counts, loader: DataLoader[Any]) -> Totals:
-        """The user's own loader from end to end; for the run it is one range."""
-        own = LocalRanges([])
+        """The totals of the user's own loader from end to end; for the run it is one range."""
+        ranges = LocalRanges([])
         num_batches = 0
         with self._evaluating():
             for batch in loader:
                 self._exchange.beat()
-                own.report(_checked(fn(to_device(batch, self._device))))
+                ranges.report(_checked(fn(to_device(batch, self._device))))
                 num_batches += 1
         if not num_batches:
             raise _empty(loader)
-        totals = own.totals()
+        totals = ranges.totals()
         prepared = self._prepared
         if self._exchange.shared and prepared and not prepared.loop.is_iterating:
-            census = self._exchange.census(1, 1)  # so that the run hears of them
+            census = self._exchange.census(1, 1)  # to report the totals to the run
             while census.next() is not None:
                 census.report(totals)
             return census.totals()
-        return self._told(totals)
+        return self._reported(totals)
 
     def _in_parts(self, fn: Counts, loader: DataLoader[Any]) -> Totals:
         version = self._exchange.version
@@ -113,31 +113,31 @@ class Evaluation:
         batches = RangeBatches(loader, order, mix(self._seed, version, _RANGE_SALT))
         census = self._census(loader, order, ends, batches.num_ahead)
         with kept_random_state(), self._evaluating(), contextlib.closing(batches):
-            while (one := census.next()) is not None:
+            while (bounds := census.next()) is not None:
                 self._exchange.beat()
-                batch = batches.load(one, census.ahead())
+                batch = batches.load(bounds, census.ahead())
                 census.report(_checked(fn(to_device(batch, self._device))))
         totals = census.totals()
         if isinstance(census, PartRanges):
             return self._of_all(totals, order)
-        return self._told(totals) if isinstance(census, LocalRanges) else totals
+        return self._reported(totals) if isinstance(census, LocalRanges) else totals
 
     def _of_all(self, totals: Totals, order: EpochOrder) -> Totals:
-        """Where a model is split: what all have counted; for the run it is one range."""
+        """The totals of all workers, where a model is split; for the run it is one range."""
         shared = self._exchange.shared
         assert shared is not None
         assert shared.ranks is not None
         shared.come_to_end(End.EVALUATION)
-        own = LocalRanges([])
-        for one in tell_all(shared.ranks.everyone, totals):
-            own.report({name: (pair[0], pair[1]) for name, pair in one.items()})
+        ranges = LocalRanges([])
+        for counts in tell_all(shared.ranks.everyone, totals):
+            ranges.report({name: (pair[0], pair[1]) for name, pair in counts.items()})
         census = shared.census(1, 1, None, order.fingerprint())
         while census.next() is not None:
-            census.report(own.totals())
+            census.report(ranges.totals())
         return census.totals()
 
-    def _told(self, totals: Totals) -> Totals:
-        """What this worker has evaluated by itself, which the run hears of."""
+    def _reported(self, totals: Totals) -> Totals:
+        """Report to the run what this worker has evaluated alone."""
         if self._exchange.shared is None or self._prepared is not None:
             self._exchange.measured(totals)
         return totals
@@ -145,29 +145,29 @@ class Evaluation:
     def _census(
         self, loader: DataLoader[Any], order: EpochOrder, ends: list[int] | None, num_ahead: int
     ) -> EvaluationRanges:
-        """All ranges for a worker inside its epoch; between epochs they are shared out.
+        """The ranges to count: all inside this worker's epoch; between epochs they are shared.
 
         Args:
-            num_ahead: that a worker can fetch meanwhile; it has no more than its part of them.
+            num_ahead: ranges that a worker can fetch ahead; it gets no more than its part.
         """
-        num, size = len(order.indices), loader.batch_size or 1
+        num_samples, size = len(order.indices), loader.batch_size or 1
         if ends is None and loader.drop_last:
-            num -= num % size
-        if not num:
+            num_samples -= num_samples % size
+        if not num_samples:
             raise _empty(loader)
         assert self._prepared is not None
         shared = self._exchange.shared
         if self._prepared.loop.is_iterating or shared is None:
-            return LocalRanges(ranges_of(num, size, ends))
-        ranges = ranges_of(num, size, ends)
+            return LocalRanges(ranges_of(num_samples, size, ends))
+        ranges = ranges_of(num_samples, size, ends)
         if shared.hooks.spread is not None:
             return PartRanges(ranges[shared.seat :: shared.num_workers])
         ahead = min(num_ahead, -(-len(ranges) // shared.num_workers) - 1)
-        return shared.census(num, size, ends, order.fingerprint(), ahead)
+        return shared.census(num_samples, size, ends, order.fingerprint(), ahead)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """No gradients, every module in evaluation mode; afterwards each in its own again."""
+        """Without gradients, every module in evaluation mode; restores each mode afterwards."""
         if self._prepared is None:
             with torch.no_grad():
                 yield
@@ -179,33 +179,33 @@ class Evaluation:
                 yield
         finally:
             modes.put_back()
-            for one, before in weights:
-                if not torch.equal(one, before):
-                    one.data.copy_(before)
+            for weight, before in weights:
+                if not torch.equal(weight, before):
+                    weight.data.copy_(before)
 
     def _merged_weights(self, prepared: Prepared) -> list[tuple[nn.Parameter, Tensor]]:
         """Weights that a layer may merge for evaluation, and their values.
 
-        Taken out again they differ in their last digits, which no update has made. Inside an epoch
-        others may read them meanwhile, and of a split model not all are here: there they are looked
-        at as anywhere.
+        Unmerged they differ in their last digits, which no update has changed. Inside an epoch
+        other workers may read them meanwhile, and of a split model not all are here: there they
+        are checked as usual.
         """
         is_split = prepared.spread is not None
         if self._exchange.shared is None or is_split or prepared.loop.is_iterating:
             return []
-        own = [one for one in prepared.whole.modules() if has_own_modes(one)]
-        held = {id(weight): weight for one in own for weight in one.parameters()}
-        return [(one, one.detach().clone()) for one in held.values()]
+        merging = [module for module in prepared.whole.modules() if has_own_modes(module)]
+        held = {id(weight): weight for module in merging for weight in module.parameters()}
+        return [(weight, weight.detach().clone()) for weight in held.values()]
 
 
 class RangeBatches:
     """The batches of ranges, from the loader's own workers where it has any.
 
-    This process then opens none of the data set's files, which workers that are forked later would
-    share. Random numbers are those of the range, whoever draws them.
+    This process then opens none of the data set's files, which workers forked later would
+    share. Random numbers are those of the range, whichever process draws them.
 
     Args:
-        order: says which samples lie at the positions.
+        order: the samples at the positions.
         seed: of this evaluation.
 
     Attributes:
@@ -221,14 +221,14 @@ class RangeBatches:
         self.num_ahead = num_workers * prefetch
         self._asked: set[tuple[int, int]] = set()
 
-    def load(self, one: tuple[int, int], ahead: Iterable[tuple[int, int]]) -> Any:
-        """The batch of a range; this process draws on from its random state.
+    def load(self, bounds: tuple[int, int], ahead: Iterable[tuple[int, int]]) -> Any:
+        """The batch of a range; this process continues from the range's random state.
 
         Args:
             ahead: the ranges that come next.
         """
-        batch = self._fetched([one, *islice(ahead, self.num_ahead)]) if self._workers else None
-        indices = self._indices(one)
+        batch = self._fetched([bounds, *islice(ahead, self.num_ahead)]) if self._workers else None
+        indices = self._indices(bounds)
         seed_all(indices.seed)
         if batch is not None:
             return batch
@@ -239,47 +239,47 @@ class RangeBatches:
         return collate(fetch(dataset, indices))
 
     def close(self) -> None:
-        """There are no more."""
+        """End the loader's workers."""
         self._workers.close()
 
     def _fetched(self, ranges: list[tuple[int, int]]) -> Any:
-        """The batch of the first, from the workers, which fetch the others next."""
-        new = [one for one in ranges if one not in self._asked]
+        """The batch of the first range, from the workers, which fetch the others next."""
+        new = [bounds for bounds in ranges if bounds not in self._asked]
         self._asked.update(new)
-        self._workers.ask([(_lease(one), self._indices(one)) for one in new])
+        self._workers.ask([(_lease(bounds), self._indices(bounds)) for bounds in new])
         return self._workers.take(_lease(ranges[0]))
 
-    def _indices(self, one: tuple[int, int]) -> Indices:
-        indices = Indices(self._order.indices[slice(*one)])
-        indices.seed = mix(self._seed, one[0])
+    def _indices(self, bounds: tuple[int, int]) -> Indices:
+        indices = Indices(self._order.indices[slice(*bounds)])
+        indices.seed = mix(self._seed, bounds[0])
         return indices
 
 
-def _lease(one: tuple[int, int]) -> Lease:
-    return Lease(0, 0, *one)
+def _lease(bounds: tuple[int, int]) -> Lease:
+    return Lease(0, 0, *bounds)
 
 
 def _empty(loader: DataLoader[Any]) -> ConfigError:
-    why = "fewer samples than one batch, drop_last=True" if loader.drop_last else "no samples"
-    return ConfigError(f"the loader to evaluate on gives no batch ({why})")
+    reason = "fewer samples than one batch, drop_last=True" if loader.drop_last else "no samples"
+    return ConfigError(f"the loader to evaluate on gives no batch ({reason})")
 
 
 # -- what the user's function returns ------------------------------------------------------------
 
 
-def _checked(found: Any) -> Totals:
-    """Per name the sum and the number of samples, or what to write instead."""
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"pace.evaluate: fn(batch) returned {_kind(found)}; {_RETURNS}")
+def _checked(returned: Any) -> Totals:
+    """Per name the sum and the number of samples. ConfigError: ``fn`` returned something else."""
+    if not isinstance(returned, Mapping):
+        raise ConfigError(f"pace.evaluate: fn(batch) returned {_kind(returned)}; {_EXAMPLE}")
     totals = {}
-    for name, pair in found.items():
+    for name, pair in returned.items():
         if not isinstance(name, str):
-            raise ConfigError(f"pace.evaluate: fn's names must be texts, got {name!r}")
+            raise ConfigError(f"pace.evaluate: fn's names must be strings, got {name!r}")
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             hint = "" if isinstance(pair, tuple | list) else "it looks like a mean or one sum: "
             raise ConfigError(
                 f"pace.evaluate: fn must return (sum over samples, number of samples) for "
-                f"{name!r}: {_kind(pair)} was returned; {hint}{_RETURNS}"
+                f"{name!r}: {_kind(pair)} was returned; {hint}{_EXAMPLE}"
             )
         count = _number(pair[1], f"number of samples of {name!r}")
         if not 0 <= count < math.inf:
@@ -289,8 +289,8 @@ def _checked(found: Any) -> Totals:
 
 
 def _number(value: Any, what: str) -> float:
-    is_whole = not isinstance(value, Tensor) or value.numel() == 1
-    if is_whole and not isinstance(value, str | bytes):
+    is_one = not isinstance(value, Tensor) or value.numel() == 1
+    if is_one and not isinstance(value, str | bytes):
         with contextlib.suppress(TypeError, ValueError):
             return float(value)
     raise ConfigError(

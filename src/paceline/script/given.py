@@ -1,11 +1,11 @@
 """State dicts that the script was given: copies, and whether it has written to one.
 
     model.state_dict()            copies: others write the weights meanwhile
-    state["0.weight"].copy_(...)  in plain PyTorch the model is written
-    model.load_state_dict(state)  here, too: nothing is lost
+    state["0.weight"].copy_(...)  in plain PyTorch this writes to the model
+    model.load_state_dict(state)  this does here, too: nothing is lost
 
-A write that did not come to the model is refused by name, with the next push or as an epoch begins.
-What watches a copy shares its counter of changes, and not its memory. This module must not know
+A write that did not reach the model is refused by name, at the next push or when an epoch begins.
+The watcher of a copy shares its counter of changes, not its memory. This module must not know
 pushes or epochs.
 """
 
@@ -24,7 +24,7 @@ class _Copy(NamedTuple):
 
     Attributes:
         counter: a tensor without memory that counts the copy's changes.
-        version: of the parameter's own counter, when it was copied.
+        version: the parameter's own counter when it was copied.
     """
 
     name: str
@@ -39,15 +39,15 @@ class GivenStates:
 
     def __init__(self) -> None:
         self._new: list[_Copy] = []
-        """Those of the last state dict, and those that were written before."""
+        """Copies of the last state dict, and those that were written before."""
         self._kept: list[_Copy] = []
-        """Those before, that the script keeps."""
+        """Earlier copies that the script keeps."""
 
     def give(self, module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
-        """The script gets these copies.
+        """Register copies that the script gets.
 
         Args:
-            prefix: of its names, before those of the module's parameters.
+            prefix: of the names in ``state``, before those of the module's parameters.
         """
         self._part()
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -59,10 +59,10 @@ class GivenStates:
                 self._new.append(copied)
 
     def check(self) -> None:
-        """Of the last state dict nothing was written that has not come to the model.
+        """Check that no write to the last state dict has missed the model.
 
         Raises:
-            ConfigError: something was; the parameter is named.
+            ConfigError: one has; the parameter is named.
         """
         if self._new:
             self._part()
@@ -70,24 +70,24 @@ class GivenStates:
             self._new = []
 
     def check_all(self) -> None:
-        """Look for what was written into the last state dict or any copy that the script keeps."""
+        """Check the last state dict and every copy that the script keeps."""
         self.check()
-        self._judge([one for one in self._kept if one.counter._version])
+        self._judge([copy for copy in self._kept if copy.counter._version])
 
     def _part(self) -> None:
-        """Those that were not written count from now on only where they are kept."""
-        unwritten = [one for one in (*self._kept, *self._new) if not one.counter._version]
-        self._new = [one for one in self._new if one.counter._version]
-        self._kept = [one for one in unwritten if one.tensor() is not None]
+        """Move copies that were not written to the kept ones, if the script still has them."""
+        unwritten = [copy for copy in (*self._kept, *self._new) if not copy.counter._version]
+        self._new = [copy for copy in self._new if copy.counter._version]
+        self._kept = [copy for copy in unwritten if copy.tensor() is not None]
 
     def _judge(self, written: list[_Copy]) -> None:
-        for one in written:
-            copy = one.tensor()
-            if one.parameter._version == one.version and (
-                copy is None or not torch.equal(copy, one.parameter.detach())
+        for copy in written:
+            tensor = copy.tensor()
+            if copy.parameter._version == copy.version and (
+                tensor is None or not torch.equal(tensor, copy.parameter.detach())
             ):
                 raise ConfigError(
-                    f"state_dict()[{one.name!r}] was written to, and in a run it is a copy, which "
-                    "the model knows nothing of: write what the model is to have into the state "
-                    "dict, and then model.load_state_dict(state)"
+                    f"state_dict()[{copy.name!r}] was written to, but in a run it is a copy, and "
+                    "the model does not change with it: write to the state dict, and then call "
+                    "model.load_state_dict(state)"
                 )

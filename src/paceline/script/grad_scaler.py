@@ -3,13 +3,13 @@
     scaler.step(optimizer)    pushes; the gradients are unscaled with the scale of their own loss
                               read: work.inv_scale, work.found_inf
     scaler.update()           the scaler takes over the scale that came with the version
-    a step that was left      follow: the scale of the version that was pulled instead
+    a superseded step         follow: the scale of the version that was pulled instead
 
-Its scale and its overflow go with the push, one scale for all workers, which is data of a version;
-under local-sgd, and with one worker, it is the member's own.
+Its scale and its overflow are part of the push: one scale for all workers, which is data of a
+version; under local-sgd, and with one worker, it is the member's own.
 
 A scaler that has unscaled an optimizer's gradients refuses to do it again before ``step``; a
-superseded step never reaches it, so its stage must begin again. This module must not know why a
+superseded step never reaches it, so its stage must be reset. This module must not know why a
 step was left, nor who brings a scale forward.
 """
 
@@ -58,13 +58,13 @@ def tell_of_unscaling(before: Callable[[], None], after: Callable[[], None]) -> 
 
 
 def hold_updates(is_held: Callable[[], bool]) -> None:
-    """Where the last step of this member was set aside, a scaler's ``update()`` waits for it."""
+    """Defer a scaler's ``update()`` while the last step of this member is set aside."""
     _used.is_held = is_held
     GradScaler.update = _held_update  # type: ignore[method-assign]  # scripts call it, and workers must agree first
 
 
 def leave_scalers() -> None:
-    """The scalers of this member are plain ones again, and nobody is told of what they do."""
+    """Make the scalers of this member plain ones again, and stop watching them."""
     for scaler in _used.scalers:
         for name in ("update", "load_state_dict"):
             vars(scaler).pop(name, None)
@@ -88,7 +88,7 @@ def _watched_unscale(self: GradScaler, *arguments: Any, **options: Any) -> Any:
 
 
 def _watched_scale(self: GradScaler, outputs: Any) -> Any:
-    if self.is_enabled():  # one that is not keeps nothing
+    if self.is_enabled():  # a disabled one has no state
         _used.scalers.add(self)
     if _used.first is not None and self.is_enabled():
         first, _used.first = _used.first, None
@@ -124,10 +124,10 @@ class Scaling:
         GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]  # the same
 
     def read(self, work: Work, optimizer: Optimizer) -> None:
-        """Put what a GradScaler left on the optimizer, which steps now, into ``work``.
+        """Copy what a GradScaler left on the optimizer, which steps now, into ``work``.
 
         Raises:
-            ConfigError: several optimizers are stepped so, where all workers have one scale.
+            ConfigError: a scaler steps several optimizers, where all workers have one scale.
         """
         found = getattr(optimizer, "found_inf", None)
         scale = getattr(optimizer, "grad_scale", None)
@@ -135,7 +135,7 @@ class Scaling:
             if len(self._optimizers) > 1 and self._sharing is not None:
                 raise ConfigError(
                     "a GradScaler steps one of several optimizers, and its scale would grow with "
-                    "each of their steps: several workers carry that under local-sgd only; use "
+                    "each of their steps: several workers support that under local-sgd only; use "
                     "bf16, pace.autocast(torch.bfloat16), which needs no scaler"
                 )
             work.found_inf = bool(found)
@@ -147,7 +147,7 @@ class Scaling:
             self._unscale(work.inv_scale, optimizer)
 
     def let_overflow(self, optimizer: Optimizer) -> None:
-        """A part of the gradient that it steps on now has overflowed, and its scaler hears it."""
+        """Tell the scaler that a part of the optimizer's gradient has overflowed."""
         for scaler in _used.scalers:
             state = scaler._per_optimizer_states.get(id(optimizer))
             for found in () if state is None else state["found_inf_per_device"].values():
@@ -156,14 +156,14 @@ class Scaling:
             optimizer.found_inf = torch.ones_like(found)  # type: ignore[attr-defined]  # it asks
 
     def remember(self) -> dict[str, Any] | None:
-        """The scale that the next step begins with; None: nobody scales."""
+        """The scale that the next step begins with; None: there is no scaler."""
         scale = self._exchange.scale
         if scale is None and (scaler := _only_scaler()) is not None:
             scale = _scale_after_update(scaler)
         return None if scale is None else asdict(scale)
 
     def go_on(self, saved: dict[str, Any] | None) -> None:
-        """Begin with what ``remember`` gave."""
+        """Restore what ``remember`` returned."""
         if saved is None:
             return
         scale = LossScale(**saved)
@@ -172,7 +172,7 @@ class Scaling:
             exchange.first_scale = scale
 
     def follow(self) -> None:
-        """Take over the scale of the version that is held now."""
+        """Take over the scale of the current version."""
         scale = self._exchange.scale
         if scale is None:
             return
@@ -182,16 +182,16 @@ class Scaling:
             _follow(self._scaler, scale)
 
     def reset(self) -> None:
-        """A step was left: the stage of every live scaler is put back to the beginning."""
+        """Reset the stage of every live scaler, after a step that was left."""
         scalers = list(_used.scalers) if _used.scalers else ()
-        for one in self._optimizers:
-            for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
-                one.__dict__.pop(name, None)
+        for optimizer in self._optimizers:
+            for name in ("grad_scale", "found_inf"):  # a scaler multiplies with an old value
+                optimizer.__dict__.pop(name, None)
             for scaler in scalers:
-                scaler._per_optimizer_states.pop(id(one), None)
+                scaler._per_optimizer_states.pop(id(optimizer), None)
 
     def _unscale(self, inv_scale: float, optimizer: Optimizer) -> None:
-        """For a step here: torch's own optimizers would refuse what the scaler left on them."""
+        """Unscale for a local step: torch's own optimizers refuse what a scaler left on them."""
         for name in ("grad_scale", "found_inf"):
             if name in optimizer.__dict__:
                 setattr(optimizer, name, None)
@@ -202,18 +202,18 @@ class Scaling:
                     parameter.grad.mul_(inv_scale)
 
     def _share(self, optimizer: Optimizer) -> None:
-        """The scaler that steps now follows the run's scale."""
+        """Let the scaler that steps now follow the run's scale."""
         if (exchange := self._sharing) is None:
             return
-        states = ((one, one._per_optimizer_states) for one in _used.scalers)
-        stepping = [one for one, of in states if id(optimizer) in of]
+        states = ((scaler, scaler._per_optimizer_states) for scaler in _used.scalers)
+        stepping = [scaler for scaler, optimizers in states if id(optimizer) in optimizers]
         if stepping and stepping[0] is not self._scaler:
             exchange.offer_scale(_read_scaler(stepping[0]))
             self._adopt(stepping[0])
 
     @property
     def _sharing(self) -> StoreExchange | None:
-        """Where all workers have one scale."""
+        """The exchange, where all workers share one scale; else None."""
         exchange = self._exchange.shared
         is_shared = exchange is not None and exchange.num_workers > 1 and not self._is_local
         return exchange if is_shared else None
@@ -224,13 +224,13 @@ class Scaling:
 
 
 def _only_scaler() -> GradScaler | None:
-    """The one scaler of this member that has scaled a loss; it may not have stepped yet."""
-    used = [one for one in _used.scalers if one.is_enabled()]
+    """The only scaler of this member that has scaled a loss; it may not have stepped yet."""
+    used = [scaler for scaler in _used.scalers if scaler.is_enabled()]
     return used[0] if len(used) == 1 else None
 
 
 def _read_scaler(scaler: GradScaler) -> LossScale:
-    """Its scale as it stands."""
+    """Its current scale."""
     return LossScale(
         value=scaler.get_scale(),
         growth_tracker=scaler._get_growth_tracker(),
@@ -241,18 +241,18 @@ def _read_scaler(scaler: GradScaler) -> LossScale:
 
 
 def _scale_after_update(scaler: GradScaler) -> LossScale:
-    """Its scale as it will stand after ``scaler.update()``, where that is still to come."""
+    """Its scale after ``scaler.update()``, if that call is still to come."""
     scale = _read_scaler(scaler)
     states = scaler._per_optimizer_states.values()
     if not states:
         return scale
-    found = (float(one) for state in states for one in state["found_inf_per_device"].values())
-    overflow = 1 if any(found) else NO_OVERFLOW
+    flags = (float(flag) for state in states for flag in state["found_inf_per_device"].values())
+    overflow = 1 if any(flags) else NO_OVERFLOW
     return scale.after(1, is_update=True, overflow_version=overflow)
 
 
 def _share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> None:
-    """From now on the scale is the run's: ``update`` takes over what ``read`` gives."""
+    """Let the scaler use the run's scale: ``update`` takes over what ``read`` returns."""
 
     def update(_: GradScaler, new_scale: Any = None) -> None:
         if new_scale is not None:

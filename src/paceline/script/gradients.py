@@ -1,9 +1,9 @@
 """The gradients of one member between backward and push: scaled, clipped, watched, or dropped.
 
-    backward -> [ unscale -> edit -> clip ] -> asked: what the push brings along -> pushed
+    backward -> [ unscale -> edit -> clip ] -> asked: the work of the push -> pushed
                       called off, given back, zeroed -> drop, take_back
 
-Clipping as a loop asks for it is of this worker's own gradient, or of the average:
+A loop clips either this worker's own gradient or the average:
 
     where the loop's optimizer steps here       torch's own function, at once
     (one plain worker, local-sgd)
@@ -37,20 +37,20 @@ from .patches import note_backward
 
 
 class LocalGradients:
-    """What lies in ``.grad`` of one model.
+    """The gradients of one model.
 
     Args:
-        optimizer: of several the joint one.
+        optimizer: the joint one, of several.
         precision: of forward passes, see `Amp`.
         is_local: whether the user's optimizer steps on this member's own gradients.
-        is_whole: whether a push is an update: of several optimizers each is clipped at once then.
+        is_whole: whether a push is an update; each of several optimizers is then clipped at once.
 
     Attributes:
-        device: where they lie.
-        loss: of the last backward pass, which the next push reports; None: nobody recorded one.
-        edits: what finds changes on the way; None: every change is right.
-        accumulation: of an update that several steps of the loop make; None: each makes one.
-        own_of: of what a script gives to clip, what lies here; another one where a model is split.
+        device: the device of the gradients.
+        loss: of the last backward pass, which the next push reports; None: none was recorded.
+        edits: finds changes between backward and push; None: every change is allowed.
+        accumulation: collects the steps of one update; None: each step is an update.
+        own_of: selects from the parameters to clip those held here; differs where a model is split.
         aside: gradients of several optimizers that are not pushed together; None: all are.
     """
 
@@ -84,15 +84,15 @@ class LocalGradients:
         """See ``Pace.backward``."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             is_tensor = isinstance(loss, Tensor)
-            found = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else repr(loss)
+            kind = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else repr(loss)
             raise ConfigError(
                 "the loss must be a tensor with one number, as torch's losses return it, got "
-                f"{found:.60}; leave out .item() or float(), and take the mean of many"
+                f"{kind:.60}; leave out .item() or float(), and take the mean of several"
             )
         self.loss = self.amp.backward(loss).detach()
 
     def watch(self, replica: Replica, *, is_refused: bool) -> None:
-        """Find what changes a gradient on its way, but for a scaler; see `Edits`."""
+        """Find changes to gradients before their push, except a scaler's; see `Edits`."""
         if len(self._optimizers) > 1:
             self.aside = SetAside(replica, self._optimizers)
         self._watch(Edits(replica, is_refused=is_refused), replica)
@@ -101,7 +101,7 @@ class LocalGradients:
         """Watch gradients where the optimizer steps here, on the mean of all members'.
 
         Args:
-            average: makes ``.grad`` the mean, for what is clipped.
+            average: makes ``.grad`` the mean, before clipping.
         """
         self._average = average
         self._watch(Edits(OwnGradients(replica), is_refused=True), replica)
@@ -117,7 +117,7 @@ class LocalGradients:
         tell_of_unscaling(edits.check, edits.explained)
 
     def accumulate(self, accumulation: Accumulation) -> None:
-        """Steps of the loop are set aside there; where nobody watches, it finds changes itself."""
+        """Let ``accumulation`` set steps aside; without ``edits`` it finds changes itself."""
         self.accumulation = accumulation
         hold_updates(lambda: accumulation.is_held)
         if self.edits is None:
@@ -125,37 +125,37 @@ class LocalGradients:
             tell_of_unscaling(lambda: None, accumulation.take_over)
 
     def hold(self, part: int) -> None:
-        """Set aside what this optimizer would step on; nothing of it is clipped."""
+        """Set aside the gradients that this optimizer would step on, without clipping."""
         assert self.accumulation is not None
         self.accumulation.hold(part, self._optimizers[part])
         self.take_back(part if len(self._optimizers) > 1 else None)
 
     def join(self, part: int) -> float | None:
-        """Make ``.grad`` the mean of all that was set aside; what it weighs, None: as always."""
+        """Make ``.grad`` the mean of what was set aside; its weight, None: the default."""
         if self.accumulation is None:
             return None
         optimizer = self._optimizers[part]
-        found = self.accumulation.joined(part, optimizer)
-        if found.has_overflowed:
+        mean = self.accumulation.joined(part, optimizer)
+        if mean.has_overflowed:
             self.scaling.let_overflow(optimizer)
         if self.edits is not None:
             self.edits.explained()
         self.accumulation.stepped()
-        return found.weight
+        return mean.weight
 
     # -- the push -------------------------------------------------------------------------------
 
     def set_aside(self, part: int) -> None:
-        """This optimizer has stepped, and the push is made when the block ends."""
+        """Set aside the step of this optimizer; the push is made when the block ends."""
         assert self.aside is not None
         self.aside.take(part)
         self._look_on(self.aside.stepped)
 
     def asked(self, stepped: int = 1) -> Work:
-        """What the push that is made now asks for, and the loss that it reports.
+        """The work of the next push: its clips, and the loss that it reports.
 
         Args:
-            stepped: the optimizers that it is a step of, a bit each.
+            stepped: the optimizers that step, a bit each.
         """
         loss = math.nan if self.loss is None else float(self.loss)
         work = Work(clip=self._clips.take(stepped), loss=loss)
@@ -165,28 +165,28 @@ class LocalGradients:
         return work
 
     def pushed(self, norm: float) -> None:
-        """The update that used the push had this norm; nan: none has yet."""
+        """Fill in the norm of the update that used the push; nan: none has yet."""
         self._clips.fill(norm)
         self._look_on(0)
 
     def _look_on(self, stepped: int) -> None:
-        """These have stepped; to what others are to clip nothing may be added."""
+        """Note these steps; gradients that others are to clip must not be added to."""
         if self.edits is not None:
             self.edits.pushed()
             self.edits.is_final = self._clips.waits(stepped)
 
     def take_back(self, part: int | None = None) -> None:
-        """There is nothing that could be clipped, or must not change; or nothing of ``part``."""
+        """Forget pending clips and checks; of ``part`` only, if it is given."""
         mask = -1 if part is None else 1 << part
         if self.aside is not None and part is not None:
-            mask &= ~self.aside.stepped  # that is pushed all the same
+            mask &= ~self.aside.stepped  # those are pushed all the same
         self._clips.drop(mask)
         if self.edits is not None:
             self.edits.dropped()
             self.edits.is_final = self._clips.waits()
 
     def drop(self) -> None:
-        """Forget them: the work does not count."""
+        """Forget all gradients: the work does not count."""
         if self.aside is not None:
             self.aside.drop()
         self.loss = None
@@ -197,29 +197,29 @@ class LocalGradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    # -- what they are --------------------------------------------------------------------------
+    # -- values ---------------------------------------------------------------------------------
 
     def are_there(self) -> bool:
         """Whether anything is accumulated; on accelerators, whether there is memory for it."""
-        grads = (one.grad for one in self._parameters if one.grad is not None)
-        return any(one.device.type != "cpu" or bool(one.any()) for one in grads)
+        grads = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
+        return any(grad.device.type != "cpu" or bool(grad.any()) for grad in grads)
 
     def first_not_finite(self, part: int) -> str | None:
-        """The parameter whose gradient holds inf or nan, which sums spread; None: none does.
+        """The first parameter whose gradient holds inf or nan; None: none does.
 
         Args:
-            part: of several optimizers the one whose gradients count.
+            part: which of several optimizers.
         """
         is_only = len(self._optimizers) == 1
-        mine = self._parameters if is_only else parameters_of(self._optimizers[part])
-        sums = [p.grad.sum() for p in mine if p.grad is not None]
+        own = self._parameters if is_only else parameters_of(self._optimizers[part])
+        sums = [p.grad.sum() for p in own if p.grad is not None]
         if self.device.type != "cpu":  # each number that is read waits for the device
-            sums = [torch.stack([one.abs().float() for one in sums]).sum()] if sums else []
-        if all(cmath.isfinite(one.item()) for one in sums):
+            sums = [torch.stack([value.abs().float() for value in sums]).sum()] if sums else []
+        if all(cmath.isfinite(value.item()) for value in sums):
             return None
-        steps = {*map(id, mine)}
+        own_ids = {*map(id, own)}
         for name, parameter in self._model.named_parameters():  # or a sum was too large
-            if id(parameter) not in steps or parameter.grad is None:
+            if id(parameter) not in own_ids or parameter.grad is None:
                 continue
             if not bool(torch.isfinite(parameter.grad).all()):
                 return name
@@ -262,7 +262,7 @@ class LocalGradients:
         self._give_away()
 
     def _clips_now(self, parameters: list[Tensor]) -> bool:
-        """Whether an update comes next; what is clipped here is what it steps on then."""
+        """Whether an update comes next; joins the gradients that are clipped here."""
         if self._clips_here:
             self._unscale()
         accumulation = self.accumulation
@@ -273,20 +273,20 @@ class LocalGradients:
         return accumulation.join_for(parameters, self._optimizers)
 
     def _take_over(self) -> None:
-        """What was clipped here is no change of the loop's own."""
+        """Accept clipping done here: it is not a change by the loop."""
         if self.accumulation is not None:
             self.accumulation.take_over()
         if self._average is not _nothing and self.edits is not None:
             self.edits.explained()
 
     def _give_away(self) -> None:
-        """To be clipped: nothing may be added to what is there."""
+        """Note a pending clip: nothing may be added to these gradients."""
         if self.edits is not None:
             self.edits.is_final = True
 
 
 def _listed(parameters: Any) -> list[Tensor]:
-    """As torch's own functions take them: one, or any number, which are gone through once."""
+    """One tensor or an iterable, as torch's own functions take them, as a list."""
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 

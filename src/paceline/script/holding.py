@@ -4,11 +4,11 @@
                               |                       |
                               | the next is asked for | the block ends without a step
                               v                       v
-                           unused                accumulated: rides on the next push
+                           unused                accumulated: part of the next push
 
-A holding is what one ticket has: the leases that came to the loop, in order, and what was done with
-each. It says what a push carries, what of it stays for a later one, and when local steps are done.
-``zero_grad`` makes what was accumulated unused, as in plain PyTorch. This module must not know
+A holding has the leases of one ticket that came to the loop, in order, and what was done with
+each. It decides what a push carries, what stays for a later one, and when local steps are done.
+``zero_grad`` drops what was accumulated, as in plain PyTorch. This module must not know
 exchanges, tensors or loaders.
 """
 
@@ -24,16 +24,16 @@ from ..exchange.base import Work
 
 @dataclass(slots=True)
 class Held:
-    """One mini-batch in the loop's hands.
+    """One mini-batch that the loop has taken.
 
     Attributes:
-        num_samples: in it: positions of the lease, or what came of a stream.
-        has_gradient: whether a gradient of it lies in ``.grad``, or is in a push.
-        num_steps: calls of ``optimizer.step`` since the loop has it.
-        weight: what it weighs in an update; None: its samples.
+        num_samples: positions of the lease, or samples that a stream gave.
+        has_gradient: whether its gradient is in ``.grad``, or in a push.
+        num_steps: calls of ``optimizer.step`` since the loop took it.
+        weight: its weight in an update; None: its samples.
         is_used: whether a step has used that gradient, here or as a push.
         is_closed: whether its block has ended, or the loop asked for the next.
-        is_called_off: whether it is another's by now, or was given back.
+        is_called_off: whether it is now another worker's, or was given back.
     """
 
     lease: Lease
@@ -47,7 +47,7 @@ class Held:
 
     @property
     def share(self) -> float:
-        """What it weighs where its gradient counts."""
+        """Its weight in an update."""
         return self.num_samples if self.weight is None else self.weight
 
 
@@ -55,22 +55,22 @@ class Holding:
     """The mini-batches of the work in flight.
 
     Args:
-        is_local: the user's optimizer steps here, and a push is a difference of parameters: it is
-            due when every lease of the grant has made its step or was left unused.
+        is_local: whether the user's optimizer steps here, and a push is a difference of parameters:
+            it is due when every lease of the grant has made its step or was left unused.
 
     Attributes:
-        current: what the loop has in its hands, or had last; None: nothing of this work.
+        current: the loop's newest mini-batch; None: none of this work.
         has_worked: whether a step block was begun, or a backward pass, since the epoch opened.
         has_stepped: whether a step block was begun since then, or a step of the optimizer.
         has_dropped: whether a gradient that no step had used was zeroed since then.
-        steps_a_batch: how often the script steps on a batch at most, as far as it is known.
+        steps_a_batch: the most steps on one batch that the script has made so far.
     """
 
     def __init__(self, *, is_local: bool) -> None:
         self._is_local = is_local
         self._grant: Grant | None = None
         self._coming: deque[Lease] = deque()
-        self._held: list[Held] = []  # of this ticket, or riding on the next
+        self._held: list[Held] = []  # of this ticket, or part of the next push
         self._num_granted = 0  # leases that came with this grant
         self._last = Work()
         self.current: Held | None = None
@@ -78,35 +78,36 @@ class Holding:
         self.open()
 
     def open(self) -> None:
-        """An epoch opens."""
+        """Start an epoch."""
         self.has_worked = self.has_stepped = self.has_dropped = False
 
     # -- grants and batches -----------------------------------------------------------------------
 
     def follow(self, grant: Grant | None) -> bool:
-        """This is the exchange's grant now; what came with it and is not here yet comes next.
+        """Take over the exchange's current grant; its leases that are not held yet come next.
 
-        False: what was held has gone to others meanwhile, since the push that kept it came late.
+        Returns:
+            False where what was held has gone to others, since the push that kept it came late.
         """
         if grant is self._grant:
             return True
         self._grant = grant
         leases = () if grant is None else grant.leases
-        known = {one.lease.id for one in self._held}
-        is_lost = grant is not None and not known.issubset(one.id for one in leases)
+        known = {held.lease.id for held in self._held}
+        is_lost = grant is not None and not known.issubset(lease.id for lease in leases)
         if is_lost:
             self.forget()
             self._grant, known = grant, set()
-        self._coming = deque(one for one in leases if one.id not in known)
+        self._coming = deque(lease for lease in leases if lease.id not in known)
         self._num_granted = len(self._coming)
         return not is_lost
 
     def add(self, lease: Lease) -> None:
-        """One more lease for this ticket."""
+        """Add a lease to this ticket."""
         self._coming.append(lease)
 
     def take(self) -> Lease | None:
-        """The next mini-batch for the loop; None: all of this grant are with it."""
+        """The next mini-batch for the loop; None: it has all of this grant."""
         if not self._coming:
             return None
         lease = self._coming.popleft()
@@ -115,7 +116,7 @@ class Holding:
         return self.current.lease
 
     def forget(self) -> None:
-        """The work was called off or given back: nothing of it is held any more."""
+        """Drop all work: it was called off or given back."""
         for one in self._held:
             one.is_called_off = True
         self._held.clear()
@@ -124,7 +125,7 @@ class Holding:
     # -- what the script does ---------------------------------------------------------------------
 
     def differentiated(self) -> None:
-        """A gradient of the current batch, and of others of its block, was added to ``.grad``."""
+        """Note that gradients of the current batch, and others of its block, are in ``.grad``."""
         self.has_worked = True
         if self.current is not None:
             self.current.has_gradient = True
@@ -132,7 +133,7 @@ class Holding:
             one.has_gradient = one.has_gradient or not one.is_closed
 
     def zeroed(self) -> None:
-        """``zero_grad``: of what no step has used nothing is left."""
+        """Note ``zero_grad``: gradients that no step has used are gone."""
         for one in self._held:
             self.has_dropped |= one.has_gradient and not one.is_used
             one.has_gradient = one.is_used
@@ -148,7 +149,7 @@ class Holding:
         return not self.has_stepped and (self.has_dropped or not self.has_worked)
 
     def stepped(self) -> int:
-        """``optimizer.step`` was called; how often now with the current batch in hand."""
+        """Note a call of ``optimizer.step``; the number of calls on the current batch."""
         assert self.current is not None
         self.differentiated()
         self.current.num_steps += 1
@@ -157,7 +158,7 @@ class Holding:
         return self.current.num_steps
 
     def close(self) -> bool:
-        """The current block has ended; whether local steps are due to be pushed."""
+        """End the current block; whether local steps are due to be pushed."""
         if self.current is not None:
             self.current.is_closed = True
             self.steps_a_batch = max(self.steps_a_batch, self.current.num_steps)
@@ -181,10 +182,10 @@ class Holding:
     # -- pushes -----------------------------------------------------------------------------------
 
     def work(self, *, keeps: bool = False) -> Work:
-        """What a push of all that was stepped on carries; what was not yet rides on the next.
+        """The work of a push of all batches that were stepped on; the rest joins the next.
 
         Args:
-            keeps: the script steps once more on it, so all leases stay.
+            keeps: whether the script steps once more on it, so all leases stay.
         """
         used = [one for one in self._held if one.is_used]
         work = Work(
@@ -197,14 +198,14 @@ class Holding:
         rest = [one for one in self._held if not one.is_used]
         work.kept = tuple(one.lease.id for one in rest if one.has_gradient)
         unused = [one.lease.id for one in rest if not one.has_gradient]
-        if not work.weight:  # nothing of it counts
+        if not work.weight:  # none of it counts
             work.num_samples = 0
             unused += [one.lease.id for one in used]
         work.unused = (*unused, *(one.id for one in self._coming))
         return work
 
     def again(self) -> Work:
-        """The last push once more, where a batch is stepped on more often than was expected.
+        """The work of the last push again, where a batch is stepped on more often than expected.
 
         Its own leases are done; those of the ticket, which came for the next batch, stay.
         """
@@ -212,14 +213,14 @@ class Holding:
         return Work(num_samples=self._last.num_samples, weight=self._last.weight, kept=ids)
 
     def pushed(self, work: Work) -> None:
-        """A push carried ``work``; what it kept is held on."""
+        """Note that a push carried ``work``; what it kept stays held."""
         if work.weight:
             self._last = work
         self._held = [one for one in self._held if one.lease.id in work.kept]
 
 
 class KeptPart:
-    """Holds a worker to one part of every batch, in order: a state may be carried along."""
+    """Holds a worker to one part of every batch, in order, so that it can carry a state."""
 
     def __init__(self) -> None:
         self._part: int | None = None
@@ -229,18 +230,18 @@ class KeptPart:
         self._epoch, self._last, self._batches = epoch, -1, batches
 
     def took(self, held: Held) -> None:
-        """The loop has this mini-batch now.
+        """Check the loop's new mini-batch.
 
         Raises:
-            ConfigError: it is another part than those before, or not of the batch that comes next.
+            ConfigError: it is another part than before, or not of the next batch.
         """
         lease, before = held.lease, self._last
         part, batch = self._batches.part_at(lease.start), self._batches.batch_at(lease.start)
         if self._part not in (None, part) or (before >= 0 and batch != before + 1):
             raise ConfigError(
                 f"prepare(sticky=True): this worker had part {self._part} of batch {before}, and "
-                f"is now given part {part} of batch {batch}, to which the state that it carries "
-                "does not belong; workers must all stay, and take each mini-batch once"
+                f"now got part {part} of batch {batch}, to which its state does not belong; "
+                "workers must all stay, and take each mini-batch once"
             )
         self._part, self._last = part, batch
 

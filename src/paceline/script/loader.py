@@ -1,12 +1,12 @@
-"""The batches of a script's loop: what ``prepare`` gives back for its loader.
+"""The batches of a script's loop: what ``prepare`` returns for its loader.
 
     several workers   exchange.grant() -> leases -> leased.fetch(lease) -> the loop's batch
     one worker        the user's own loader, batch for batch
-    up to a version   pass after pass, over a loader or over numbers in place of one
+    up to a version   pass after pass, over a loader or over numbers instead of one
 
 Inside its own loop, and where no gradients are made, it is the user's own loader, too: an
-evaluation over it, ``next(iter(loader))`` or ``list(loader)`` there take nothing from the run. This
-module must not know what a step does with a batch, nor how an exchange carries a push. Above
+evaluation over it, ``next(iter(loader))`` or ``list(loader)`` take nothing from the run there.
+This module must not know what a step does with a batch, nor how an exchange carries a push. Above
 300 lines, since a pass and the loop that counts passes are read together.
 """
 
@@ -30,18 +30,17 @@ from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..fields import count, integer
 from ..passes import Passes, is_far
-from ..replica.seeding import seed_all, step_seed
+from ..replica.seeding import kept_random_state, seed_all, step_seed
 from .accumulation import samples_in
 from .loop import TrainingLoop, to_device
 from .schedules import Schedules
 
 
 class OfLoader:
-    """What stands for a loader of the user's: what else that one has, it has, and what is assigned
-    to it is assigned to that one.
+    """Stands for a loader of the user's: other attributes are read from it and set on it.
 
     Attributes:
-        plain: the user's.
+        plain: the user's loader.
         OWN: names without an underscore that are kept here.
     """
 
@@ -62,10 +61,10 @@ class OfLoader:
 class PreparedLoader(OfLoader):
     """Iterates over the mini-batches that this worker is granted, epoch by epoch.
 
-    ``len`` is the number of batches an epoch, which is that of updates but for ``accumulate``.
+    ``len`` is the number of batches in an epoch, which without ``accumulate`` is that of updates.
 
     Args:
-        num_batches: of an epoch of the user's own loader, as it is now.
+        num_batches: in an epoch of the user's own loader, as it is now.
     """
 
     OWN = frozenset(
@@ -86,17 +85,17 @@ class PreparedLoader(OfLoader):
         self._num_batches = num_batches
         self.passes = passes
         self.plain = loop.leased.loader
-        """The loader that was prepared, for a look at a batch beside the loop."""
+        """The loader that was prepared, to look at a batch outside the loop."""
         self.most_batches: int | None = None
         """Of a pass, where the script counts updates."""
         self.asked_epochs: int | None = None
-        """How many were asked for beside the script."""
+        """The number of epochs that the command line asks for."""
         self._knows_place = False
-        """Whether the script knew where it goes on before this pass began."""
+        """Whether the script knew where it resumes before this pass began."""
         self.has_opened = False
-        """Whether a pass was made in this worker's life."""
+        """Whether this worker has made a pass in its life."""
         self.last_uneven = -1
-        """The last pass that was left early, or had another number of batches than usual."""
+        """The last pass that was left early, or had an unusual number of batches."""
 
         self._cut_as = _cuts(self.plain)
         vars(self)["batch_size"] = shape.batch_size // self._num_each * loop.leased.samples_each
@@ -114,12 +113,12 @@ class PreparedLoader(OfLoader):
 
     @property
     def is_stream(self) -> bool:
-        """Whether nobody knows how long a pass is."""
+        """Whether the length of a pass is unknown."""
         return isinstance(self.plain.dataset, IterableDataset)
 
     @property
     def has_numbers(self) -> bool:
-        """Whether the script has no loader: these are the numbers of its draws."""
+        """Whether the script has no loader, and these are the numbers of its draws."""
         return isinstance(self.plain.sampler, Numbers)
 
     @property
@@ -129,13 +128,13 @@ class PreparedLoader(OfLoader):
 
     @property
     def usual_batches(self) -> Batches:
-        """Of a whole pass, where they are not the batch sampler's."""
+        """The batches of a whole pass, where the user's batch sampler does not make them."""
         return self._shape.batches()
 
     def __len__(self) -> int:
         is_alone = self._loop.is_alone
         if self.is_stream or (is_alone and not self.has_numbers):
-            return len(self.plain)  # which alone may change from pass to pass
+            return len(self.plain)  # with one worker, it may change from pass to pass
         if self.has_own_batches or is_alone:
             return self._num_batches
         if self._loop.accumulation is not None:
@@ -144,62 +143,61 @@ class PreparedLoader(OfLoader):
 
     @property
     def _num_each(self) -> int:
-        """Batches an update."""
+        """Batches in an update."""
         accumulation = self._loop.accumulation
         return 1 if accumulation is None else accumulation.num_batches
 
     @property
     def num_updates(self) -> int:
-        """Of a whole pass, or of each member's local steps."""
+        """Updates in a whole pass, or local steps of each member."""
         num_batches = self._num_batches if self._loop.is_alone else len(self)
         return -(-num_batches // self._num_each)
 
     def __iter__(self) -> Iterator[Any]:
-        loop, own = self._loop, list[weakref.ref[Generator[Any, None, None]]]()
+        loop, iterations = self._loop, list[weakref.ref[Generator[Any, None, None]]]()
         is_beside = loop.is_released or loop.is_iterating or not torch.is_grad_enabled()
-        # Torch draws its workers' seed here, and not with the first batch.
-        begun = loop.batches_alone() if loop.is_alone and not is_beside else None
-        iteration = self._batches(own, begun)
-        own.append(weakref.ref(iteration))
+        # Torch draws its workers' seed here, not with the first batch.
+        opened = loop.batches_alone() if loop.is_alone and not is_beside else None
+        iteration = self._batches(iterations, opened)
+        iterations.append(weakref.ref(iteration))
         return iteration
 
     def _batches(
-        self, own: list[weakref.ref[Generator[Any, None, None]]], begun: Iterator[Any] | None
+        self,
+        iterations: list[weakref.ref[Generator[Any, None, None]]],
+        opened: Iterator[Any] | None,
     ) -> Generator[Any, None, None]:
         loop = self._loop
         if loop.is_released:
             yield from (to_device(batch, loop.device) for batch in self.plain)
             return
         if not loop.is_iterating:
-            loop.iteration = own[0]
+            loop.iteration = iterations[0]
         if loop.is_iterating or not torch.is_grad_enabled():
-            yield from self._nested(begun)
+            yield from self._nested(opened)
         elif loop.is_alone:
-            yield from self._alone(loop.batches_alone() if begun is None else begun)
+            yield from self._alone(loop.batches_alone() if opened is None else opened)
         else:
             yield from self._epoch()
 
-    def _nested(self, begun: Iterator[Any] | None = None) -> Iterator[Any]:
-        """The user's own loader; ``begun``: an iterator over it that was begun before."""
+    def _nested(self, opened: Iterator[Any] | None = None) -> Iterator[Any]:
+        """The user's own loader; ``opened``: an iterator over it, if there is one already."""
         loop = self._loop
         loop.num_nested += 1
         try:
-            for batch in self.plain if begun is None else begun:
+            for batch in self.plain if opened is None else opened:
                 loop.has_nested = True
                 yield to_device(batch, loop.device)
         finally:
             loop.num_nested -= 1
 
     def _look_again(self) -> Iterator[Any]:
-        """Batches to look at, of a pass that lies behind: it draws nothing that others would."""
-        state = torch.get_rng_state()
-        try:
+        """Batches to look at, of an earlier pass; every random state is left as it was."""
+        with kept_random_state():
             yield from self._nested()
-        finally:
-            torch.set_rng_state(state)
 
     def _alone(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The user's loader, batch for batch."""
+        """The user's loader, batch by batch."""
         loop = self._loop
         self.passes.take()
         loop.is_iterating = True
@@ -217,28 +215,38 @@ class PreparedLoader(OfLoader):
             loop.given_back.clear()
 
     def _marked(self, batches: Iterator[Any], most: int | None) -> Iterator[Any]:
-        """The same; each is told apart by whether it is its update's last.
+        """The same batches; ``accumulation`` is told which is the last of its update.
 
-        One is taken ahead where nobody knows how many come.
+        One batch is fetched ahead where the number of batches is unknown.
+
+        Raises:
+            ConfigError: the loader gave another number of batches than its ``__len__`` says, and
+                so an update is left without its last batch.
         """
         accumulation = self._loop.accumulation
         if accumulation is None:
             yield from batches
             return
         is_drawn = self.is_stream or self.has_numbers
-        stop = None if is_drawn else length_of(self.plain.batch_sampler)
-        stop = stop if stop is None or most is None else min(stop, most)
-        own: Any = self.plain.batch_sampler
-        is_torchs = not is_drawn and type(own) is BatchSampler
-        total = length_of(own.sampler) if is_torchs else None
-        for number, (batch, is_end) in enumerate(_with_ends(batches, stop), 1):
+        said = None if is_drawn else length_of(self.plain.batch_sampler)
+        num_batches = said if said is None or most is None else min(said, most)
+        sampler: Any = self.plain.batch_sampler
+        is_torchs = not is_drawn and type(sampler) is BatchSampler
+        total, number = length_of(sampler.sampler) if is_torchs else None, 0
+        for number, (batch, is_end) in enumerate(_with_ends(batches, num_batches), 1):
             is_last = is_end or number % accumulation.num_batches == 0
             accumulation.begin(self._num_samples(batch, number, total), is_last=is_last)
             yield batch
             accumulation.end()
+        if accumulation.is_pending:
+            raise ConfigError(
+                f"accumulate {accumulation.num_batches}: the loader's batch sampler says that an "
+                f"epoch has {said:,} batches (__len__) and gave {number:,}, so the last batch of "
+                "the last update was not known as such; let both say the same"
+            )
 
     def _num_samples(self, batch: Any, number: int, total: int | None) -> int:
-        """Of the batch of this number, from 1, of a pass of so many; None: by what is in it."""
+        """Samples of batch ``number``, from 1, of ``total`` in a pass; None: counted in it."""
         if total is None:
             return samples_in(batch)
         size: int = self.plain.batch_sampler.batch_size  # type: ignore[union-attr]  # it is torch's own
@@ -246,7 +254,7 @@ class PreparedLoader(OfLoader):
         return min(size, rest) if rest > 0 else size
 
     def _cut(self, ends: list[int] | None) -> Ends | None:
-        """Where the batches of a pass end: the user's own, or as many as are wanted; None: all."""
+        """Where the batches of a pass end, cut to the number that is wanted; None: a whole pass."""
         self._refuse_other_cuts()
         most, num = self.most_batches, len(self._loop.leased.order.indices)
         if ends is not None:
@@ -278,7 +286,7 @@ class PreparedLoader(OfLoader):
         loop.holding.open()
         version, num_given = exchange.version, 0
         try:
-            if exchange.grant() is None and passes.was_look(epoch):  # before the run went on
+            if exchange.grant() is None and passes.was_look(epoch):  # before the run was resumed
                 yield from self._look_again()
             while (lease := self._next_lease()) is not None:
                 for batch in loop.batches_of(lease):
@@ -299,12 +307,12 @@ class PreparedLoader(OfLoader):
 
     def _next_lease(self) -> Lease | None:
         """The next mini-batch of this worker; None: the pass is over."""
-        if self._loop.holding.has_worked and (why := self._own_count()) is not None:
-            raise why
+        if self._loop.holding.has_worked and (error := self._own_count()) is not None:
+            raise error
         return self._loop.next_lease()
 
     def _own_count(self) -> ConfigError | None:
-        """What is wrong with training in this pass, where the script alone counts its passes."""
+        """The error of training in this pass, where the script alone counts its passes; or None."""
         if self.most_batches is not None or self.has_numbers:
             return None
         return self.passes.own_count(self.asked_epochs, knows=self._knows_place)
@@ -312,19 +320,19 @@ class PreparedLoader(OfLoader):
     def _refuse_other_cuts(self) -> None:
         if _cuts(self.plain) != self._cut_as:
             raise ConfigError(
-                "loader.batch_sampler was given another batch_size or drop_last after prepare(): "
-                "one run has one size of batches; larger ones later are a run of their own, with "
+                "loader.batch_sampler got another batch_size or drop_last after prepare(): a run "
+                "has one batch size; train with larger batches in a run of their own, with "
                 "pace.trial('large'):"
             )
 
     def _look_for_steps(self, exchange: StoreExchange, version: int, num_given: int) -> None:
-        """A whole pass is over: each worker has had its part of the samples alone.
+        """Check a whole pass without a step: each worker has had only its part of the samples.
 
         Args:
-            version: that it began with; num_given: batches that came to the loop.
+            version: at the start of the pass; num_given: batches that came to the loop.
 
         Raises:
-            ConfigError: nobody has made a step of what they had.
+            ConfigError: no worker has made a step in it.
         """
         is_cut = self.most_batches is not None or self.has_numbers or exchange.is_stopped
         is_whole = exchange.num_workers > 1 and num_given > 0 and not is_cut
@@ -332,19 +340,19 @@ class PreparedLoader(OfLoader):
             return
         if exchange.version == version:
             raise ConfigError(
-                "a whole pass over the prepared loader has made no step, and in it each worker has "
-                "had its part of the samples alone; to go through all of them in each worker "
-                "write: for batch in loader.plain, or loop under torch.no_grad()"
+                "a whole pass over the prepared loader made no step, and each worker had only its "
+                "part of the samples; to go through all of them in each worker write: "
+                "for batch in loader.plain, or loop under torch.no_grad()"
             )
         if num_given > 1:
             exchange.say(
                 f"worker {exchange.seat} went through its part of a pass over the prepared loader "
-                "without a step, while others trained in it: no update has these samples; to look "
-                "at all of them: for batch in loader.plain"
+                "without a step, while others trained in it: no update used these samples; to look "
+                "at all samples: for batch in loader.plain"
             )
 
     def _left(self, epoch: int) -> None:
-        """The loop was left early."""
+        """Record that the loop was left early."""
         if not self._loop.holding.has_worked:
             self.passes.looked(epoch)
         self.last_uneven = epoch
@@ -352,42 +360,44 @@ class PreparedLoader(OfLoader):
 
     def _end_pass(self) -> None:
         self._loop.leased.end_epoch()
-        for one in self._loop.beside:
-            one.end_pass()
+        for loader in self._loop.beside:
+            loader.end_pass()
 
     def _begin_pass(self, epoch: int, ends: Ends | None) -> None:
-        """Loaders beside this one go along."""
+        """Start the pass in the further loaders, too."""
         self._knows_place = self._loop.exchange.has_told_place
         if self._loop.beside:
             batches = self._shape.batches(ends)
             if batches.num_batches != len(self):
                 self.last_uneven = epoch
-            for one in self._loop.beside:
-                one.begin_pass(epoch, batches)
+            for loader in self._loop.beside:
+                loader.begin_pass(epoch, batches)
         self.has_opened = True
 
 
 def _cuts(loader: Any) -> tuple[int, bool] | None:
-    """How torch's own batch sampler cuts; None: another one does, or none."""
-    own = loader.batch_sampler
-    return (own.batch_size, own.drop_last) if type(own) is BatchSampler else None
+    """``batch_size, drop_last`` of torch's own batch sampler; None: there is another, or none."""
+    sampler = loader.batch_sampler
+    if type(sampler) is not BatchSampler:
+        return None
+    return sampler.batch_size, sampler.drop_last
 
 
-def _with_ends(batches: Iterator[Any], stop: int | None) -> Iterator[tuple[Any, bool]]:
-    """Each with whether it is the last; ``stop``: as many as there are, None: it is found out."""
-    if stop is not None:
+def _with_ends(batches: Iterator[Any], num_batches: int | None) -> Iterator[tuple[Any, bool]]:
+    """Each with whether it is the last; ``num_batches`` None: found by fetching one ahead."""
+    if num_batches is not None:
         for number, batch in enumerate(batches, 1):
-            yield batch, number == stop
+            yield batch, number == num_batches
         return
-    before = next(batches, NOTHING)
-    while before is not NOTHING:
-        after = next(batches, NOTHING)
-        yield before, after is NOTHING
-        before = after
+    batch = next(batches, NOTHING)
+    while batch is not NOTHING:
+        following = next(batches, NOTHING)
+        yield batch, following is NOTHING
+        batch = following
 
 
 class _Extent(NamedTuple):
-    """The batches of a pass, from ``first`` on; ``number``: the pass's."""
+    """The batches of a pass, ``first`` to ``stop``; ``number``: the pass's."""
 
     number: int
     first: int
@@ -397,18 +407,18 @@ class _Extent(NamedTuple):
 class UpdateLoop:
     """The loop of a script that counts updates: passes over its loader, or over numbers.
 
-    How far a pass goes follows from what the script asked for and from the pass's number, not from
-    where this worker stands: who comes later goes as far as all. Only a pass that makes up for
-    updates that were not made follows from the version before it; a checkpoint holds how far.
-
-    Where each step of several optimizers is an update, what it counts are batches: a block each.
+    The length of a pass follows from what the script asked for and from the pass's number, not
+    from this worker's position, so a worker that joins later goes as far as the others. Only a
+    pass that makes up for missing updates depends on the version before it; a checkpoint holds
+    its length.
 
     Args:
-        numbers: of the draws of a script without a loader; None: it has one.
-        counts_blocks: whether that is so.
+        numbers: of the draws of a script without a loader; None: it has a loader.
+        counts_blocks: whether it counts blocks, of a batch each, since each step of several
+            optimizers is an update.
 
     Attributes:
-        turn: which update the newest number stands for, of those that it counts.
+        turn: the update that the newest number contributes to.
     """
 
     def __init__(
@@ -424,21 +434,21 @@ class UpdateLoop:
         self._numbers = numbers
         self._exchange = exchange
         self._seed = context.seed
-        self._num_steps = 1 if context.is_adaptive else context.num_steps  # there are never fewer
+        self._num_steps = 1 if context.is_adaptive else context.num_steps  # 1: the fewest
         self._last = _Extent(-1, 0, 0)
         self._counts_blocks = counts_blocks
         self._end = 0
-        """Of the numbers, or blocks, that passes have had, in batches."""
+        """Where the numbers, or blocks, of all passes so far end, in batches."""
         self.has_begun = False
         self._was_left = False
         self.turn = 0
 
     def remember(self) -> list[int]:
-        """The pass under way."""
+        """The current pass, for a checkpoint."""
         return list(self._last)
 
     def go_on(self, state: list[int]) -> int:
-        """Become what ``remember`` gave; the last pass that updates were counted in, -1: none."""
+        """Restore what ``remember`` returned; the last pass that counted updates, -1: none."""
         number, first, stop = state
         self._last = _Extent(integer(number), count(first), count(stop))
         self._end = self._end_of(self._last)
@@ -450,34 +460,34 @@ class UpdateLoop:
         return extent.stop
 
     def _is_missing(self, updates: int) -> bool:
-        """Whether a pass more has to be made."""
+        """Whether another pass is needed."""
         if not self._counts_blocks:
             return self._exchange.version < updates
-        is_in_one = self._loader.passes.next == self._last.number  # of a run that goes on
-        return is_in_one or self._end < self._num_steps * updates
+        is_in_pass = self._loader.passes.next == self._last.number  # of a resumed run
+        return is_in_pass or self._end < self._num_steps * updates
 
     def each(self, updates: int) -> Iterator[Any]:
         """The numbers or batches of all passes up to this version.
 
-        One that is far is nobody's end: who leaves the loop ends the run for all.
+        Where ``updates`` sets no end, a worker that leaves the loop ends the run for all.
 
         Raises:
             ConfigError: this worker has left such a loop before, or a whole pass makes no update.
         """
         if self._was_left:
             raise ConfigError(
-                "the loop over pace.updates() was left, which ended the run, and here is another; "
-                "give each the version that it ends with: pace.updates(n)"
+                "leaving the loop over pace.updates() ended the run, and here is another; give "
+                "each the version that it ends with: pace.updates(n)"
             )
         self.has_begun, is_first = True, True
         while self._is_missing(updates) and not self._exchange.is_stopped:
             before, num_drawn = self._exchange.version, 0
             self._last = self._next(updates)
             self._end = self._end_of(self._last)
-            for one in self._pass(self._last):
+            for item in self._pass(self._last):
                 num_drawn += 1
                 try:
-                    yield one
+                    yield item
                 except GeneratorExit:
                     self._leave(updates)
                     raise
@@ -485,24 +495,24 @@ class UpdateLoop:
                 return
             if self._exchange.version == before and (num_drawn or not is_first):
                 raise ConfigError(
-                    f"pace.updates({updates}): a whole pass has made no update: each mini-batch "
+                    f"pace.updates({updates}): a whole pass made no update: each mini-batch "
                     "needs an optimizer.step() in pace.step()"
                 )
             is_first = False
         self._end = max(self._end, self._num_steps * updates)
 
     def _leave(self, updates: int) -> None:
-        """Before the others are told that the pass is over."""
+        """End the run, before the others are told that the pass is over."""
         if is_far(updates):
             self._was_left = True
             self._exchange.ask_to_stop()
 
     def _next(self, updates: int) -> _Extent:
-        """How far the pass goes that comes."""
+        """The batches of the next pass."""
         loader, until = self._loader, self._num_steps * updates
         missing = until - self._num_steps * self._exchange.version
         number = loader.passes.next
-        if number == self._last.number:  # the run goes on in the middle of it
+        if number == self._last.number:  # the run is resumed in the middle of it
             return self._last
         if self._numbers is not None:
             first = self._end

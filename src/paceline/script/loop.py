@@ -1,13 +1,13 @@
-"""A script's loop over its prepared loader, and the work that it has in hand meanwhile.
+"""A script's loop over its prepared loader, and its current work.
 
     next_lease -> the loop's batch -> differentiated -> [ weigh, skip ] -> close: pushed, if due
         |                                  |
-        left early: leave,                 another's by now: superseded
+        left early: leave,                 now another worker's: superseded
         finish_leaving
 
 This module must not know who iterates, what an optimizer's step does, nor how an exchange carries
-a push. Above 300 lines, since what a loop does with a batch, and a left one with the rest, is one
-story.
+a push. Above 300 lines, since what a loop does with a batch, and what leaving it does with the
+rest, are read together.
 """
 
 import math
@@ -34,43 +34,43 @@ from .holding import Held, Holding, KeptPart
 
 
 class Beside(Protocol):
-    """What goes along with the passes of the loop: a further loader."""
+    """A further loader, which follows the passes of the loop."""
 
     def begin_pass(self, epoch: int, batches: Batches) -> None:
-        """A pass begins, of these batches."""
+        """Start a pass of these batches."""
 
     def took(self, held: Held) -> None:
-        """The loop has this mini-batch now."""
+        """Note the loop's new mini-batch."""
 
     def reserve(self, leases: Sequence[Lease]) -> None:
-        """These come next."""
+        """Prepare for the leases that come next."""
 
     def end_pass(self) -> None:
-        """The pass is over, or was left."""
+        """End a pass, which is over or was left."""
 
 
 class TrainingLoop:
-    """One member's loop over its prepared loader, and the work that it has in hand.
+    """One member's loop over its prepared loader, and its current work.
 
     Args:
-        leased: makes a lease's batch; the user's loader is in it.
-        is_difference: the user's optimizer steps here, and a push is a difference.
+        leased: makes a lease's batch, from the user's loader.
+        is_difference: whether the user's optimizer steps here, and a push is a difference.
 
     Attributes:
         is_iterating: whether the script is inside the loop.
-        iteration: of the loader's own loop, the newest.
+        iteration: the newest iteration of the loader's own loop.
         num_nested: iterations inside its own loop that are not over.
         has_nested: whether the loader was iterated inside its own loop since the last batch.
         is_failing: whether an exception of the script's own has left a step block.
-        was_called_off: whether the newest step was another's by the time that it was to be made.
+        was_called_off: whether the newest step was already another worker's when it was made.
         local_loss: of the last step of an optimizer that steps here.
-        push_steps: of several optimizers, what a block pushes when it ends.
-        entered, ended: do what is to be done when a loop has begun, and when it has no more.
-        accumulation: of an update that several steps of the loop make; None: each makes one.
+        push_steps: pushes the steps of several optimizers when their block ends.
+        entered, ended: called when a loop has begun, and when it has no more batches.
+        accumulation: collects the steps of one update; None: each step is an update.
         beside: further loaders, each with a batch for each mini-batch.
-        modes: of the model's layers, where a step may be left between them; None: none is.
+        modes: of the model's layers, where a step may be left between two; None: none is.
         is_released: whether its trial is over: its loaders are the user's own again.
-        batch, given_back: of the only worker, the last one, and those that it left undone.
+        batch, given_back: with one worker, the last batch, and those that it has skipped.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class TrainingLoop:
         self._has_left = self.is_released = False
         self._error: ConfigError | WorkerError | None = None
         self._asking = self._stepping = 0
-        """The thread that waits for a mini-batch now, and the one that is in a step block."""
+        """The thread that waits for a mini-batch now, and the one inside a step block."""
         self._has_accumulated = False
-        """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
+        """Whether ``.grad`` was set when the last block ended; a gradient may be zero."""
 
     @property
     def is_alone(self) -> bool:
@@ -117,7 +117,7 @@ class TrainingLoop:
     # -- mini-batches ---------------------------------------------------------------------------
 
     def batches_alone(self) -> Iterator[Any]:
-        """The user's loader, on this worker's device; what was given back comes once more."""
+        """The user's loader, on this worker's device; skipped batches are repeated."""
         loader = self.leased.loader
         if isinstance(loader.sampler, Numbers):  # a DataLoader takes 70 us for each
             plain: Iterator[Any] = iter(loader.sampler)
@@ -125,19 +125,19 @@ class TrainingLoop:
             plain = iter(loader.dataset.numbers)
         else:
             plain = plain_batches(loader, self.device, self._speed)
-        return _with_those_given_back(plain, self.given_back)
+        return _with_given_back(plain, self.given_back)
 
     def next_lease(self) -> Lease | None:
         """The next mini-batch of this worker; None: the epoch is over.
 
-        Asked for inside a step block, it is one more of that block.
+        Inside a step block it is a further mini-batch of that block.
 
         Raises:
-            ConfigError: by another thread than is in the block, or see ``Exchange``.
+            ConfigError: another thread is in the block; or see ``Exchange``.
         """
         thread = threading.get_ident()
         if self._stepping not in (0, thread):
-            self._error = _of_another_thread()  # whoever is in the block raises it, too
+            self._error = _of_another_thread()  # the thread in the block raises it, too
             raise self._error
         self._asking = thread
         try:
@@ -159,16 +159,16 @@ class TrainingLoop:
                 self._reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
                 member.has_pushed = False
-                for one in self.beside:
+                for loader in self.beside:
                     assert holding.current is not None
-                    one.took(holding.current)
+                    loader.took(holding.current)
                 return lease
             is_short = is_inside or holding.has_accumulated or self._is_difference
             if is_short and (more := member.extend()) is not None:
                 self._refuse_by_fragments()
                 holding.add(more)
                 continue
-            if is_inside:  # its block is still to step
+            if is_inside:  # its block has yet to step
                 self._has_left = True
                 return None
             self._push_what_is_done()
@@ -176,13 +176,13 @@ class TrainingLoop:
         return None
 
     def _refuse_by_fragments(self) -> None:
-        """Raise ConfigError where an update takes more mini-batches than it was said to."""
+        """Raise ConfigError where an update takes more mini-batches than configured."""
         if self._member is not None and self._member.is_by_fragments:
             raise ConfigError(
-                "several mini-batches are accumulated for a step, and under --fragments all "
-                "workers count their updates by mini-batches: the last of an epoch, which is of "
-                "all fragments, would be missed; leave it to --accumulate N, or leave out "
-                "--fragments and --overlap"
+                "several mini-batches are accumulated for a step, but --fragments makes workers "
+                "count their updates by mini-batches and would miss the last of an epoch, which "
+                "has all fragments; use --accumulate N instead, or leave out --fragments and "
+                "--overlap"
             )
 
     @property
@@ -194,13 +194,13 @@ class TrainingLoop:
     def _reserve(self, leases: Sequence[Lease]) -> None:
         accumulation = self.accumulation
         if accumulation is not None:
-            leases = [part for one in leases for part in accumulation.cut(one)]
+            leases = [part for lease in leases for part in accumulation.cut(lease)]
         self.leased.reserve(leases)
-        for one in self.beside:
-            one.reserve(leases)
+        for loader in self.beside:
+            loader.reserve(leases)
 
     def batches_of(self, lease: Lease) -> Iterator[Any]:
-        """What comes to the loop of the lease that it has now: all at once, or batch by batch."""
+        """The batches of the current lease: one, or several with accumulation."""
         accumulation, held = self.accumulation, self.holding.current
         assert held is not None
         if accumulation is None:
@@ -215,12 +215,12 @@ class TrainingLoop:
             part, *parts = parts
             if self.exchange.is_in_step:
                 raise ConfigError(
-                    f"a step block took a second batch, and with accumulate "
-                    f"{accumulation.num_batches} each has one: leave next() or the flag out"
+                    f"a step block took a second batch, but with accumulate "
+                    f"{accumulation.num_batches} each has one: leave out next() or the flag"
                 )
             self._refuse_side_by_side()
             if parts and not self.leased.has(parts[0]):
-                parts = []  # a stream ends there
+                parts = []  # the stream ends here
             if (batch := self.fetch_from(self.leased, part)) is NOTHING:
                 return
             num_samples += (weight := self.leased.num_samples_of(part))
@@ -233,7 +233,7 @@ class TrainingLoop:
                 accumulation.end()
 
     def fetch_from(self, leased: LeasedLoader, lease: Lease) -> Any:
-        """The batch of this lease; how long it took to be there is told."""
+        """The batch of this lease; reports how long the worker waited for it."""
         start_s = time.perf_counter()
         batch = leased.fetch(lease)
         if self._member is not None:
@@ -244,14 +244,14 @@ class TrainingLoop:
         """Raise ConfigError where the loader is iterated twice at once: zip(loader, loader)."""
         if self.num_nested:
             raise ConfigError(
-                "the prepared loader is iterated a second time beside its own loop, and there it "
-                "gives every worker all samples; give the second stream a DataLoader of its own"
+                "the prepared loader is iterated a second time beside its own loop, where it would "
+                "give every worker all samples; give the second iteration its own DataLoader"
             )
 
-    # -- what is done with them -----------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """A step block begins.
+        """Begin a step block.
 
         Raises:
             ConfigError: another thread takes a mini-batch meanwhile.
@@ -266,12 +266,12 @@ class TrainingLoop:
             self.modes.note()
 
     def exit(self) -> None:
-        """It ends, or is left."""
+        """End a step block, also one that is left early."""
         self._stepping = 0
         self.exchange.is_in_step = False
 
     def differentiated(self) -> None:
-        """A backward pass begins; what was accumulated may be gone: there is nothing now."""
+        """Note the start of a backward pass, and whether accumulated gradients are gone by now."""
         holding, was_there = self.holding, self._has_accumulated
         if holding.has_accumulated and was_there and not self._gradients.are_there():
             holding.zeroed()
@@ -296,19 +296,19 @@ class TrainingLoop:
         """See ``Step.skip``."""
         if self.accumulation is not None:
             raise ConfigError(
-                "step.skip() gives a mini-batch back, and with accumulate "
-                f"{self.accumulation.num_batches} it is a part of one: leave it by continue"
+                "step.skip() gives back a whole mini-batch, and with accumulate "
+                f"{self.accumulation.num_batches} this is a part of one: use continue instead"
             )
         if self._member is not None and self._member.is_by_fragments:
             raise ConfigError(
-                "step.skip() gives a mini-batch back, and under --fragments all workers push the "
-                "same fragment, which they count by their mini-batches: leave it by continue, or "
-                "leave out --fragments and --overlap"
+                "step.skip() gives back a mini-batch, and under --fragments all workers count "
+                "mini-batches to push the same fragment: use continue instead, or leave out "
+                "--fragments and --overlap"
             )
-        if any(isinstance(one, KeptPart) for one in self.beside):
+        if any(isinstance(loader, KeptPart) for loader in self.beside):
             raise ConfigError(
-                "step.skip() gives a mini-batch to another worker, and prepare(sticky=True) says "
-                "that none may have it; leave it without a step: continue"
+                "step.skip() gives a mini-batch to another worker, which prepare(sticky=True) "
+                "forbids; skip the step with continue"
             )
         self._forget()
         if self._member is None:
@@ -318,14 +318,14 @@ class TrainingLoop:
         self._gradients.scaling.follow()
 
     def _forget(self) -> None:
-        """The work does not count."""
+        """Drop the current work."""
         self.holding.forget()
         self._gradients.drop()
 
     # -- pushes, and the loop's end -------------------------------------------------------------
 
     def close(self) -> None:
-        """A step block has ended, or the next batch is asked for: the work on this one is done."""
+        """End the work on the current batch: its block has ended, or the next one is requested."""
         if self._member is None or not (self.accumulation is None or self.accumulation.is_last):
             return
         try:
@@ -346,7 +346,7 @@ class TrainingLoop:
         self.push(work)
 
     def push(self, work: Work) -> bool:
-        """Push, wait for the release, pull; False: the work was called off before."""
+        """Push, wait for the release, pull; False: the work was called off first."""
         assert self._member is not None
         try:
             self._member.push(work)
@@ -365,7 +365,7 @@ class TrainingLoop:
             self._gradients.drop()
 
     def superseded(self) -> None:
-        """The work in flight is another's: forget it and wait for what comes next."""
+        """Drop work that is now another worker's, and wait for the next."""
         self.was_called_off = True
         self._forget()
         self._gradients.scaling.reset()
@@ -373,27 +373,27 @@ class TrainingLoop:
         self._gradients.scaling.follow()
 
     def leave(self) -> None:
-        """The loop was left before the epoch's end."""
+        """Leave the loop before the epoch's end."""
         self._has_left = True
         self.drop_rest()
         if self.is_failing:
-            return  # the worker ends, and nobody is waited for
+            return  # the worker ends, and waits for nobody
         try:
             self.finish_leaving()
         except Stopped:
             pass
         except (ConfigError, WorkerError) as error:
-            self._error = error  # a generator that is closed cannot raise it
+            self._error = error  # a generator cannot raise it while it is closed
 
     def drop_rest(self) -> None:
-        """The loop was left before its update was full: what was set aside for it is dropped."""
+        """Drop what was set aside for an update whose last batch did not come."""
         if self.accumulation is not None and not self.is_failing:
             if self.accumulation.is_pending and self._member is not None:
                 self.holding.zeroed()
             self.accumulation.drop()
 
     def end_iteration(self) -> None:
-        """The script has no more epochs: an iterator that it did not come to the end of ends."""
+        """End an iterator that was not exhausted: the script has no more epochs."""
         if self.is_alone:
             return
         iteration = None if self.iteration is None else self.iteration()
@@ -402,7 +402,7 @@ class TrainingLoop:
         self.finish_leaving()
 
     def abandon(self) -> None:
-        """An exception has left it, and the trial with it: what is at work counts for nothing."""
+        """Drop all current work: an exception has left the loop and its trial."""
         member, self.is_failing = self._member, True
         iteration = None if self.iteration is None else self.iteration()
         if self.is_iterating and iteration is not None:
@@ -416,7 +416,7 @@ class TrainingLoop:
         self.holding.follow(None)
 
     def check_leaving(self) -> None:
-        """Raise what was met when the loop was left, where it could not be raised."""
+        """Raise the error met when the loop was left, where it could not be raised."""
         if self._error is not None:
             raise self._error
 
@@ -439,9 +439,9 @@ class TrainingLoop:
 
 def _of_another_thread() -> ConfigError:
     return ConfigError(
-        "the prepared loader is iterated by another thread than makes the steps (a prefetcher, a "
-        "queue), so mini-batches are taken while steps on those before are under way; loop over "
-        "the loader itself, and leave fetching ahead to it: DataLoader(..., num_workers=1)"
+        "the prepared loader is iterated by another thread than the one that makes the steps (a "
+        "prefetcher, a queue), so mini-batches are taken during steps on earlier ones; loop over "
+        "the loader itself, and let it fetch ahead: DataLoader(..., num_workers=1)"
     )
 
 
@@ -454,8 +454,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch if device.type == "cpu" else move(batch, device, is_pinned=False)
 
 
-def _with_those_given_back(batches: Iterator[Any], given_back: list[Any]) -> Iterator[Any]:
-    """Each once more after the batch that follows it, or at the end."""
+def _with_given_back(batches: Iterator[Any], given_back: list[Any]) -> Iterator[Any]:
+    """The batches; one that is given back is repeated after the next one, or at the end."""
     for batch in batches:
         waiting = given_back[:]
         given_back.clear()

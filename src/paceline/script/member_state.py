@@ -1,18 +1,18 @@
-"""What one member remembers that no other knows: written into a checkpoint, and put back from it.
+"""State that only one member has: written into a checkpoint, and restored from it.
 
     groups of the optimizer, schedulers, loss scale, random states, the order of the epoch,
     the user's own (pace.keep), under local-sgd the whole state of the optimizer that steps here
         -> worker-K.json, worker-K.safetensors
 
-Model and optimizer state come from the pinned block, by the names of ``state_dict``, or, of a model
-that several compute together, tensor by tensor from all of them; they are loaded into the user's
+Model and optimizer state come from the pinned block, by the names of ``state_dict``, or, for a
+split model, tensor by tensor from all members; they are loaded into the user's
 own objects before these are laid out in shared memory. No pickle: loading runs no code.
 
-A worker that joins a run under way has the script's first learning rate: what the others' optimizer
-and schedules are set to comes to it as text (`settings_text`, `adopt`), with the version at which
-the epoch opened. Only plain numbers, words, and lists and dicts of them travel. This module must
-not know when a checkpoint is taken, or how members talk. Above 300 lines, since what is written and
-what is put back stand side by side.
+A worker that joins a run in progress has the script's first learning rate: it gets the settings of
+the others' optimizer and schedules as text (`settings_text`, `adopt`), with the version at which
+the epoch opened. Only plain numbers, strings, and lists and dicts of them are sent. This module
+must not know when a checkpoint is taken, or how members talk. Above 300 lines, since writing and
+restoring are read side by side.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ from .unprepared import AnyScheduler
 _REFUSALS = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-"""What ``load_state_dict`` and its like raise where a state is not theirs."""
+"""Errors of ``load_state_dict`` and similar methods for a state that does not fit."""
 
 
 _Packed: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
-"""What is remembered, by name, and the tensors in it."""
+"""The state by name, and the tensors in it."""
 
 
 class MemberState:
@@ -53,14 +53,14 @@ class MemberState:
 
     Args:
         folder: of the run; None: there is none, and nothing is written.
-        found: the checkpoint that the run goes on from; None: it begins.
+        found: the checkpoint that the run resumes from; None: it is a new run.
         seat: the worker's number.
         identity: of the run's folder.
-        epoch: the one that the run goes on in, whose order is drawn once more.
+        epoch: the one in which the run resumes, whose order is drawn again.
 
     Attributes:
-        drawn: gives, of a kept sampler, the epoch that it drew last and its state before that; of
-            any other thing None.
+        drawn: returns for a kept sampler the epoch that it drew last and its state before that;
+            for any other object None.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class MemberState:
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._own: dict[str, Any] = {} if found is None else self._read_own(found)
         self._held: tuple[int, _Packed] | None = None
-        """Of the end of the last loop, until the next has begun."""
+        """The state at the end of the last loop, until the next has begun."""
 
     # -- what is remembered ---------------------------------------------------------------------
 
     def add(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
-        """Remember what ``save`` gives; on a run that goes on ``load`` is called now."""
+        """Keep what ``save`` returns; in a resumed run ``load`` is called now."""
         self._parts[name] = (save, load)
         if name not in self._own:
             return
@@ -99,7 +99,7 @@ class MemberState:
             ) from error
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has something of this name."""
+        """Whether the checkpoint has an entry of this name."""
         return name in self._own
 
     def add_of_all(
@@ -108,10 +108,10 @@ class MemberState:
         save: Callable[[], Any],
         load: Callable[[int, Callable[[int], Any]], None],
     ) -> None:
-        """Remember what ``save`` gives; on a run that goes on ``load`` may look at everybody's.
+        """Keep what ``save`` returns; in a resumed run ``load`` may read all workers' parts.
 
         Args:
-            load: of the number of workers that there were, and what reads the part of each.
+            load: gets the former number of workers, and a function that reads the part of each.
         """
         self._parts[name] = (save, lambda _: None)
         if self._found is None or name not in self._own:
@@ -125,9 +125,9 @@ class MemberState:
             ) from error
 
     def keep(self, name: str, thing: Any) -> None:
-        """The user's own: an object with ``state_dict`` and ``load_state_dict``, or a generator.
+        """Keep a user's object with ``state_dict`` and ``load_state_dict``, or a generator.
 
-        Of the loader's sampler the state before it drew the epoch under way is kept as well.
+        For the loader's sampler, its state before it drew the current epoch is kept as well.
 
         Raises:
             ConfigError: it has neither, or the name is taken.
@@ -150,8 +150,8 @@ class MemberState:
         )
 
     def is_kept(self, thing: Any) -> bool:
-        """Whether it is the user's own, with a state."""
-        return any(one is thing for one in self._kept)
+        """Whether the user keeps this object."""
+        return any(kept is thing for kept in self._kept)
 
     def _draw_again(self, put_back: Callable[[Any], None], drawn: list[Any] | None) -> None:
         if drawn is not None and drawn[0] == self._epoch:
@@ -160,25 +160,25 @@ class MemberState:
     # -- writing --------------------------------------------------------------------------------
 
     def write_into(self, folder: str, within: Sequence[int] | None) -> None:
-        """From now on: these checkpoints, in the folder of this identity."""
+        """Write checkpoints into this folder from now on."""
         self._folder = CheckpointFolder(Path(folder), within=within)
 
     def hold(self, epoch: int) -> None:
-        """The script leaves its loop: a run that stops before all begin the next goes on here.
+        """Hold the state at the loop's end: a run that stops before the next loop resumes here.
 
-        What the script does in between, as a scheduler's step, it does again then.
+        The script then repeats what it does in between, such as a scheduler's step.
         """
         self._held = epoch, self._pack()
 
     def release(self) -> None:
-        """The next loop has begun."""
+        """Drop the held state: the next loop has begun."""
         self._held = None
 
     def write(self, number: int, behind: int = -1) -> None:
-        """This member's own part of checkpoint ``number``. OSError: the disk.
+        """Write this member's part of checkpoint ``number``. OSError: the disk.
 
         Args:
-            behind: the epoch at whose end the checkpoint stands; -1: it stands elsewhere.
+            behind: the epoch at whose end the checkpoint was taken; -1: taken elsewhere.
         """
         from safetensors.torch import save
 
@@ -196,7 +196,7 @@ class MemberState:
     def write_tensors(
         self, number: int, layout: Layout, read: Callable[[TensorPlace], Tensor]
     ) -> None:
-        """Those of a model of which nobody pins the whole: one is in memory at a time."""
+        """Write the tensors of a split model, one in memory at a time."""
         files = {MODEL: (layout.parameters, layout.buffers), OPTIMIZER: (layout.state,)}
         with self._aside(number) as aside:
             for name, sections in files.items():
@@ -206,7 +206,7 @@ class MemberState:
         self.write_layout(number, layout, None)
 
     def write_layout(self, number: int, layout: Layout, at: int | None) -> None:
-        """What lies where in the pinned block, which begins at byte ``at``; None: there is none."""
+        """Write the layout of the pinned block, which starts at byte ``at``; None: no block."""
         numbers = [entry.place.name for entry in layout.entries if entry.is_number]
         text = json.dumps({"at": at, "numbers": numbers, **layout.rows()})
         with self._aside(number) as aside:
@@ -216,7 +216,7 @@ class MemberState:
         assert self._folder is not None
         return self._folder.open_aside(number)
 
-    # -- going on -------------------------------------------------------------------------------
+    # -- resuming -------------------------------------------------------------------------------
 
     def load(self, model: nn.Module, rule: Optimizer) -> None:
         """Put parameters, buffers and optimizer state into the objects that hold them.
@@ -233,7 +233,7 @@ class MemberState:
         _load_optimizer(rule, list(model.parameters()), self._found)
 
     def _read_own(self, found: Path) -> dict[str, Any]:
-        """This seat's part; that of another one where there is none: it is as good."""
+        """This seat's part; if there is none, another seat's, which serves as well."""
         seats = _seats_of(found)
         if not seats:
             raise ConfigError(f"the checkpoint {found} has no part of a worker")
@@ -249,8 +249,8 @@ def _read_from(
 
 
 def _seats_of(found: Path) -> list[int]:
-    """Those whose parts a checkpoint has."""
-    return sorted(int(one.stem.partition("-")[2]) for one in found.glob("worker-*.json"))
+    """The seats whose parts a checkpoint has."""
+    return sorted(int(path.stem.partition("-")[2]) for path in found.glob("worker-*.json"))
 
 
 def _read_part(found: Path, seat: int) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     own = dict(model.named_parameters()) | dict(model.named_buffers())
     for name in sorted(own.keys() ^ saved.keys()):
         where = "this model" if name in own else "the checkpoint"
-        raise ConfigError(f"{name!r:.200} is only in {where}: it is of another model")
+        raise ConfigError(f"{name!r:.200} is only in {where}: the checkpoint is of another model")
     with torch.no_grad():
         for name, tensor in own.items():
             value = saved[name]
@@ -302,7 +302,7 @@ def _load_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], fo
 
 
 def _is_made(name: str, saved: Mapping[str, Tensor]) -> bool:
-    """Whether this says that the optimizer has made its parameter's state."""
+    """Whether this entry says that the optimizer has made its parameter's state."""
     return name.endswith(f".{EXISTS}") and bool(saved[name].any())
 
 
@@ -315,7 +315,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def set_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Give each group the settings that ``groups_of`` gave."""
+    """Set each group to what ``groups_of`` returned."""
     if len(groups) != len(optimizer.param_groups):
         raise ConfigError(
             f"the optimizer of the checkpoint has {len(groups)} parameter groups, this one "
@@ -357,18 +357,18 @@ def _is_number(value: Any) -> bool:
 
 
 def settings_text(optimizer: Optimizer, schedules: Schedules) -> str:
-    """The settings of all parameter groups, and where each schedule and the epoch stand."""
+    """The settings of all parameter groups, the state of each schedule, and the epoch's start."""
     place = schedules.place
     return json.dumps({
         "groups": [_plain(group) for group in optimizer.param_groups],
-        "schedules": [_plain(one.state()) for one in schedules],
-        "strays": [_plain(one.state_dict()) for one in schedules.strays],
+        "schedules": [_plain(schedule.state()) for schedule in schedules],
+        "strays": [_plain(stray.state_dict()) for stray in schedules.strays],
         "epoch": (place.epoch_version, place.epoch_applied),
     })  # fmt: skip
 
 
 def adopt(text: str, optimizer: Optimizer, schedules: Schedules) -> None:
-    """Take over what `settings_text` said, where there is the same setting."""
+    """Take over the settings of `settings_text` that exist here, too."""
     values = json.loads(text)
     schedules.place.begin(*values["epoch"])
     for group, said in zip(optimizer.param_groups, values["groups"], strict=False):
@@ -384,7 +384,7 @@ def _take_strays(rows: Sequence[dict[str, Any]], strays: Sequence[AnyScheduler])
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """What of it can be said, in a scheduler of schedulers what of each."""
+    """The values that can be sent; of a scheduler of schedulers, those of each."""
     said = {name: value.item() if _is_scalar(value) else value for name, value in values.items()}
     return {
         name: list(map(_plain, value)) if _are_dicts(value) else value
@@ -394,7 +394,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_scalar(value: object) -> bool:
-    """As a learning rate may be one."""
+    """Whether it is a scalar tensor, as a learning rate may be."""
     return isinstance(value, Tensor) and value.ndim == 0
 
 
@@ -409,12 +409,12 @@ def _are_dicts(value: object) -> bool:
 
 
 def _merged(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """``before``, and what was said in place of it; the rest was made by the script."""
+    """``before`` updated with what was sent; the script has made the rest."""
     return before | {name: _like(before.get(name), value) for name, value in said.items()}
 
 
 def _like(before: object, value: Any) -> object:
-    """JSON has no tuples and no tensors."""
+    """``value`` in the type of ``before``: JSON has no tuples and no tensors."""
     if isinstance(before, list) and _are_dicts(before) and _are_dicts(value):
         return [_merged(one, said) for one, said in zip(before, value, strict=True)]
     if isinstance(before, Tensor) and isinstance(value, int | float):
@@ -423,20 +423,20 @@ def _like(before: object, value: Any) -> object:
 
 
 def extra_states(model: nn.Module, *, is_kept: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that keep something beside tensors, by ``get_extra_state``.
+    """Modules with state besides tensors, by ``get_extra_state``.
 
     Args:
-        is_kept: in checkpoints.
+        is_kept: whether they are kept in checkpoints.
 
     Raises:
-        ConfigError: and it is what a checkpoint cannot hold.
+        ConfigError: a checkpoint cannot hold such a state.
     """
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             if is_kept and not can_be_packed(module.get_extra_state()):
                 raise ConfigError(
                     f"the extra state of {name or 'the model'} ({type(module).__name__}."
-                    "get_extra_state) is not made of numbers, texts, tensors, lists and dicts, as "
-                    "a checkpoint is: make it so, or give --checkpoint-every never"
+                    "get_extra_state) is not made of numbers, strings, tensors, lists and dicts, "
+                    "which a checkpoint can hold: change it, or give --checkpoint-every never"
                 )
             yield name, module

@@ -1,16 +1,16 @@
-"""What ``prepare`` finds among a script's objects, and what it replaces on them.
+"""Sorts a script's objects for ``prepare``, and replaces methods on them.
 
     optimizer.step             pushes, waits for the release and pulls
     optimizer.state_dict       the whole state at one version, in any member
-    model.state_dict           compact clones: what training changes is nobody else's
+    model.state_dict           compact clones, which training does not change
     loss.backward              the loss is noted for the report
     next() of other loaders    a second one inside the loop is noted
 
-The objects stay the user's: at the end of a trial what was put on them is taken off (`Originals`),
-and nobody hears of losses and batches any more (`unlisten`). What is wrapped in torch itself
+The objects stay the user's: at the end of a trial the replacements are removed (`Originals`),
+and losses and batches are no longer reported (`unlisten`). What is wrapped in torch itself
 (``Module.state_dict``, ``Tensor.backward``, ``torch.autograd.backward``, the loader's iterator; the
 scaler's methods in grad_scaler.py, hooks in unprepared.py) stays wrapped as long as the process
-lives, since others may have wrapped it once more: it then does what torch does, and nothing else.
+lives, since others may have wrapped it again: it then does only what torch does.
 This module must not know how an exchange carries anything.
 """
 
@@ -44,38 +44,37 @@ class Sorted(NamedTuple):
 
 
 def sort_out(objects: tuple[Any, ...]) -> Sorted:
-    """The models, optimizers and the loader among what was given to ``prepare``; a loop may have
-    no loader.
+    """The models, the optimizers and the loader, if there is one, among the objects.
 
     Raises:
         ConfigError: a kind is missing, there is one too many, or two optimizers have a parameter.
     """
-    models = [one for one in objects if isinstance(one, nn.Module)]
-    optimizers = [one for one in objects if isinstance(one, Optimizer)]
-    loaders = [one for one in objects if isinstance(one, DataLoader)]
+    models = [item for item in objects if isinstance(item, nn.Module)]
+    optimizers = [item for item in objects if isinstance(item, Optimizer)]
+    loaders = [item for item in objects if isinstance(item, DataLoader)]
     if loaders and len(loaders) == len(objects):
         raise ConfigError(
-            "prepare() was given a loader alone, before all others; first model, optimizer, loader "
+            "prepare() was first given only a loader; start with model, optimizer, loader "
             "= pace.prepare(model, optimizer, loader), then loader_b = pace.prepare(loader_b)"
         )
-    for label, mine in (("model", models), ("optimizer", optimizers)):
-        if not mine:
+    for label, group in (("model", models), ("optimizer", optimizers)):
+        if not group:
             raise ConfigError(f"prepare() needs a {label}, got none")
-        if len({*map(id, mine)}) < len(mine):
+        if len({*map(id, group)}) < len(group):
             raise ConfigError(f"prepare() was given one {label} twice; give each once")
     if len(loaders) > 1:
-        names = ", ".join(type(one).__name__ for one in loaders)
+        names = ", ".join(type(loader).__name__ for loader in loaders)
         raise ConfigError(
-            f"prepare() needs one loader, got {names}; one that is used beside it in the loop "
-            "comes afterwards: loader_b = pace.prepare(loader_b); loaders for evaluation stay as "
+            f"prepare() needs one loader, got {names}; prepare a second one for use in the loop "
+            "afterwards: loader_b = pace.prepare(loader_b); loaders for evaluation stay as "
             "they are: pace.evaluate(fn, loader)"
         )
     known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
-    for one in objects:
-        if not isinstance(one, known):
+    for item in objects:
+        if not isinstance(item, known):
             raise ConfigError(
                 f"prepare() takes models, optimizers, a DataLoader or a range, and schedulers, "
-                f"got {type(one).__name__}"
+                f"got {type(item).__name__}"
             )
     _refuse_shared(models, optimizers)
     return Sorted(models, optimizers, loaders[0] if loaders else None)
@@ -90,13 +89,13 @@ def _refuse_shared(models: list[nn.Module], optimizers: list[Optimizer]) -> None
                 continue
             names = {one: name for model in models for name, one in model.named_parameters()}
             raise ConfigError(
-                f"two optimizers step parameter {names.get(parameter, '?')!r}; give it to one of "
-                "them, and what it is to be stepped by twice to one optimizer as a group"
+                f"two optimizers step parameter {names.get(parameter, '?')!r}; give it to only one "
+                "of them"
             )
 
 
 def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
-    """Put a bound method on one optimizer; LR schedulers look for one."""
+    """Replace ``step`` on one optimizer by a bound method, as LR schedulers expect."""
 
     def method(_: object, *arguments: Any, **options: Any) -> Any:
         return function(*arguments, **options)
@@ -118,11 +117,11 @@ _PUT_BACK: tuple[tuple[type, tuple[str, ...]], ...] = (
     ),
     (object, ("step", "state_dict", "load_state_dict")),
 )  # fmt: skip
-"""By kind, a scheduler's last: what is put on an object when it is prepared, or compiled."""
+"""Attributes set on an object when it is prepared or compiled, by kind; schedulers last."""
 
 
 class Originals:
-    """What lay on models, optimizers and schedulers before ``prepare``."""
+    """The attributes of models, optimizers and schedulers before ``prepare``."""
 
     def __init__(self, objects: Sequence[Any]) -> None:
         self._kept = [
@@ -132,7 +131,7 @@ class Originals:
         ]
 
     def put_back(self) -> None:
-        """They are as they were, and an optimizer has the state that the run has kept for it."""
+        """Restore them; an optimizer gets the state that the run has kept for it."""
         for one, kept in self._kept:
             if isinstance(held := vars(one).get("state"), HeldState):
                 one.state = defaultdict(dict, held.read())
@@ -156,10 +155,10 @@ _state_dict: Callable[..., dict[str, Any]] = nn.Module.state_dict
 
 
 def clone_state(model: nn.Module, given: GivenStates) -> None:
-    """``state_dict()`` of the model and of its parts gives compact clones from now on.
+    """Let ``state_dict()`` of the model and its parts return compact clones from now on.
 
     Args:
-        given: hears of them.
+        given: registers the clones.
     """
     for module in model.modules():
         _prepared[module] = given
@@ -167,13 +166,13 @@ def clone_state(model: nn.Module, given: GivenStates) -> None:
 
 
 def leave_state(model: nn.Module) -> None:
-    """``state_dict()`` gives what torch gives."""
+    """Let ``state_dict()`` return what torch returns."""
     for module in model.modules():
         _prepared.pop(module, None)
 
 
 def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Cloned once, where the script has called it."""
+    """Clones once, in the call that the script has made."""
     _depth.now += 1
     try:
         state = _state_dict(self, *arguments, **options)
@@ -192,7 +191,7 @@ def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict
 
 
 class _Listener(threading.local):
-    """Who hears of this: a process, or a member of the inline engine."""
+    """The listeners of a process, or of a member of the inline engine."""
 
     hear: Callable[[Tensor], None] | None = None
     hear_batch: Callable[[Any], None] | None = None
@@ -208,7 +207,7 @@ _next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
 
 def note_losses(hear: Callable[[Tensor], None]) -> None:
-    """Tell ``hear`` of what every ``backward()`` in this member is of, with its graph."""
+    """Pass the loss of every ``backward()`` in this member to ``hear``, with its graph."""
     _listener.hear, _listener.before, _listener.after = hear, None, None
     Tensor.backward = _noted_backward  # type: ignore[method-assign]  # only noted: it calls what was there
     torch.autograd.backward = _noted_backward_of
@@ -224,9 +223,9 @@ def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
 
 
 def _noted_backward_of(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
-    """``torch.autograd.backward(loss)``; that of parts of a model, with gradients, is no pass."""
+    """``torch.autograd.backward(loss)``; with gradients, for parts of a model, it is no pass."""
     if _listener.is_inside:
-        _backward_of(tensors, grad_tensors, *rest, **options)  # which torch makes itself
+        _backward_of(tensors, grad_tensors, *rest, **options)  # a call by torch itself
         return
     if not isinstance(tensors, Tensor | tuple | list):
         tensors = tuple(tensors)  # a generator gives them once
@@ -235,12 +234,12 @@ def _noted_backward_of(tensors: Any, grad_tensors: Any = None, *rest: Any, **opt
     if grad_tensors is None and all(isinstance(one, Tensor) for one in losses):
         _note(losses, call)
     else:
-        call()  # also of torch's GradientEdge, which is no loss
+        call()  # also for torch's GradientEdge, which is no loss
 
 
 def _note(losses: Sequence[Tensor], call: Callable[[], None]) -> None:
     if _listener.is_inside:
-        call()  # which torch makes itself
+        call()  # a call by torch itself
         return
     if _listener.hear is not None and losses:
         _listener.hear(sum(losses[1:], losses[0]))
@@ -256,13 +255,13 @@ def _note(losses: Sequence[Tensor], call: Callable[[], None]) -> None:
 
 
 def note_batches(hear: Callable[[Any], None]) -> None:
-    """Tell ``hear`` of the data set of every batch that a DataLoader makes in this member."""
+    """Pass the data set of every batch that a DataLoader makes in this member to ``hear``."""
     _listener.hear_batch = hear
     _BaseDataLoaderIter.__next__ = _noted_next  # type: ignore[method-assign]  # the same
 
 
 def unlisten() -> None:
-    """Nobody in this member hears of losses and batches any more."""
+    """Stop reporting losses and batches in this member."""
     _listener.hear = _listener.before = _listener.after = _listener.hear_batch = None
 
 

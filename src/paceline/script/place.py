@@ -25,10 +25,10 @@ def values_of(epochs: Any, num_asked: int | None) -> Sequence[int]:
 
     Args:
         epochs: how many, or the values: a range, or a list, tuple or array of whole numbers.
-        num_asked: how many there are to be instead; a range goes on, a list cannot.
+        num_asked: how many to use instead; a range can be extended, a list cannot.
 
     Raises:
-        ConfigError: it is none of these, or more values are asked for than a list has.
+        ConfigError: it is none of these, or a list has fewer values than ``num_asked``.
     """
     if isinstance(epochs, range):
         if num_asked is None:
@@ -43,32 +43,32 @@ def values_of(epochs: Any, num_asked: int | None) -> Sequence[int]:
     if num_asked is not None and num_asked > len(listed):
         raise ConfigError(
             f"{num_asked} epochs were asked for (--epochs), but the list given to pace.epochs() "
-            f"has {len(listed)} values; give it a range(), which goes on"
+            f"has {len(listed)} values; give it a range(), which can be extended"
         )
     return listed[:num_asked]
 
 
 def _listed(epochs: Any) -> list[int] | None:
-    """The values of a list or its like; None: it is none."""
+    """The values of a list or another sequence; None: it is none."""
     if isinstance(epochs, str | bytes | Mapping) or not hasattr(epochs, "__getitem__"):
         return None
     try:
-        found = [epochs[i] for i in range(len(epochs))]
+        items = [epochs[i] for i in range(len(epochs))]
     except TypeError:  # a tensor or array of one number, which has no length
         return None
     values = []
-    for one in found:
-        value = whole(one)
+    for item in items:
+        value = whole(item)
         if value is None:
-            raise _wrong(f"{one!r:.60} in it")
+            raise _wrong(f"{item!r:.60} in it")
         values.append(value)
     return values
 
 
-def _wrong(found: str) -> ConfigError:
+def _wrong(value: str) -> ConfigError:
     return ConfigError(
         "pace.epochs() takes a number of epochs, a range or a list of whole numbers "
-        f"(pace.epochs(range(1, 11))), got {found}"
+        f"(pace.epochs(range(1, 11))), got {value}"
     )
 
 
@@ -87,15 +87,15 @@ class LoopPlace:
         own_version: the version that the last own step, taken in step, was pushed at.
         num_steps: own steps in this epoch.
         num_run_steps: own steps in the whole run.
-        has_left_out: whether a step of an optimizer that steps here was left out.
-        was_called_off: whether the newest step was another's by the time that it was to be made.
-        is_held: whether the last step was set aside for an update that comes later.
+        has_left_out: whether a step of an optimizer that steps here was skipped.
+        was_called_off: whether the newest step was already another worker's when it was made.
+        is_held: whether the last step was set aside for a later update.
         waits: whether the last step of this optimizer is made when the block ends.
-        deferred: calls of its schedulers meanwhile, which belong behind that step.
+        deferred: calls of its schedulers meanwhile, which belong after that step.
         was_current: whether this member took part in the last update before the epoch opened.
-        is_stepping: whether a scheduler steps now: those that it steps itself are its own business.
-        leaves_out: whether what the script loads now is left out: the run goes on.
-        say_cut: says that a checkpoint inside an epoch is none to go on from, and why.
+        is_stepping: whether a scheduler steps now, perhaps with others inside it.
+        leaves_out: whether what the script loads now is ignored, since the run is resumed.
+        say_cut: says that a checkpoint inside an epoch cannot be resumed from, and why.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LoopPlace:
         self.was_current = self.is_stepping = False
         self._has_stepped = self.is_under_way = False
         self.is_first = not is_newcomer
-        """Whether no member has taken a step that this one knows of."""
+        """Whether this member knows of no step yet."""
         self._num_skipped = self._next_skipped = 0
         self._has_own_scaler = self._found_inf = False
         self._pushed = 0
@@ -136,22 +136,22 @@ class LoopPlace:
 
     @property
     def version(self) -> int:
-        """Of the parameters that the model holds."""
+        """The version of the parameters that the model holds."""
         return self._exchange.version
 
     @property
     def serial(self) -> int:
-        """Of the work that was granted last."""
+        """The number of the work that was granted last."""
         return self._exchange.serial
 
     @property
     def has_made_newest(self) -> bool:
-        """Whether the step under way made the version that stands; it is not done yet."""
+        """Whether the current step, which has not returned yet, made the newest version."""
         return self.is_under_way and self._newest == self._pushed + 1
 
     @property
     def is_at_newest(self) -> bool:
-        """Whether the version that stands is that of a step of this member's."""
+        """Whether a step of this member made the newest version."""
         return self.has_made_newest or self._newest == self.next_version
 
     @property
@@ -166,7 +166,7 @@ class LoopPlace:
     # -- the epoch ------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """An epoch is about to open, and this member holds the version that it begins with."""
+        """Prepare for an epoch; this member holds the version that it begins with."""
         version = self.version
         self.was_current = self._has_stepped and self.next_version == version
         self.num_steps = 0
@@ -174,12 +174,12 @@ class LoopPlace:
         self.begin(version, self.applied(version))
 
     def begin(self, version: int, applied: int) -> None:
-        """The epoch opened at this version; a member that joins is told of it."""
+        """Set the version at which the epoch opened; also called in a member that joins."""
         self.epoch_version = self.next_version = version
         self.epoch_applied = applied
 
     def opened(self) -> None:
-        """The epoch is open, and this member's loop begins; of one that joins it, later."""
+        """Start this member's loop in the open epoch; a member that joins starts later."""
         self.next_version = self.version
 
     # -- the steps ------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class LoopPlace:
         )
 
     def begin_step(self, version: int, *, found_inf: bool, has_scaled: bool) -> None:
-        """The loop steps now, with a gradient of this version; it may be called off yet.
+        """Note that the loop steps, with a gradient of this version; it may be called off.
 
         Args:
             found_inf: whether a scaler found that the gradient has overflowed.
@@ -207,7 +207,7 @@ class LoopPlace:
         self._next_skipped = version - self.applied(version)
 
     def end_step(self) -> None:
-        """The step is done."""
+        """Note that the step was made."""
         self.is_under_way = False
         self.num_steps += 1
         self.num_run_steps += 1
@@ -217,11 +217,11 @@ class LoopPlace:
         self.is_first, self._has_stepped = False, True
 
     def remember(self) -> list[int]:
-        """What counts on where a run goes on."""
+        """What a resumed run continues to count."""
         return [self.num_run_steps, int(self.has_left_out)]
 
     def go_on(self, state: list[int]) -> None:
-        """Become what ``remember`` gave."""
+        """Restore what ``remember`` returned."""
         self.num_run_steps, self.has_left_out = state[0], bool(state[1])
 
     @property
@@ -234,5 +234,5 @@ class LoopPlace:
 
     @property
     def was_skipped_for_the_script(self) -> bool:
-        """The same, and a plain loop does not know of it: no scaler of the user's skipped it."""
+        """Whether it was skipped, but not by a scaler of the user's, so the script cannot know."""
         return not self._has_own_scaler and self.was_skipped

@@ -1,4 +1,4 @@
-"""What ``prepare`` makes of a script's objects: parts that take part in a run, and how they hang.
+"""What ``prepare`` makes of a script's objects: the parts that take part in a run.
 
     loop         mini-batches come and go            step        optimizer.step pushes
     gradients    what lies in .grad between          schedules   learning rates
@@ -101,12 +101,12 @@ from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays, StraySchedulers
 
 _NOT_SENT = "not sent"
-"""By this name a checkpoint has what compression has left over."""
+"""The name under which a checkpoint keeps what compression has not sent yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """What a script says to ``prepare`` beside its objects.
+    """What a script tells ``prepare`` besides its objects.
 
     Attributes:
         batch: what the loader's batch size means.
@@ -114,7 +114,7 @@ class PrepareOptions:
         accumulate: batches that an update averages.
         is_sticky: each worker keeps its part of every batch.
         closures: whether optimizers may call the model again inside their steps.
-        split: how the model is divided; None: as ``--split`` says.
+        split: how the model is divided; None: the value of ``--split``.
     """
 
     batch: str = "global"
@@ -130,7 +130,7 @@ class Prepared:
     """The objects of one script, taking part in a run.
 
     Args:
-        objects: what was given to ``prepare``; asked: what it was told of them.
+        objects: what was given to ``prepare``; options: its keyword arguments.
 
     Attributes:
         model, optimizer: what is stepped here; of several, one that stands for all.
@@ -146,12 +146,12 @@ class Prepared:
         objects: tuple[Any, ...],
         device: torch.device,
         keeper: MemberState,
-        asked: PrepareOptions,
+        options: PrepareOptions,
     ) -> None:
         self._exchange, self._member = exchange, exchange.shared
         self._device, self._keeper = device, keeper
         self.models, self.optimizers, loader = sort_out(objects)
-        self._asked = asked
+        self._options = options
         self._context = context = self._own_context(context, loader)
         self._is_local = context.is_difference or self._member is None
         self.whole = self.model = self._one_model(loader)
@@ -163,7 +163,7 @@ class Prepared:
         self.spread: SpreadModel | None = None
         if split is not None:
             self.model = self._spread_over(split, forward)
-        schedulers = [one for one in objects if isinstance(one, AnyScheduler)]
+        schedulers = [item for item in objects if isinstance(item, AnyScheduler)]
         self._scaling = self._scale_rates(schedulers)
         self.warmup = self._make_warmup(schedulers)
         self.settled = self._settle(mode, forward)
@@ -182,20 +182,20 @@ class Prepared:
         """The context that these optimizers need.
 
         Raises:
-            ConfigError: what was asked for does not go together.
+            ConfigError: the options do not go together.
         """
-        asked = self._asked
+        options = self._options
         context = context_with(
-            context, self.optimizers, asked=asked.closures, has_others=self._member is not None,
-            is_split=divides(asked.split or context.split),
+            context, self.optimizers, asked=options.closures, has_others=self._member is not None,
+            is_split=divides(options.split or context.split),
         )  # fmt: skip
-        if asked.is_sticky:
+        if options.is_sticky:
             refuse_sticky(loader, context)
-        refuse_together(context, asked.accumulate, is_sticky=asked.is_sticky)
+        refuse_together(context, options.accumulate, is_sticky=options.is_sticky)
         return context
 
     def _one_model(self, loader: DataLoader[Any] | None) -> nn.Module:
-        """All models as one. ConfigError: something of them cannot be carried."""
+        """All models as one. ConfigError: something in them is not supported."""
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
         if loader is not None and not isinstance(loader.dataset, OfRange):
@@ -209,44 +209,44 @@ class Prepared:
 
     def _split(self, loader: DataLoader[Any] | None) -> SplitName | None:
         """How the model is divided; None: each worker has all of it."""
-        asked = self._asked
-        name = split_of(asked.split, self._context, self._member)
+        options = self._options
+        name = split_of(options.split, self._context, self._member)
         if name is not None:
             refuse_objects(
                 self.models, self.optimizers, loader, self._device,
-                accumulate=asked.accumulate > 1, sticky=asked.is_sticky, closures=asked.closures,
-                fast=asked.fast != "none",
+                accumulate=options.accumulate > 1, sticky=options.is_sticky,
+                closures=options.closures, fast=options.fast != "none",
             )  # fmt: skip
         return name
 
     def _find_source(self, loader: DataLoader[Any] | None) -> BatchSource:
-        asked, keeper = self._asked, self._keeper
-        options = SourceOptions(
-            is_per_worker=asked.batch == "per-worker",
-            accumulate=asked.accumulate,
-            is_sticky=asked.is_sticky,
+        options, keeper = self._options, self._keeper
+        wanted = SourceOptions(
+            is_per_worker=options.batch == "per-worker",
+            accumulate=options.accumulate,
+            is_sticky=options.is_sticky,
             is_alone=self._member is None,  # nothing is drawn: it would be missing in the loop
         )
-        source = source_of(loader, self._context, self._device, options, keeper.is_kept)
+        source = source_of(loader, self._context, self._device, wanted, keeper.is_kept)
         keeper.drawn = source.order.before
         return source
 
     def _trial(self) -> tuple[str, Forward | None]:
-        """What a trial of speed can be of: its mode, and the loop's own (model, batch) -> loss.
+        """What a speed trial can measure: its mode, and the loop's own (model, batch) -> loss.
 
         Raises:
             ConfigError: several models were to be compiled, or fused, as one; a stream has no batch
                 to try with.
         """
-        context, asked = self._context, self._asked
+        context, options = self._context, self._options
         is_one = len(self.models) == len(self.optimizers) == 1
         if not is_one and (context.compile != "none" or context.fused_optimizer):
             raise ConfigError(
-                "--compile and --fused-optimizer are of one model and one optimizer; of several "
-                "say it in the script: model.compile(), torch.optim.Adam(..., fused=True)"
+                "--compile and --fused-optimizer are for one model and one optimizer; with "
+                "several, set it in the script: model.compile(), torch.optim.Adam(..., fused=True)"
             )
         can_be_tried = is_one and self.source.numbers is None
-        mode, forward = (asked.fast, asked.forward) if can_be_tried else ("none", None)
+        mode, forward = (options.fast, options.forward) if can_be_tried else ("none", None)
         if self.source.is_stream:
             _refuse_speed(context, mode)
         return mode, forward
@@ -295,33 +295,34 @@ class Prepared:
             speed,
             is_difference=context.is_difference,
         )
-        if self._asked.is_sticky and self._member is not None:
+        if self._options.is_sticky and self._member is not None:
             loop.beside.append(KeptPart())
         return loop
 
     def _set_up_accumulation(self) -> None:
-        """Steps of the loop are set aside until an update has all of its several batches.
+        """Set steps of the loop aside until an update has all of its several batches.
 
-        Where it has one, a script may add up batches by itself, which a warm-up has to know.
+        With one batch an update, a script may accumulate by itself, which a warm-up must know.
         """
         parts, source, warmup = self._context.parts, self.source, self._context.warmup
-        if self._asked.accumulate == 1:
+        if self._options.accumulate == 1:
             if self.warmup is not None and warmup and "ep" in warmup:
                 self._look_for_steps_on_each(self.warmup, warmup)
             return
-        made = Accumulation(
-            self._asked.accumulate,
+        accumulation = Accumulation(
+            self._options.accumulate,
             self.optimizers,
             1 if source.is_stream else -(-source.batch_size // parts),
             is_shared=not self._is_local and parts > 1,
         )
-        self.loop.accumulation, self.schedules.place.is_held = made, lambda: made.is_held
+        self.loop.accumulation = accumulation
+        self.schedules.place.is_held = lambda: accumulation.is_held
         if self._member is None:
-            note_losses(lambda _: made.differentiated())
-            self.gradients.accumulate(made)
+            note_losses(lambda _: accumulation.differentiated())
+            self.gradients.accumulate(accumulation)
 
     def _look_for_steps_on_each(self, warmup: Warmup, asked: str) -> None:
-        """Its length was counted by batches."""
+        """Watch whether the script steps on each batch: the warm-up was counted in batches."""
         loop, is_alone = self.loop, self._member is None
 
         def batch() -> object:
@@ -338,7 +339,7 @@ class Prepared:
         """Multiply the learning rates as ``--scale-lr`` says.
 
         Raises:
-            ConfigError: it is asked for, and batches have no size, or change.
+            ConfigError: it was asked for, and batches have no size, or a changing one.
         """
         context, source = self._context, self.source
         size = source.loader.batch_size
@@ -347,16 +348,16 @@ class Prepared:
         if size is None or (context.is_adaptive and not context.is_difference):
             why = "batches of its own" if size is None else f"protocol {context.protocol}"
             raise ConfigError(
-                f"--scale-lr {context.scale_lr}: with {why} there is no one number of samples that "
-                "an update averages; leave it out, and give the rate (--lr, or in the script)"
+                f"--scale-lr {context.scale_lr}: with {why} the number of samples that an update "
+                "averages is not fixed; leave it out, and set the rate (--lr, or in the script)"
             )
         if source.numbers is not None:
-            size = 1  # a number, of which an update averages K
-        is_each = self._asked.batch == "per-worker" or source.numbers is not None
+            size = 1  # a number; an update averages K of them
+        is_each = self._options.batch == "per-worker" or source.numbers is not None
         times = context.parts if is_each else 1
         scaling = RateScaling(
             kind=context.scale_lr,
-            samples=size * times * self._asked.accumulate,
+            samples=size * times * self._options.accumulate,
             own=context.own_batch_size or size,
         )
         strays = [
@@ -369,15 +370,15 @@ class Prepared:
 
     @property
     def few_samples(self) -> int | None:
-        """Of the batch in the loop's hands or the next, where they are fewer than the workers."""
+        """Samples of the current or the next batch, where they are fewer than the workers."""
         current, member = self.loop.holding.current, self._member
         if member is None or current is None or self.source.is_stream:
             return None
-        found = member.fewest_samples(current.lease)
-        return found if found < member.num_workers else None
+        fewest = member.fewest_samples(current.lease)
+        return fewest if fewest < member.num_workers else None
 
     def _num_steps_an_epoch(self) -> int | None:
-        """Of the optimizer; None: the data has no length."""
+        """Optimizer steps in an epoch; None: the data has no length."""
         if self.source.is_stream or self.source.numbers is not None:
             return None
         return self.source.shape.batches().num_batches
@@ -393,35 +394,35 @@ class Prepared:
         )
         if len(own) > MOST_SCHEDULES:
             raise ConfigError(
-                f"prepare() takes at most {MOST_SCHEDULES} schedulers, got {len(own)}; step "
-                "several by one: torch.optim.lr_scheduler.ChainedScheduler"
+                f"prepare() takes at most {MOST_SCHEDULES} schedulers, got {len(own)}; combine "
+                "several in one: torch.optim.lr_scheduler.ChainedScheduler"
             )
         tell, is_several = self.tell_settings, exchange.num_workers > 1
         place.leaves_out, place.say_cut = self._leaves_out, self._say_cut
         is_together = context.steps_together
         return Schedules(
             [
-                LocalSchedule(one, place, tell, is_one_of_several=is_several and not is_together)
+                LocalSchedule(each, place, tell, is_one_of_several=is_several and not is_together)
                 if self._member is None or place.is_local
                 else SharedSchedule(
-                    one,
+                    each,
                     place,
                     tell,
                     self._member.rhythm(number),
                     is_apart=self.steps_apart,
                 )
-                for number, one in enumerate(own)
+                for number, each in enumerate(own)
             ],
             self.optimizers,
             place,
             tell,
             is_alone=self._member is None,
             skips=context.nonfinite == "skip",
-            accumulates=self._asked.accumulate > 1,
+            accumulates=self._options.accumulate > 1,
         )
 
     def _settle(self, mode: str, forward: Forward | None) -> Settled:
-        """How this worker computes: chosen by hand, by measuring, or as it is."""
+        """How this worker computes: as chosen, as measured, or unchanged."""
         context, size, loader = self._context, self.source.batch_size, self.source.loader
         sizes = frozenset({max(1, size // context.parts), -(-size // context.parts)})
         subject = TrialSubject(
@@ -468,8 +469,8 @@ class Prepared:
             whole = self.spread.whole
             whole.standing.stands(exchange.version)
         if self._context.fragments > 1 or self._context.overlap:
-            begins_anew = self._context.is_newcomer  # with what all others hold
-            go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
+            is_newcomer = self._context.is_newcomer  # it starts with the state of the others
+            go_on = (lambda steps: None) if is_newcomer else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model, self.given)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
@@ -481,7 +482,7 @@ class Prepared:
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
 
     def _compress(self, exchange: StoreExchange, replica: Replica) -> None:
-        """Gradients are sent in fewer bytes, where that was asked for."""
+        """Set up the compression of gradients, if it was asked for."""
         compression = parse_compression(self._context.compress)
         if compression is None:
             if self._keeper.has(_NOT_SENT):
@@ -494,13 +495,13 @@ class Prepared:
             compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
             replica.device, self._context.fragments,
         )  # fmt: skip
-        if self._context.is_newcomer:  # whom it follows may have sent since what a checkpoint has
+        if self._context.is_newcomer:  # the one it replaces may have sent since the checkpoint
             self._keeper.add(_NOT_SENT, compressed.remember, lambda _: None)
         else:
             self._keeper.add_of_all(_NOT_SENT, compressed.remember, compressed.go_on)
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
-        """Fill in what the exchange asks of the script's side."""
+        """Give the exchange the hooks that it calls on the script's side."""
         hooks = exchange.hooks
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
@@ -519,7 +520,7 @@ class Prepared:
             self.loop.entered, self.loop.ended = self._keeper.release, self._keeper.hold
 
     def _watch_rates(self, exchange: StoreExchange) -> None:
-        """Where workers do not step together, a count of a worker's own is none of updates."""
+        """Note rates set by hand where workers do not step together, and counts are their own."""
         schedules, place, context = self.schedules, self.schedules.place, self._context
         is_together = place.is_lockstep or place.is_local or exchange.num_workers == 1
         if is_together or self.source.numbers is not None or any(True for _ in schedules):
@@ -529,15 +530,15 @@ class Prepared:
             if not exchange.has_told_version:
                 exchange.say(
                     "a setting of the optimizer (lr, ...) is changed by hand inside the loop, and "
-                    f"under {context.protocol} each worker counts its own steps: where a count "
-                    "of the script's decides, it is not that of updates, which all workers make; "
-                    "go by pace.version, or give prepare() a scheduler (LambdaLR)"
+                    f"under {context.protocol} each worker counts only its own steps: a count in "
+                    "the script is not the number of updates, which all workers make together; "
+                    "use pace.version, or give prepare() a scheduler (LambdaLR)"
                 )
 
         exchange.hooks.hear_settings, schedules.changed_in_the_loop = schedules.hear, say
 
     def _write_layout(self, layout: Layout, number: int) -> None:
-        """What lies where in the pinned block; of a split model nothing is pinned."""
+        """Write the layout of the pinned block; of a split model nothing is pinned."""
         if self.spread is None:
             at = pinned_at(layout, self._exchange.num_workers)
             self._keeper.write_layout(number, layout, at)
@@ -545,11 +546,11 @@ class Prepared:
             self._keeper.write_tensors(number, self.spread.whole.layout, self.spread.read_place)
 
     def _whole_layout(self, replica: Replica) -> Layout:
-        """Of the whole model, as one worker alone has it."""
+        """The layout of the whole model, as one worker alone has it."""
         return replica.layout if self.spread is None else self.spread.whole.layout
 
     def _watch(self, exchange: StoreExchange, replica: Replica) -> None:
-        """See to it that gradients, and the optimizers' state, are what a run takes them for."""
+        """Check that gradients and optimizer state stay as the run expects them."""
         hooks, given = exchange.hooks, self.given
         hooks.check_objects, hooks.check_given = given.check, given.check_all
         if not self._context.is_difference:
@@ -563,7 +564,7 @@ class Prepared:
                 given.check()
 
             hooks.take_loaded, hooks.check_objects = states.take_loaded, check_objects
-            is_refused = self._context.averages or self._asked.accumulate > 1
+            is_refused = self._context.averages or self._options.accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
             if self.spread is not None:
                 self.spread.keep_state_dict(self.optimizers)
@@ -571,37 +572,37 @@ class Prepared:
         elif self._context.steps_together:
             self.gradients.watch_here(replica, self.step.own.clip)
         if self._context.is_difference and self._context.resume:
-            for one in self.optimizers:
-                load = partial(self._load_own, one.load_state_dict)
-                one.load_state_dict = load  # type: ignore[method-assign]  # of this optimizer alone
+            for optimizer in self.optimizers:
+                load = partial(self._load_own, optimizer.load_state_dict)
+                optimizer.load_state_dict = load  # type: ignore[method-assign]  # of this optimizer alone
         if self.loop.accumulation is not None:
             self.gradients.accumulate(self.loop.accumulation)
 
     def _load_own(self, load: Callable[[Any], None], state: Any) -> None:
-        """Replaces ``load_state_dict`` of an optimizer that steps here, where the run goes on."""
+        """Replaces ``load_state_dict`` of an optimizer that steps here, in a resumed run."""
         if not self._leaves_out():
             load(state)
 
     def _leaves_out(self) -> bool:
-        """Whether what the script loads now is left out: a run that goes on begins as saved."""
+        """Whether what the script loads now is ignored: a resumed run starts as it was saved."""
         member, context = self._member, self._context
         if member is None or member.has_opened or not member.version:
             return False
         if context.resume is None or context.is_newcomer:
             return False
         member.say(
-            "the run goes on from its checkpoint, and begins as it was saved: what the script "
-            "loads into an optimizer or a scheduler behind prepare() is left out"
+            "the run is resumed from its checkpoint and starts as it was saved: what the script "
+            "loads into an optimizer or a scheduler after prepare() is ignored"
         )
         return True
 
     def _say_cut(self, why: str) -> None:
-        """A checkpoint inside an epoch is none to go on from."""
+        """Say why no checkpoint inside an epoch can be resumed from."""
         if self._member is not None and self._context.checkpoints_inside:
-            self._member.say(f"no checkpoint inside an epoch can be gone on from: {why}")
+            self._member.say(f"no checkpoint inside an epoch can be resumed from: {why}")
 
     def _watch_buffers(self) -> None:
-        """In the first step of each pass look for a buffer that is no statistic, until one is."""
+        """In each pass's first step look for a buffer that is no statistic, until one is found."""
         if (written := WrittenBuffers(self.whole)) and self.spread is None:
             self._written, entered = written, self.loop.entered
 
@@ -612,17 +613,17 @@ class Prepared:
             self.loop.entered = enter
 
     def _remember(self) -> None:
-        """What a checkpoint has of this member, beside model and optimizer state."""
+        """Register what a checkpoint keeps of this member besides model and optimizer state."""
         add, optimizer = self._keeper.add, self.optimizer
         if self.source.shape.is_sticky and self._context.resume and self._member is not None:
             self._member.say(
-                "the run goes on from a checkpoint, which has nothing of what a script carries "
-                "from batch to batch: each worker begins its part with a fresh state"
+                "the run is resumed from a checkpoint, which has no state that a script "
+                "carries from batch to batch: each worker starts its part with a fresh state"
             )
         if self._context.is_difference:
-            for number, one in enumerate(self.optimizers):
+            for number, each in enumerate(self.optimizers):
                 name = f"optimizer {number}" if number else "optimizer"
-                add(name, one.state_dict, one.load_state_dict)
+                add(name, each.state_dict, each.load_state_dict)
         for name, module in extra_states(self.whole, is_kept=self._context.checkpoints):
             add(f"extra state of {name}", module.get_extra_state, module.set_extra_state)
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
@@ -641,21 +642,21 @@ class Prepared:
         add("random", random_states, restore_random_states)
 
     def _keep_stray(self, name: str, scheduler: AnyScheduler) -> bool:
-        """Remember one that was not prepared; whether the checkpoint had it."""
+        """Keep a scheduler that was not prepared; whether the checkpoint had it."""
         if not can_be_packed(scheduler.state_dict()):
             return False
-        has = self._keeper.has(name)
+        was_kept = self._keeper.has(name)
         self._keeper.add(name, scheduler.state_dict, scheduler.load_state_dict)
-        return has
+        return was_kept
 
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = self._whole_layout(replica), self._context
         compressed = None if self._member is None else self._member.hooks.compressed
         pins = context.checkpoints and self.spread is None
-        if context.checkpoints and (odd := unwritable(layout.rows())):
+        if context.checkpoints and (unsupported := unwritable(layout.rows())):
             raise ConfigError(
-                f"a checkpoint cannot hold {odd[0]!r}, which is of {odd[1]}: safetensors knows no "
-                "such numbers; to train without any: --checkpoint-every never"
+                f"a checkpoint cannot hold {unsupported[0]!r}, which is of {unsupported[1]}: "
+                "safetensors has no such type; to train without: --checkpoint-every never"
             )
         return {
             **self._loop_words(),
@@ -685,13 +686,13 @@ class Prepared:
         }
 
     def _price(self, compressed: CompressedGradient) -> CompressionPrice:
-        """What it costs to send fewer bytes here, beside what it saves."""
+        """The cost of compressing here, and what it saves."""
         assert self._member is not None
         price = self._member.price
         return price_alone(compressed) if price is None else price(compressed)
 
     def _loop_words(self) -> dict[str, object]:
-        """What the loop goes over, and steps with."""
+        """Fields of the description: what the loop goes over, and steps with."""
         leased, shape = self.loop.leased, self.source.shape
         return {
             "num_samples": shape.num_samples,
@@ -707,7 +708,7 @@ class Prepared:
             "samples": sample_digests(leased.loader) if self._context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
             "samples_each": leased.samples_each,
-            "accumulate": self._asked.accumulate,
+            "accumulate": self._options.accumulate,
             "is_sticky": shape.is_sticky,
         }
 
@@ -728,7 +729,7 @@ class Prepared:
             notes.append(note_of_several(len(self.optimizers), context))
         if context.num_as_full_sync:
             notes += note_of_first_updates(self.optimizers, context)
-        averages = context.averages or context.steps_together or self._asked.accumulate > 1
+        averages = context.averages or context.steps_together or self._options.accumulate > 1
         if averages and self.spread is None:
             notes += gradient_hooks_note(self.model)
         if isinstance(self.loop.leased, StreamedLoader):
@@ -751,7 +752,7 @@ class Prepared:
         return notes
 
     def release(self) -> None:
-        """The trial is over: models are plain ones with what they came to, loaders the user's."""
+        """End the trial: models are plain ones with their trained weights, loaders the user's."""
         self.loop.is_released = True
         self.loop.leased.close()
         if self._replica is not None:
@@ -760,14 +761,14 @@ class Prepared:
         unwatch_forward(self.model)
 
     def tell_settings(self) -> None:
-        """What learning rates and schedules are, for a worker that comes later, if one may."""
+        """Tell the run learning rates and schedules, for a worker that may join later."""
         if self._context.respawn and self._member is not None and self.schedules.knows:
             self._member.tell_settings(settings_text(self.optimizer, self.schedules))
 
     # -- what happens in the loop ---------------------------------------------------------------
 
     def note_loss(self, loss: Tensor) -> None:
-        """A backward pass begins; the loss, where it is one number, is what a push reports."""
+        """Record a backward pass; a loss of one number is what the next push reports."""
         if loss.numel() == 1:
             self.gradients.loss = loss.detach()
         self._strays.look(loss)
@@ -780,24 +781,24 @@ class Prepared:
         self.loop.differentiated()
 
     def note_batch(self, dataset: object) -> None:
-        """A loader gave a batch of this; inside the loop and with gradients, it trains."""
+        """Note a batch of a loader over ``dataset`` that trains inside the loop."""
         is_in_loop = self.loop.is_iterating and not self.loop.num_nested and torch.is_grad_enabled()
-        is_training = any(one.training for one in self.models)
+        is_training = any(model.training for model in self.models)
         if not is_in_loop or not is_training or isinstance(dataset, SeededData):
             return
         assert self._member is not None
         number = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no known size"
         self._member.say(
             f"a second DataLoader, of {number}, is used inside the loop and was not prepared: "
-            "every worker goes through all of it; for a part each: other = pace.prepare(other), "
+            "every worker goes through all of it; to share it out: other = pace.prepare(other), "
             "after the first prepare()"
         )
         note_batches(lambda _: None)
 
     def explain(self, error: Exception) -> None:
-        """A step failed where several workers share what it speaks of: that may be why.
+        """Add a note to a failed step's error, if sharing among workers may be the cause.
 
-        Of sizes it is the batch, in the first step; of a storage that is resized a buffer.
+        For an error about sizes it is the batch, in the first step; for a resized storage a buffer.
         """
         text = str(error)
         if self._replica is not None and "resize storage" in text:
@@ -807,18 +808,18 @@ class Prepared:
         is_first = self.schedules.place.num_run_steps == 0
         if is_shared and is_first and re.search("(?<!re)size|shape|dimension|length", text):
             error.add_note(
-                f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
+                f"a batch of {size} is shared by {parts} mini-batches; if the script expects "
                 f"{size} samples in each: pace.prepare(..., batch='per-worker')"
             )
 
 
 def refuse_together(context: Context, accumulate: int, *, is_sticky: bool) -> None:
-    """Raise ConfigError where a step that all make together would be of something else."""
+    """Raise ConfigError where a joint step of all workers is not possible."""
     if context.steps_together and (accumulate > 1 or is_sticky):
         what = "prepare(sticky=True)" if is_sticky else f"accumulate {accumulate}"
         raise ConfigError(
             f"{what} with a step that all workers make together (LBFGS, closures, hooks) is not "
-            "carried; leave it out, or use --protocol local-sgd:1"
+            "supported; leave it out, or use --protocol local-sgd:1"
         )
 
 
@@ -831,8 +832,8 @@ def refuse_sticky(loader: DataLoader[Any] | None, context: Context) -> None:
         )
     if context.workers > 1 and not context.is_spmd:
         raise ConfigError(
-            f"prepare(sticky=True) under {context.protocol}: whoever is free takes the next "
-            "mini-batch, so the state that a script carries would meet another part of the batch; "
+            f"prepare(sticky=True) under {context.protocol}: any free worker takes the next "
+            "mini-batch, so the script's state would meet another part of the batch; "
             "use --protocol full-sync or local-sgd:H"
         )
 
@@ -841,36 +842,36 @@ def refuse_apart(context: Context, *, is_asked: bool) -> None:
     """Raise ConfigError where workers do not step together: prepare(together=True)."""
     if is_asked and context.workers > 1 and not context.is_spmd:
         raise ConfigError(
-            f"prepare(together=True) under {context.protocol}: whoever is free takes what comes "
-            "next, and this script counts on workers that step together (a rate by hand for each "
-            "step, a scheduler behind some of them, a state that goes from turn to turn); use "
+            f"prepare(together=True) under {context.protocol}: any free worker takes what comes "
+            "next, but this script relies on workers that step together (a rate set by hand for "
+            "each step, a scheduler after some steps, a state carried from turn to turn); use "
             "--protocol full-sync or local-sgd:H"
         )
 
 
 def sticky_notes(context: Context) -> list[str]:
-    """What is to be known of parts that stay with their worker, for the plan."""
+    """Notes for the plan on parts that stay with their worker."""
     notes = [
-        "each worker keeps its part of every batch: in order, so that a state can be carried; who "
-        "dies loses that, and the run ends (--respawn: it goes on from a checkpoint)"
+        "each worker keeps its part of every batch, in order, so that it can carry a state; if a "
+        "worker dies, its state is lost and the run ends (--respawn: it resumes from a checkpoint)"
     ]
     if context.is_difference:
         notes.append(
             f"each worker's {context.num_steps} steps between two averages are on its part of as "
-            f"many batches, one after another: a step has 1/{context.parts} of a batch"
+            f"many batches in a row: a step has 1/{context.parts} of a batch"
         )
     return notes
 
 
 def _refuse_speed(context: Context, fast: str) -> None:
-    """Raise ConfigError for what makes a worker faster, where a stream cannot have it."""
+    """Raise ConfigError for options that speed up a worker, but not over a stream."""
     if context.loader_workers is not None:
         raise ConfigError(
-            f"--loader-workers {context.loader_workers}: how many read a stream is its own "
-            "DataLoader's to say (num_workers), since its data set shares itself out among them"
+            f"--loader-workers {context.loader_workers}: the number of readers of a stream is set "
+            "by its DataLoader (num_workers), since its data set shares itself out among them"
         )
     if fast == "auto":
         raise ConfigError(
-            "--fast auto takes a batch to measure with, and what is taken of a stream is gone: "
+            "--fast auto takes a batch to measure with, and a batch taken from a stream is gone: "
             "choose by hand (--compile default, --channels-last, --fused-optimizer, --threads)"
         )

@@ -2,25 +2,25 @@
 
     in step     the loop's index is the same in every member (full-sync): the original call in each,
                 at its own place, whatever its rhythm; all members note the same in shared words
-    by version  members go by their own ways (k-sync, async; or one died, or came): who executes an
-                update brings its own copy to where the scheduler is at the update's version
+    by version  members step independently (k-sync, async; or one died, or joined): the member that
+                executes an update first steps its own copy up to the update's version
 
-The first needs nothing but the calls themselves, so it is plain PyTorch's bit for bit, with
-arguments, every k-th step, or a metric. The second works for one rhythm alone, *each version*:
-only that says what a scheduler is at a version without the calls. It is found where the loop calls
-once an own step, and lost (in step: for good) when a step of its own goes by without a call. Any
+The first needs only the calls themselves, so it equals plain PyTorch bit for bit, with
+arguments, every k-th step, or a metric. The second works for one rhythm only, *each version*:
+only then the state at a version is known without the calls. It is detected when the loop calls
+once per own step, and lost (in step: for good) when an own step passes without a call. Any
 other rhythm is refused by name where members are not in step.
 
     word     0 unknown | 1 another rhythm | else each version: steps = updates applied + ahead
-    count    how many steps were taken in the loop, for one that had no mini-batch in an update
+    count    steps taken in the loop, for a member that had no mini-batch in an update
 
 A member that took no part in an update takes, before it executes anything, the steps that the
-others noted meanwhile, and leaves out its own late call of the same step.
+others noted meanwhile, and skips its own late call of the same step.
 
-Of several optimizers by turns, each step a version, one's scheduler is stepped each version of its
-own alone. Where each call until now was the only one behind such a step, it is known how many a
-checkpoint inside an epoch owes; of all other rhythms in step nobody can say what they are there,
-since the loop's index begins anew. This module must not know exchanges or who executes.
+With several optimizers in turn, each step a version, a scheduler is stepped only at versions of its
+own optimizer. If each call so far was the only one after such a step, the number that a
+checkpoint inside an epoch owes is known; for all other rhythms in step it is not,
+since the loop's index restarts. This module must not know exchanges or who executes.
 """
 
 import math
@@ -35,16 +35,16 @@ from .unprepared import AnyScheduler
 
 _UNKNOWN, _OTHER = 0, 1
 _ZERO = 2**29
-"""Of a rhythm "each version": the word where nothing is ahead."""
+"""The word of the rhythm "each version" where nothing is ahead."""
 
 
 class SharedSchedule(Schedule):
     """One prepared scheduler of a member among several.
 
     Args:
-        words: what all members see of it.
-        is_apart: whether updates are steps of several optimizers by turns: their number says
-            nothing of this one's.
+        words: its state in shared memory, which all members see.
+        is_apart: whether updates are steps of several optimizers in turn, so that their number
+            is not that of this optimizer's steps.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class SharedSchedule(Schedule):
         if is_apart:
             words.rhythm = _OTHER
         self._is_each_own = is_apart
-        """Whether each call, as far as this member knows, was the only one behind an own step."""
+        """Whether each call, as far as this member knows, was the only one after an own step."""
         self._has_stepped = self._is_under_way = self._has_said = False
-        """Whether its optimizer has stepped; whether it does now; whether ``cut`` was told."""
+        """Whether its optimizer has stepped; whether it does now; whether ``cut`` was reported."""
         self._count = 0
-        """Steps taken in the loop, by whomever they were called for."""
+        """Steps taken in the loop, whichever member called for them."""
         self._index = 0
-        """Those that this member's own loop has come to."""
+        """Steps that this member's own loop has reached."""
         self._given: tuple[Any, ...] = ()
         """Arguments of the calls since the last own step."""
         self._called_at = -1
@@ -85,7 +85,7 @@ class SharedSchedule(Schedule):
     # -- a call in the loop ---------------------------------------------------------------------
 
     def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        values = tuple(one for one in (*arguments, *options.values()) if one is not None)
+        values = tuple(value for value in (*arguments, *options.values()) if value is not None)
         self._given = values if self._num_calls == 1 else self._given + values
         self._is_active = True
         if self._place.is_in_step:
@@ -102,7 +102,7 @@ class SharedSchedule(Schedule):
         if is_each and place.was_skipped_for_the_script:
             return
         self._index += 1
-        if self._index > self._count:  # else the others' was taken, where it had no mini-batch
+        if self._index > self._count:  # else it was taken with the others, without a mini-batch
             self.take(*arguments, **options)
             self._count = self._index
             if self._count > words.count:  # a late call comes after the others' next one
@@ -131,21 +131,21 @@ class SharedSchedule(Schedule):
         self._bring(self._wanted(place.version))
 
     def _set_each(self, ahead: int) -> None:
-        """Each version: so many more steps than updates that were applied."""
+        """Set the rhythm "each version", with ``ahead`` more steps than applied updates."""
         self._words.rhythm = _ZERO + 2 * ahead + self._is_before
 
     def _refuse(self, how: str) -> NoReturn:
         place = self._place
-        said = f"worker {place.seat} steps {self.name} {how} inside the loop"
+        event = f"worker {place.seat} steps {self.name} {how} inside the loop"
         if not place.is_lockstep:
             raise ConfigError(
-                f"{said}; workers that do not step together count updates: call its step() once "
+                f"{event}; workers that do not step together count updates: call its step() once "
                 "after every optimizer.step(), with a LambdaLR that counts in fours (lambda n: "
-                "0.9 ** (n // 4)), or between epochs; any rhythm is carried under full-sync"
+                "0.9 ** (n // 4)), or between epochs; full-sync supports any rhythm"
             )
         raise WorkerError(
-            f"{said}, and is no longer in step with the others: a worker died or joined, or a "
-            "batch was too small for all of them; go on from a checkpoint of an epoch's end "
+            f"{event}, and is no longer in step with the others: a worker died or joined, or a "
+            "batch was too small for all of them; resume from a checkpoint of an epoch's end "
             "(--resume), or call its step() once after every optimizer.step(), or between epochs"
         )
 
@@ -156,7 +156,7 @@ class SharedSchedule(Schedule):
         self._is_each_own = self._is_each_own and self._num_calls == self._has_stepped
         self._is_under_way = True
         is_missed = self._has_called and not self._num_calls and words.rhythm > _OTHER
-        if is_missed and not place.was_skipped:  # a script that has a scaler may leave that out
+        if is_missed and not place.was_skipped:  # a script with a scaler may leave that call out
             if not place.is_in_step:
                 self._refuse("not after every optimizer.step()")
             words.rhythm = _OTHER
@@ -178,11 +178,11 @@ class SharedSchedule(Schedule):
             self._bring(self._words.count)
 
     def _wanted(self, version: int) -> int:
-        """Steps that were taken for the update from ``version``, if it is stepped each version."""
+        """Steps due before the update from ``version``, in the rhythm "each version"."""
         return self._place.applied(version) + (self._words.rhythm - _ZERO) // 2
 
     def _bring(self, count: int) -> None:
-        """Take the steps that are missing."""
+        """Take the missing steps, up to ``count``."""
         if self._count >= count:
             return
         argument = self._words.argument if self._words.rhythm == _OTHER else math.nan
@@ -192,54 +192,54 @@ class SharedSchedule(Schedule):
                 self.take()
             return
         if count - self._count > 1 or math.isinf(argument):
-            self._refuse("with arguments that this worker has no part in")
+            self._refuse("with arguments that this worker does not have")
         self._count += 1
         self.take(int(argument) if argument.is_integer() else argument)
 
     def opened(self) -> None:
-        """An epoch begins: who took no part in the last update takes the steps that it missed."""
+        """Start an epoch; a member that took no part in the last update catches up."""
         self._was_active, self._is_active = self._is_active, False
         self._index, self._given = self._count, ()
         if not (self._place.is_lockstep and self._place.was_current):
             self._index = self._bring_between(self._words.end)
 
     def end(self) -> None:
-        """The loop has no more: every worker shows the same rate now."""
+        """End the loop; every worker shows the same rate from now on."""
         place = self._place
         if place.is_lockstep and place.next_version == place.version:
             self._words.end = self._count
         else:
             self._bring_between(self._count)
 
-    def _bring_between(self, other: int) -> int:
-        """Be what it is between the last call of one epoch and the first of the next.
+    def _bring_between(self, known: int) -> int:
+        """Take the steps due between the last call of one epoch and the first of the next.
 
         Args:
-            other: steps taken by then, if it is not stepped each version.
+            known: steps taken by then, if it is not stepped each version.
 
         Returns:
-            The steps taken by then: less than were taken, where a checkpoint came in between.
+            The steps taken by then: fewer than were taken, where a checkpoint came in between.
         """
         word = self._words.rhythm
-        count = self._wanted(self._place.version) - (word & 1) if word > _OTHER else other
+        count = self._wanted(self._place.version) - (word & 1) if word > _OTHER else known
         self._bring(count)
         return min(count, self._count) if word > _OTHER else self._count
 
     @property
     def mark(self) -> tuple[Any, ...]:
-        return (self._count, *map(_said, self._given))
+        return (self._count, *map(_as_text, self._given))
 
     # -- what is kept ---------------------------------------------------------------------------
 
     @property
     def _is_by_index(self) -> bool:
-        """Whether what it is here follows from calls that the loop has made in its own rhythm."""
+        """Whether its state follows from calls that the loop has made in its own rhythm."""
         is_active = self._is_active or self._was_active
         return self._words.rhythm == _OTHER and is_active and self._place.is_iterating
 
     @property
     def _owes(self) -> bool:
-        """Whether the step that made this version is still to be followed by its call."""
+        """Whether the call after the step that made this version is still to come."""
         is_done = self._has_stepped and not self._num_calls
         return is_done or (self._is_under_way and self._place.has_made_newest)
 
@@ -251,8 +251,8 @@ class SharedSchedule(Schedule):
     @property
     def _why_cut(self) -> str:
         return (
-            f"{self.name} is stepped in a rhythm of its own inside the loop, whose index begins "
-            "anew where the run goes on in the middle of an epoch: go on from a checkpoint of an "
+            f"{self.name} is stepped in a rhythm of its own inside the loop, whose index restarts "
+            "when the run is resumed in the middle of an epoch: resume from a checkpoint of an "
             "epoch's end (--checkpoint-every '1 epoch'), or step it once after every "
             "optimizer.step()"
         )
@@ -283,14 +283,14 @@ class SharedSchedule(Schedule):
         self._original_load(state)
 
 
-def _said(value: Any) -> str:
-    """An argument, as it can be compared between members."""
+def _as_text(value: Any) -> str:
+    """An argument in a form that members can compare."""
     number = _number((value,))
     return f"{number:.10g}" if math.isfinite(number) else repr(value)
 
 
 def _number(values: tuple[Any, ...]) -> float:
-    """The one argument as a number; nan: there is none, inf: it cannot be said so."""
+    """The only argument as a number; nan: there is none, inf: it is not one number."""
     if not values:
         return math.nan
     try:

@@ -1,8 +1,8 @@
-"""What a loop's mini-batches are taken from: a loader, a stream, or numbers without either.
+"""The source of a loop's mini-batches: a loader, a stream, or numbers without either.
 
     loader of prepare, or none -> source_of -> order, shape -> lease -> LeasedLoader
 
-Everything that is known of an epoch before the first one begins is found out here. This module must
+Everything known about an epoch before the first one begins is found here. This module must
 not know models, optimizers, or how an exchange carries anything.
 """
 
@@ -28,17 +28,17 @@ from ..speed import Speed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSource:
-    """What a loop's mini-batches are taken from.
+    """The source of a loop's mini-batches.
 
     Attributes:
-        loader: the user's own; of a loop without one, a loader of ``numbers``.
-        numbers: of a loop without a loader; None: it has one.
+        loader: the user's own; for a loop without one, a loader of ``numbers``.
+        numbers: those of a loop without a loader; None: it has a loader.
         is_stream: whether its data set has no length and is read in order.
         order: the positions of each epoch.
-        num_batches: of an epoch of ``loader``.
-        batch_size: samples of one batch of ``loader``, over all workers' shares of it.
+        num_batches: in an epoch of ``loader``.
+        batch_size: samples in one batch of ``loader``, the sum of all workers' shares.
         shape: how an epoch is cut into mini-batches.
-        notes: what is to be known of the loader, for the plan.
+        notes: notes on the loader, for the plan.
         make_leased: (loader, seed, device, speed) -> the loader, lease by lease.
     """
 
@@ -61,7 +61,7 @@ class BatchSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a script says of its batches.
+    """What a script specifies about its batches.
 
     Attributes:
         is_per_worker: the loader's batch size is one worker's share, not what an update averages.
@@ -86,11 +86,11 @@ def source_of(
     """Find out what an epoch consists of.
 
     Args:
-        loader: of the script; None: its loop goes over numbers.
+        loader: the script's; None: its loop goes over numbers.
         is_kept: whether the script keeps the state of this sampler.
 
     Raises:
-        ConfigError: several workers cannot share these batches; it says why.
+        ConfigError: several workers cannot share these batches.
     """
     numbers = None
     if loader is None:
@@ -130,10 +130,10 @@ def _shape(
     num_samples: int,
     batch_size: int,
 ) -> Shape:
-    """How an epoch is cut; where several batches make an update, a cut one may be shorter."""
+    """How an epoch is cut; an update of several batches may be cut short."""
     is_stream = isinstance(loader.dataset, IterableDataset)
     is_cut = options.accumulate > 1 and loader.drop_last and not is_stream
-    if is_cut:  # then what is left out is less than a batch
+    if is_cut:  # less than a batch is dropped
         num_samples -= num_samples % batch_size
     return Shape(
         num_samples=num_samples,
@@ -147,7 +147,7 @@ def _shape(
 def _refuse_steps_together(context: Context) -> None:
     if context.steps_together:
         raise ConfigError(
-            "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
+            "a step that all workers make together (LBFGS, closures, hooks) is not possible over a "
             "stream, whose end is found while it is read; use --protocol local-sgd:1, or a "
             "data set with a length"
         )
@@ -156,7 +156,7 @@ def _refuse_steps_together(context: Context) -> None:
 def _refuse_what_is_not_shared(
     loader: DataLoader[Any], order: EpochOrder, options: SourceOptions
 ) -> list[str]:
-    """What several workers can share, in notes for the plan. ConfigError: they cannot."""
+    """Notes for the plan on sharing. ConfigError: several workers cannot share the loader."""
     if options.accumulate > 1 and order.has_own_batches:
         raise ConfigError(
             f"accumulate {options.accumulate} with a batch sampler of your own: several workers "

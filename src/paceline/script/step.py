@@ -1,16 +1,16 @@
 """One step of a script: its block, and the optimizer's step that pushes.
 
     with pace.step():          begin        is left early where its work is superseded
-        optimizer.zero_grad()  what was accumulated is left unused
+        optimizer.zero_grad()  drops what was accumulated
         ... backward()
         optimizer.step()       [ injected delay ] -> read the scaler -> push, wait, pull
-                               closed       what was accumulated rides on the next push
+                               closed       the next push includes what was accumulated
 
-Of several optimizers each does the same by itself where members take their steps together, or step
-locally. Elsewhere a block is one push: ``step`` sets its gradients aside, and the end of the block
-pushes them together. Both methods of each optimizer are replaced on the object. Above 300 lines,
-since the ways of a step (alone, here, at once, with its block) stand side by side. This module must
-not know how an exchange carries anything, nor how batches come to the loop.
+Each of several optimizers does the same by itself where members step together, or step locally.
+Elsewhere a block is one push: ``step`` sets its gradients aside, and the end of the block pushes
+them together. Both methods are replaced on each optimizer object. Above 300 lines,
+since the kinds of step (alone, here, at once, with its block) are read side by side. This module
+must not know how an exchange carries anything, nor how batches come to the loop.
 """
 
 import math
@@ -46,10 +46,10 @@ class Step:
     """One step on one mini-batch; its end closes the work.
 
     Attributes:
-        was_superseded: tells afterwards whether its work was abandoned.
-        weight: what the mini-batch weighs in its update, >= 0; set it before ``optimizer.step()``.
-            Unset: its samples, which is right for a loss that is a mean over them. A mean over
-            tokens needs the number of tokens.
+        was_superseded: whether its work was abandoned; set when the block has ended.
+        weight: the weight of the mini-batch in its update, >= 0; set it before
+            ``optimizer.step()``. Default: its number of samples, which is right for a loss that is
+            a mean over them. A mean over tokens needs the number of tokens.
     """
 
     def __init__(self, loop: TrainingLoop, explain: Callable[[Exception], None]) -> None:
@@ -100,14 +100,14 @@ class Step:
 
 
 class OptimizerStep:
-    """What ``optimizer.step`` is in a run, and ``zero_grad`` among several workers.
+    """Replaces ``optimizer.step`` in a run, and ``zero_grad`` among several workers.
 
     Args:
         optimizers: one or several, over different parameters.
         warmup: is stepped after each of their steps; None: there is none.
 
     Attributes:
-        injection: what slows it down or lets it fail, where that was asked for.
+        injection: slows the step down or lets it fail, where that was asked for.
     """
 
     def __init__(
@@ -124,19 +124,19 @@ class OptimizerStep:
         self._member = exchange.shared
         self._context = context
         self._optimizers = optimizers
-        self._own_zero_grad = [zero_grad_of(one) for one in optimizers]
+        self._own_zero_grad = [zero_grad_of(optimizer) for optimizer in optimizers]
         is_several = len(optimizers) > 1
         is_shared = not (loop.is_alone or context.is_difference)
         self._waits = is_several and is_shared and not context.steps_apart
         """Whether the steps of a block are pushed together, when it ends."""
         self._settings: dict[int, Hyper] = {}
-        """Of the optimizers that wait for that."""
+        """The settings of optimizers that wait for that."""
         self._gradients = gradients
         self._loop = loop
         self._schedules = schedules
         self._has_left_out = False
-        """Whether it was said that a step which is not finite is left out."""
-        own_step = [one.step for one in optimizers]
+        """Whether it was said that a step which is not finite is skipped."""
+        own_step = [optimizer.step for optimizer in optimizers]
         self.own = OwnSteps(exchange, context, optimizers, own_step, gradients, loop)
         self.injection = Injection(exchange, context)
         if is_several and is_shared and context.steps_apart:
@@ -145,13 +145,13 @@ class OptimizerStep:
         if self._waits:
             loop.push_steps = self._push_steps
             schedules.place.waits = self._is_waiting
-        for part, one in enumerate(optimizers):
-            replace_step(one, partial(self._step, part))
+        for part, optimizer in enumerate(optimizers):
+            replace_step(optimizer, partial(self._step, part))
             if not loop.is_alone:
-                one.zero_grad = partial(self._zero_grad, part)  # type: ignore[method-assign]  # of this optimizer alone
+                optimizer.zero_grad = partial(self._zero_grad, part)  # type: ignore[method-assign]  # of this optimizer alone
 
     def begin(self) -> None:
-        """A step block begins."""
+        """Begin a step block."""
         holding = self._loop.holding
         holding.has_worked = holding.has_stepped = True
         self._loop.is_failing = self._loop.was_called_off = False
@@ -161,14 +161,14 @@ class OptimizerStep:
             self.injection.begin()
 
     def _zero_grad(self, part: int, set_to_none: bool = True) -> None:
-        """Replaces ``optimizer.zero_grad``: what was accumulated is left unused."""
+        """Replaces ``optimizer.zero_grad``: drops what was accumulated."""
         self._own_zero_grad[part](set_to_none=set_to_none)
         if len(self._optimizers) == 1:
             self._loop.holding.zeroed()
             self._gradients.take_back()
             return
         if self._loop.holding.has_accumulated and not self._gradients.are_there():
-            self._loop.holding.zeroed()  # no other optimizer has anything of it either
+            self._loop.holding.zeroed()  # nor has another optimizer any of it
         self._gradients.take_back(part)
 
     def _step(self, part: int, closure: Closure | None = None) -> Any:
@@ -186,20 +186,20 @@ class OptimizerStep:
         if self._member is not None and current is None:
             raise self._outside()
         if current is not None and current.is_called_off:
-            return None  # outside the block that said so
+            return None  # outside the block that would have ended
         self._loop.was_called_off, loss = False, None
         if closure is not None and self.own.calls_first(part):
             with torch.enable_grad():
                 loss, closure = closure(), None
         self.own.check(part, closure)
-        made = self._make_differentiated(part, closure)
-        return loss if closure is None and made is None else made
+        result = self._make_differentiated(part, closure)
+        return loss if closure is None and result is None else result
 
     def _make_differentiated(self, part: int, closure: Closure | None) -> Any:
-        """The step, with what it is still to call; what the optimizer's own has returned."""
+        """Make the step, which may still call the closure; return what the optimizer's returned."""
         gradients, optimizer = self._gradients, self._optimizers[part]
         if gradients.amp.is_waiting:
-            gradients.amp.step()  # it comes back here with what the scaler found
+            gradients.amp.step()  # it calls this again with what the scaler found
             return None
         if closure is None:
             gradients.amp.check(optimizer)
@@ -214,27 +214,26 @@ class OptimizerStep:
             assert self._member is not None
             self._wait(self._member, part)
             return None
-        asked, made = gradients.asked(1 << part), None
+        work, result = gradients.asked(1 << part), None
         if self._member is None:
-            made = self._step_alone(part, asked, closure)
+            result = self._step_alone(part, work, closure)
         elif gradients.aside is None:
-            made = self._step_with_others(self._member, part, asked, closure)
+            result = self._step_with_others(self._member, part, work, closure)
         else:
             with gradients.aside.only(part):
-                self._step_with_others(self._member, part, asked)
+                self._step_with_others(self._member, part, work)
         gradients.pushed(self._exchange.last_norm)
         if self._warmup is not None:
             self._warmup.step()
-        return made
+        return result
 
     def _outside(self) -> ConfigError:
-        """The error for a step that stands in no loop."""
+        """The error for a step outside the loop."""
         where = "the prepared loader"
         if isinstance(self._loop.leased.loader.sampler, Numbers):
-            where = "the loop, which prepare() got no loader for (for number in pace.updates(n))"
+            where = "the loop, for which prepare() got no loader (for number in pace.updates(n))"
         return ConfigError(
-            f"optimizer.step() was called outside {where}: there is no mini-batch that the "
-            "update could stand for"
+            f"optimizer.step() was called outside {where}: the update would belong to no mini-batch"
         )
 
     def _holds(self, part: int) -> bool:
@@ -256,18 +255,18 @@ class OptimizerStep:
     # -- steps that are pushed when their block ends --------------------------------------------
 
     def _wait(self, member: StoreExchange, part: int) -> None:
-        """Set aside what this optimizer steps on."""
+        """Set aside the gradients that this optimizer steps on."""
         gradients, optimizer = self._gradients, self._optimizers[part]
         assert gradients.aside is not None
         if not self._exchange.is_in_step:
             raise ConfigError(
-                "several optimizers step together when their block ends: call their step() inside "
+                "several optimizers step together when their block ends: call step() inside "
                 "`with pace.step():`"
             )
         if gradients.aside.stepped >> part & 1:
             self._check_that_all_step_again(member)
         self._granted(member)
-        gradients.scaling.read(Work(), optimizer)  # which refuses it
+        gradients.scaling.read(Work(), optimizer)  # which refuses a scaler
         self._loop.holding.stepped()
         gradients.set_aside(part)
         self._settings[part] = hyper_of(optimizer)
@@ -281,7 +280,7 @@ class OptimizerStep:
         )
 
     def _push_steps(self) -> None:
-        """The block ends: what its steps have set aside makes one push."""
+        """Push what the steps of the block have set aside, when it ends."""
         gradients, member = self._gradients, self._member
         assert gradients.aside is not None
         assert member is not None
@@ -291,9 +290,9 @@ class OptimizerStep:
         try:
             for part in parts:
                 self._check_settings(part)
-            asked = gradients.asked(stepped)
+            work = gradients.asked(stepped)
             with gradients.aside.taken():
-                self._push(member, parts, asked, self._loop.holding.work)
+                self._push(member, parts, work, self._loop.holding.work)
         except ConfigError:
             self._loop.is_failing = True
             raise
@@ -304,8 +303,8 @@ class OptimizerStep:
         if hyper_of(optimizer) != self._settings[part]:
             raise ConfigError(
                 f"a setting of {type(optimizer).__name__} (lr, momentum, ...) was changed in the "
-                "block after its step(), which is made when the block ends; change it before that "
-                "step, or after the block"
+                "block after its step(), which takes effect when the block ends; change it before "
+                "that step, or after the block"
             )
 
     # -- steps that are pushed at once ----------------------------------------------------------
@@ -315,41 +314,41 @@ class OptimizerStep:
         if grant is None:
             raise ConfigError(
                 "optimizer.step() was called after the epoch's last mini-batch was done, and an "
-                "update needs one; step on what was accumulated inside the loop: "
+                "update needs one; step on accumulated gradients inside the loop: "
                 "if (i + 1) % n == 0 or i + 1 == len(loader): optimizer.step()"
             )
         return grant
 
     def _step_with_others(
-        self, member: StoreExchange, part: int, asked: Work, closure: Closure | None = None
+        self, member: StoreExchange, part: int, work: Work, closure: Closure | None = None
     ) -> Any:
         holding = self._loop.holding
         if member.grant() is None and self._exchange.is_stopped:
-            # The run has ended between two steps of this block, before the first counted.
+            # The run ended between two steps of this block, before the first counted.
             return None
         is_more = holding.is_finished
         num_steps = holding.stepped()
         if self._context.is_difference:
-            return self._step_here(member, part, asked, closure)
+            return self._step_here(member, part, work, closure)
         if num_steps > 1:
             self._check_that_all_step_again(member)
         keeps = num_steps < holding.steps_a_batch
         counts = holding.again if is_more else partial(holding.work, keeps=keeps)
-        self._push(member, [part], asked, counts)
+        self._push(member, [part], work, counts)
         return None
 
     def _step_here(
-        self, member: StoreExchange, part: int, asked: Work, closure: Closure | None
+        self, member: StoreExchange, part: int, work: Work, closure: Closure | None
     ) -> Any:
-        """A step of its own, on this member's weights."""
+        """A local step on this member's weights."""
         grant = self._granted(member)
         self.injection.hold(grant.ticket.serial)
-        self._begin_step(grant.ticket.version, [part], asked)
+        self._begin_step(grant.ticket.version, [part], work)
         member.unedited.check()
-        made = None
-        if not (asked.found_inf or self._leaves_out(member, part, closure)):
+        result = None
+        if not (work.found_inf or self._leaves_out(member, part, closure)):
             try:
-                made = self.own.make(part, closure)
+                result = self.own.make(part, closure)
             except Superseded:
                 member.unedited.stepped()
                 if self._exchange.is_in_step:
@@ -359,20 +358,20 @@ class OptimizerStep:
             finally:
                 member.stepped()
         self._schedules.end_step([self._optimizers[part]])
-        later = self._gradients.asked(1 << part).loss  # of what a closure has come to
-        self._loop.local_loss = later if math.isnan(asked.loss) else asked.loss
-        return made
+        later = self._gradients.asked(1 << part).loss  # of a closure
+        self._loop.local_loss = later if math.isnan(work.loss) else work.loss
+        return result
 
     def _leaves_out(self, member: StoreExchange, part: int, closure: Closure | None) -> bool:
-        """Whether this step is not made: its gradient would stay in the optimizer's own state."""
+        """Whether to skip this step: its gradient would stay in the optimizer's own state."""
         if self._context.nonfinite != "skip" or closure is not None:
             return False
         name = self._gradients.first_not_finite(part)
         if name is not None and not self._has_left_out:
             self._has_left_out = True
             member.say(
-                f"worker {member.seat}: the gradient of {name!r} is not finite: this step of its "
-                "own is left out, as all such are (--nonfinite skip)"
+                f"worker {member.seat}: the gradient of {name!r} is not finite: this local step "
+                "is skipped, as all such steps are (--nonfinite skip)"
             )
         return name is not None
 
@@ -393,26 +392,26 @@ class OptimizerStep:
         self,
         member: StoreExchange,
         parts: Sequence[int],
-        asked: Work,
+        own: Work,
         counts: Callable[[], Work],
     ) -> None:
-        """Push the step of these optimizers, and go on with the next work."""
+        """Push the step of these optimizers, and continue with the next work."""
         grant = self._granted(member)
         self.injection.hold(grant.ticket.serial)
-        self._begin_step(grant.ticket.version, parts, asked)
-        found = counts()
+        self._begin_step(grant.ticket.version, parts, own)
+        counted = counts()
         work = replace(
-            asked, num_samples=found.num_samples, weight=found.weight, kept=found.kept,
-            unused=found.unused,
+            own, num_samples=counted.num_samples, weight=counted.weight, kept=counted.kept,
+            unused=counted.unused,
         )  # fmt: skip
-        # Of members in one process each draws on where it was, in the rest of its block.
+        # Members in one process each continue their own random state, in the rest of the block.
         with kept_random_state() if work.kept else nullcontext():
             is_done = self._loop.push(work)
         if is_done:
             self._schedules.end_step([self._optimizers[part] for part in parts])
 
     def _begin_step(self, version: int, parts: Sequence[int], work: Work) -> None:
-        """What a scaler has left on the optimizer; schedulers count the steps of the loop."""
+        """Read what a scaler left on the optimizer; let schedulers count the loop's steps."""
         optimizers = [self._optimizers[part] for part in parts]
         if len(parts) == 1:
             self._gradients.scaling.read(work, optimizers[0])
@@ -424,7 +423,7 @@ class OptimizerStep:
         )
 
     def _check_that_all_step_again(self, member: StoreExchange) -> None:
-        """Raise ConfigError unless a second step on one batch is what all members do now."""
+        """Raise ConfigError unless all members make a second step on one batch now."""
         if self._loop.has_nested:
             raise ConfigError(
                 "optimizer.step() was called for a batch of a second iteration over the prepared "
@@ -434,7 +433,7 @@ class OptimizerStep:
         if not self._context.is_spmd or member.grant() is None:
             raise ConfigError(
                 "optimizer.step() was called twice for one mini-batch; with several workers only "
-                "full-sync carries that (--protocol full-sync), and not on the last mini-batch of "
+                "full-sync supports that (--protocol full-sync), and not on the last mini-batch of "
                 "an epoch: step once, give each step a mini-batch of its own, and where the loop "
                 "takes its batches one ahead, leave that to the loader: num_workers=1"
             )
@@ -444,17 +443,17 @@ class OptimizerStep:
         assert exchange is not None
         self.injection.hold(exchange.version)
         self._begin_step(exchange.version, [part], work)
-        made = None
+        result = None
         if work.found_inf or not self._is_finite(part, work):
             exchange.skip()
         else:
-            made = self.own.make(part, closure)
+            result = self.own.make(part, closure)
             exchange.push()
         self._schedules.end_step([self._optimizers[part]])
-        return made
+        return result
 
     def _is_finite(self, part: int, work: Work) -> bool:
-        """Whether the update can be made; WorkerError where one that cannot is not skipped."""
+        """Whether the update is finite. WorkerError: it is not, and such are not skipped."""
         name = self._gradients.first_not_finite(part)
         if name is None or self._context.nonfinite == "skip":
             return name is None
@@ -464,9 +463,9 @@ class OptimizerStep:
 
 
 def zero_grad_of(optimizer: Optimizer) -> Callable[..., None]:
-    """What clears its gradients: its own, or torch's without its mark for a profiler.
+    """A function that clears its gradients: its own, or torch's without the profiler's mark.
 
-    That is most of what clearing a small model's takes, and only read while one profiles.
+    The mark is most of the time that clearing a small model takes, and is read by profilers only.
     """
     own = optimizer.zero_grad
     if "zero_grad" in vars(optimizer) or type(optimizer).zero_grad is not Optimizer.zero_grad:
@@ -484,29 +483,29 @@ def zero_grad_of(optimizer: Optimizer) -> Callable[..., None]:
 
 
 def note_of_several(num: int, context: Context) -> str:
-    """For the plan: what a step of one of so many optimizers is."""
+    """A note for the plan: what a step of one of several optimizers is."""
     if context.is_difference:
         return f"{num} optimizers: each steps on every worker by itself, as in plain PyTorch"
     if context.steps_apart:
         return (
             f"{num} optimizers: each step() is an update, so a block makes as many versions as it "
-            "has steps, and each loss sees what the steps before it have made"
+            "has steps, and each loss sees the result of the steps before it"
         )
     return (
         f"{num} optimizers: the steps of a block are one update, made when the block ends, so all "
         "its gradients are of one version: the second loss sees the first model as it was before "
-        "the block; as in one process, step after step: --protocol full-sync or local-sgd"
+        "the block; for step after step, as in one process: --protocol full-sync or local-sgd"
     )
 
 
 def note_of_first_updates(optimizers: Sequence[Optimizer], context: Context) -> list[str]:
-    """For the plan: that a mean of steps is not the step of a mean."""
+    """A note for the plan: a mean of steps is not the step of a mean."""
     first = f"the first {context.num_as_full_sync} updates are"
-    others = [type(one).__name__ for one in optimizers if type(one) is not SGD]
+    others = [type(optimizer).__name__ for optimizer in optimizers if type(optimizer) is not SGD]
     if others and context.workers > 1:
         return [
             f"{first} means of a step that each worker makes with its own {others[0]}, as under "
-            "local-sgd:1: full-sync's for torch's SGD alone"
+            "local-sgd:1: they equal full-sync's for torch's SGD only"
         ]
     if context.outer != "none":
         return [f"{first} not full-sync's: outer {context.outer} steps on their means, too"]
@@ -514,7 +513,7 @@ def note_of_first_updates(optimizers: Sequence[Optimizer], context: Context) -> 
 
 
 class Injection:
-    """What ``--delay``, ``--slow`` and ``--fault`` ask for, between gradient and push."""
+    """Applies ``--delay``, ``--slow`` and ``--fault`` between gradient and push."""
 
     def __init__(self, exchange: Exchange, context: Context) -> None:
         self._exchange = exchange
@@ -524,19 +523,19 @@ class Injection:
         self.begin()
 
     def begin(self) -> None:
-        """The work of a step begins now."""
-        self._begun_s = time.perf_counter()
+        """Start the clock of a step's work."""
+        self._start_s = time.perf_counter()
 
     def hold(self, serial: int) -> None:
-        """The gradient of the work of this number is there."""
+        """Delay or fail the work of this number, now that its gradient is there."""
         exchange, faults = self._exchange, self._faults
         now_s = time.perf_counter()
         self.delay.catch_up(serial)
-        hold_s = self.delay.seconds(self._begun_s, now_s)
+        hold_s = self.delay.seconds(self._start_s, now_s)
         if faults:
             for fault in faults.due(exchange.version, exchange.trained_s):
                 exchange.inject(fault)
             factor = faults.factor(exchange.trained_s)
-            hold_s = (now_s - self._begun_s + hold_s) * factor - (now_s - self._begun_s)
+            hold_s = (now_s - self._start_s + hold_s) * factor - (now_s - self._start_s)
         if hold_s > 0.0:
             exchange.sleep(hold_s)

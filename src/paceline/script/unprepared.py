@@ -1,7 +1,7 @@
-"""What was not prepared: in a run of several workers its training is refused by name.
+"""Refuses by name to train what was not prepared, in a run of several workers.
 
-What they train would drift: every worker has its own copy, and trains it on its own part of the
-data. Let by is what belongs to one worker alone: tensors of no module, between epochs or within
+Such weights would diverge: every worker has its own copy, and trains it on its own part of the
+data. Allowed is what belongs to one worker: tensors of no module, between epochs or within
 one mini-batch (an input that is optimized), and everything before ``prepare`` and after the last
 epoch. Optimizers inside the prepared one step with it. This module must not know exchanges.
 """
@@ -40,11 +40,11 @@ _installed: list[Any] = []
 
 
 class Guard:
-    """Looks at every step of an optimizer in this thread.
+    """Checks every step of an optimizer in this thread.
 
     Args:
         prepared: the optimizers of the run.
-        mini_batch: what is the same object as long as one mini-batch is at work; None: none is.
+        mini_batch: returns one object for each current mini-batch; None: there is none.
         is_over: whether the script has no more epochs.
     """
 
@@ -54,14 +54,14 @@ class Guard:
         mini_batch: Callable[[], object | None],
         is_over: Callable[[], bool],
     ) -> None:
-        self._prepared = {id(one) for one in prepared}
+        self._prepared = {id(optimizer) for optimizer in prepared}
         self._mini_batch = mini_batch
         self._is_over = is_over
         self._is_stepping = False
         self._seen: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
-        """From now on, in this thread."""
+        """Check steps in this thread from now on."""
         _member.guard = self
         if not _installed:
             _installed.append(register_optimizer_step_pre_hook(_before))
@@ -78,8 +78,8 @@ class Guard:
             self._is_stepping = False
 
     def _refuse_training(self, optimizer: Optimizer) -> None:
-        held = [one for group in optimizer.param_groups for one in group["params"]]
-        if any(isinstance(one, nn.Parameter) for one in held):
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if any(isinstance(tensor, nn.Parameter) for tensor in tensors):
             raise _refused(optimizer)
         if (now := self._mini_batch()) is None:
             return
@@ -88,15 +88,15 @@ class Guard:
 
 
 def unguard() -> None:
-    """From now on this thread's optimizers step as they like."""
+    """Stop checking the steps of this thread's optimizers."""
     _member.guard = None
 
 
 class Strays:
-    """Parameters that the loss depends on and that were not prepared: nobody may train them.
+    """Refuses to train by hand parameters that the loss depends on and that were not prepared.
 
-    Looked for in the graph of the first loss; then for a few steps, whether a loop changes them by
-    hand. Frozen ones, and those that nobody changes, are the script's own affair.
+    They are found in the graph of the first loss and compared for a few steps after it. Frozen
+    and unchanged ones are allowed.
 
     Args:
         known: the parameters of the prepared model.
@@ -105,28 +105,28 @@ class Strays:
     _LOOKS = 8
 
     def __init__(self, known: Iterable[nn.Parameter]) -> None:
-        self._known = {id(one) for one in known}
+        self._known = {id(parameter) for parameter in known}
         self._found: list[tuple[nn.Parameter, Tensor]] | None = None
         self._num_looks = 0
 
     def look(self, loss: Tensor) -> None:
-        """A backward pass of this loss begins.
+        """Check the parameters that this loss depends on.
 
         Raises:
-            ConfigError: one of them has changed since the first.
+            ConfigError: one that was not prepared has changed since the first loss.
         """
         if self._num_looks >= self._LOOKS or self._found == []:
             return
         self._num_looks += 1
         if self._found is None:
-            strays = [one for one in leaves_of(loss) if id(one) not in self._known]
-            self._found = [(one, one.detach().clone()) for one in strays]
+            strays = [leaf for leaf in leaves_of(loss) if id(leaf) not in self._known]
+            self._found = [(stray, stray.detach().clone()) for stray in strays]
             return
-        for one, before in self._found:
-            if one.shape != before.shape or not torch.equal(one, before):
+        for stray, before in self._found:
+            if stray.shape != before.shape or not torch.equal(stray, before):
                 raise ConfigError(
-                    f"a parameter of shape {tuple(one.shape)} is trained by hand and was not "
-                    "prepared: it would become another in each worker; prepare its network, and an "
+                    f"a parameter of shape {tuple(stray.shape)} is trained by hand and was not "
+                    "prepared: it would differ between workers; prepare its network, and an "
                     "optimizer that steps it, in the same call as the others"
                 )
 
@@ -135,8 +135,8 @@ class StraySchedulers:
     """Schedulers of the prepared optimizer that were not prepared.
 
     Between epochs they may step. Inside the loop each would count the steps of its own worker, and
-    an update would have the rate of whoever executes it. They are looked for when a rate changes
-    inside the loop, and a few times only: it may also be changed by hand.
+    an update would have the rate of the worker that executes it. They are searched for when a rate
+    changes inside the loop, but only a few times: a rate may also be changed by hand.
 
     Args:
         known: schedulers that were prepared.
@@ -146,51 +146,52 @@ class StraySchedulers:
 
     def __init__(self, optimizer: Optimizer, known: Sequence[AnyScheduler] = ()) -> None:
         self._optimizer = optimizer
-        self._known = {id(one) for one in known}
+        self._known = {id(scheduler) for scheduler in known}
         self._rates: list[Any] = []
         self._num_looks = 0
 
     def found(self) -> list[AnyScheduler]:
-        """They, in the order in which they were made."""
-        found = [one for one in _schedulers_of(self._optimizer) if id(one) not in self._known]
-        return found if len(found) < 2 else _by_age(found)
+        """The schedulers, in the order in which they were made."""
+        every = _schedulers_of(self._optimizer)
+        strays = [scheduler for scheduler in every if id(scheduler) not in self._known]
+        return strays if len(strays) < 2 else _by_age(strays)
 
     def keep(self, keep: Keep, number: int) -> list[AnyScheduler]:
-        """From now on checkpoints have them; on a run that goes on they stand where they stood.
+        """Keep them in checkpoints from now on; restore them in a resumed run.
 
-        One that was made behind ``prepare`` has set the rates back to its first ones.
+        One that was made after ``prepare`` has reset the rates to its first ones.
 
         Args:
-            keep: says whether it has brought a scheduler to where a checkpoint had it.
+            keep: keeps a scheduler; returns whether it was restored from a checkpoint.
             number: of the optimizer.
 
         Returns:
-            They.
+            The schedulers.
         """
-        found = self.found()
-        for place, one in enumerate(found):
+        strays = self.found()
+        for place, stray in enumerate(strays):
             rates = self._current()
-            has_set_back = getattr(one, "_last_lr", None) == rates
-            if keep(f"unprepared {type(one).__name__} {number} {place}", one) and has_set_back:
-                for group, rate in zip(self._optimizer.param_groups, one._last_lr, strict=True):
+            has_reset = getattr(stray, "_last_lr", None) == rates
+            if keep(f"unprepared {type(stray).__name__} {number} {place}", stray) and has_reset:
+                for group, rate in zip(self._optimizer.param_groups, stray._last_lr, strict=True):
                     group["lr"] = rate
-        return found
+        return strays
 
     def open(self) -> None:
-        """A loop begins."""
+        """Note the rates when a loop begins."""
         self._rates = self._current()
 
     def check(self) -> None:
-        """Raise ConfigError where one has stepped since."""
+        """Raise ConfigError where one has stepped since then."""
         if self._num_looks >= self._LOOKS or self._rates == (rates := self._current()):
             return
         self._rates = rates
         self._num_looks += 1
-        for one in self.found():
-            if getattr(one, "_last_lr", None) == rates:
+        for stray in self.found():
+            if getattr(stray, "_last_lr", None) == rates:
                 raise ConfigError(
-                    f"{type(one).__name__} was stepped inside the loop, and it was not prepared: "
-                    "each worker would count its own steps, and not the updates of the run; "
+                    f"{type(stray).__name__} was stepped inside the loop, but it was not prepared: "
+                    "each worker would count its own steps, not the updates of the run; "
                     "prepare it: pace.prepare(model, optimizer, loader, scheduler)"
                 )
 
@@ -199,20 +200,23 @@ class StraySchedulers:
 
 
 def _schedulers_of(optimizer: Optimizer) -> list[AnyScheduler]:
-    """Whoever holds it is found in 0.02 s among 300,000 objects; a look at each takes 0.07 s."""
+    """Schedulers that refer to it: 0.02 s among 300,000 objects; looking at each takes 0.07 s."""
     holders = gc.get_referrers(optimizer)
-    # An object whose __dict__ somebody has asked for holds by that alone; a module's is its own.
-    dicts = [one for one in holders if type(one) is dict and "__name__" not in one]
+    # An object whose __dict__ was read refers only by that; a module's dict has a __name__.
+    dicts = [holder for holder in holders if type(holder) is dict and "__name__" not in holder]
     holders += gc.get_referrers(*dicts) if dicts else []
-    found = {id(one): one for one in holders if issubclass(type(one), AnyScheduler)}
-    return [one for one in found.values() if getattr(one, "optimizer", None) is optimizer]
+    found = {id(holder): holder for holder in holders if issubclass(type(holder), AnyScheduler)}
+    return [each for each in found.values() if getattr(each, "optimizer", None) is optimizer]
 
 
 def _by_age(schedulers: Sequence[AnyScheduler]) -> list[AnyScheduler]:
     """The oldest first: the collector has older ones in later generations, each in turn."""
-    wanted = {id(one) for one in schedulers}
+    wanted = {id(scheduler) for scheduler in schedulers}
     return [
-        one for generation in (2, 1, 0) for one in gc.get_objects(generation) if id(one) in wanted
+        item
+        for generation in (2, 1, 0)
+        for item in gc.get_objects(generation)
+        if id(item) in wanted
     ]
 
 
@@ -229,15 +233,15 @@ def leaves_of(loss: Tensor) -> list[nn.Parameter]:
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, nn.Parameter):
             found[id(leaf)] = leaf
-        nodes += [one for one, _ in node.next_functions]
+        nodes += [following for following, _ in node.next_functions]
     return list(found.values())
 
 
 def _refused(optimizer: Optimizer) -> ConfigError:
     name = type(optimizer).__name__
     return ConfigError(
-        f"{name} was stepped, and it was not prepared: what it trains would become another in each "
-        "worker; prepare it and its model as well, in the same call: model, other, optimizer, "
+        f"{name} was stepped, but it was not prepared: what it trains would differ between "
+        "workers; prepare it and its model as well, in the same call: model, other, optimizer, "
         "its_optimizer, loader = pace.prepare(model, other, optimizer, its_optimizer, loader)"
     )
 

@@ -1,4 +1,4 @@
-"""A case of the table, what came of it, and how a program is run small.
+"""A case of the table, its result, and how a program is run small.
 
 Two rows of batches for each number of workers: even ones, which it divides, and uneven ones, whose
 parts differ by a sample. A case can set layers aside, which then do nothing that depends on the
@@ -28,9 +28,9 @@ from .layers import BreakingLayer
 
 UPDATES = 3
 EACH = 4
-"""Samples of a worker's part, of a task."""
+"""Samples of a worker's part, for a task."""
 CLOSE = 1e-6
-"""In float32, what is beyond it is held against rounding alone."""
+"""In float32, a larger difference is compared with that of rounding alone."""
 
 Dtype = Literal["float64", "float32"]
 DTYPES: tuple[Dtype, ...] = ("float64", "float32")
@@ -51,13 +51,13 @@ class VerifyCase:
     is_even: bool
     frozen: tuple[str, ...] = ()
     is_nudged: bool = False
-    """Whether every weight begins one last bit nearer to 0."""
+    """Whether every weight starts one last bit nearer to 0."""
 
     def batch_size(self, own: int | None = None) -> int:
-        """Samples an update averages: N times a few, and one more where that is uneven.
+        """Samples that an update averages: a few for each worker, and one more if uneven.
 
         Args:
-            own: the batch of a script, which is not exceeded where it can be.
+            own: the batch size of a script, which is not exceeded if possible.
         """
         each = EACH if own is None else max(1, min(2 * EACH, own // self.workers))
         size = self.workers * each
@@ -71,9 +71,9 @@ class FirstUpdate:
     """The first update of a run: its pushes.
 
     Attributes:
-        losses: as each worker's backward was called on them.
+        losses: the loss of each worker's backward.
         samples: of each push.
-        weights: that the pushes were averaged with; they sum to 1.
+        weights: of the pushes in the average; they sum to 1.
     """
 
     losses: tuple[float, ...]
@@ -83,17 +83,16 @@ class FirstUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         sizes: samples of the updates.
-        name: of the parameter or buffer that differs most; empty: none does.
+        name: of the parameter or buffer that differs most; empty: none differs.
         difference: its largest absolute difference.
-        alone, shared: the first update of one and of several.
-        rounding: the difference that the last bit of each weight makes in one process; 0: not
+        alone, shared: the first update of one worker and of several.
+        rounding: the difference made by the last bit of each weight in one process; 0: not
             measured.
-        has_own_batches: whether they are as a script's own batch sampler makes them, and not those
-            of the case.
+        has_own_batches: whether a script's own batch sampler makes the batches, not the case.
     """
 
     sizes: tuple[int, ...]
@@ -106,20 +105,20 @@ class Compared:
 
 
 class Verifiable(ABC):
-    """What is verified."""
+    """A program to verify."""
 
     name: str
 
     @abstractmethod
     def compare(self, case: VerifyCase) -> Compared:
-        """Run it by one and by ``case.workers``."""
+        """Run it by one worker and by ``case.workers``."""
 
     @abstractmethod
     def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
-        """Of the model, on its first batch, shared by the workers of the case."""
+        """The model's layers that break on its first batch, shared by the workers of the case."""
 
     def draws(self, case: VerifyCase) -> bool:
-        """Whether a step draws random numbers, also where the case sets layers aside."""
+        """Whether a step draws random numbers, apart from layers that the case sets aside."""
         return False
 
 
@@ -127,7 +126,7 @@ class Verifiable(ABC):
 
 
 def cast(dtype: Dtype, value: Tensor) -> Tensor:
-    """Floats in the number format of a case; all else as it is."""
+    """Floats in the number format of a case; other values unchanged."""
     return value.to(getattr(torch, dtype)) if value.is_floating_point() else value
 
 
@@ -154,7 +153,7 @@ def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def run_small(program: Program, workers: int, folder: Path, updates: int | None = None) -> Path:
-    """Run inline under full-sync; the run's folder."""
+    """Run inline under full-sync; returns the run's folder."""
     settings = RunSettings(
         workers=workers, engine="inline", device="cpu", updates=updates,
         run_dir=str(folder / "run"), checkpoint_every="never",
@@ -164,7 +163,7 @@ def run_small(program: Program, workers: int, folder: Path, updates: int | None 
 
 
 def first_update(run: Path) -> FirstUpdate:
-    """Out of a run's trace."""
+    """The first update in a run's trace."""
     pushes = {}
     order = Apply((), ())
     for record in read_trace(run / FILE_NAME):
@@ -173,22 +172,22 @@ def first_update(run: Path) -> FirstUpdate:
         if isinstance(record, Ordered) and isinstance(record.order, Apply):
             order = record.order
             break
-    parts = [pushes[_key(one)] for one in order.tickets]
+    parts = [pushes[_key(ticket)] for ticket in order.tickets]
     return FirstUpdate(
-        losses=tuple(one.loss for one in parts),
-        samples=tuple(one.num_samples for one in parts),
+        losses=tuple(push.loss for push in parts),
+        samples=tuple(push.num_samples for push in parts),
         weights=tuple(order.weights),
     )
 
 
 def sizes_of(run: Path) -> tuple[int, ...]:
-    """Samples of each update, out of a run's trace."""
+    """Samples of each update in a run's trace."""
     pushes, sizes = dict[tuple[int, int], int](), list[int]()
     for record in read_trace(run / FILE_NAME):
         if isinstance(record, Handed):
             pushes[_key(record.fact.ticket)] = record.fact.num_samples
         if isinstance(record, Ordered) and isinstance(record.order, Apply):
-            sizes.append(sum(pushes[_key(one)] for one in record.order.tickets))
+            sizes.append(sum(pushes[_key(ticket)] for ticket in record.order.tickets))
     return tuple(sizes)
 
 

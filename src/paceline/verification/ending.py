@@ -1,10 +1,10 @@
-"""A script that is run for its updates alone: it ends where they are made, at a step's border.
+"""Runs a script only for its updates: it ends when they are made, between two steps.
 
     connect -> prepare and epochs are replaced -> the script, as __main__ --> Enough -> ended
 
-What stands behind its loop (an evaluation, a file that is written) is not run: the loader, asked
-for one more batch after the run has ended, raises what no ``except Exception`` of the script's own
-stops. Its ``finally`` and its contexts are left in order. This module must not know why so many
+What follows its loop (an evaluation, writing a file) is not run: at the next batch after the end
+of the run, the loader raises an exception that the script's ``except Exception`` does not
+catch. Its ``finally`` blocks and contexts still run. This module must not know why so many
 updates are wanted.
 """
 
@@ -21,31 +21,31 @@ from ..script.worker import Pace
 
 
 class Enough(BaseException):
-    """The updates are made, or the script's epochs are over."""
+    """Raised when the updates are made, or the script's epochs are over."""
 
 
 class EndingLoader(PreparedLoader):
-    """A prepared loader that ends the script where the run has ended."""
+    """A prepared loader that ends the script when the run has ended."""
 
     OWN = PreparedLoader.OWN | {"pace"}
     pace: Pace
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
-        if torch.is_grad_enabled() and self.pace.is_stopped:  # else it evaluates over it
+        if torch.is_grad_enabled() and self.pace.is_stopped:  # else it is an evaluation
             raise Enough
 
 
 def end_with_run(pace: Pace, made: Sequence[Any], kind: type[EndingLoader] = EndingLoader) -> None:
-    """Let the loaders among what ``prepare`` has made end the script with the run."""
-    for one in made if isinstance(made, tuple) else (made,):
-        if isinstance(one, PreparedLoader):
-            one.__class__ = kind
-            one.pace = pace
+    """Let the loaders that ``prepare`` has returned end the script with the run."""
+    for item in made if isinstance(made, tuple) else (made,):
+        if isinstance(item, PreparedLoader):
+            item.__class__ = kind
+            item.pace = pace
 
 
 def end_with_loop(loop: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """``pace.epochs`` or ``pace.updates``, after whose last turn the script is over."""
+    """``pace.epochs`` or ``pace.updates``, which ends the script after its last turn."""
 
     def whole(*arguments: Any, **options: Any) -> Iterator[Any]:
         yield from loop(*arguments, **options)
@@ -55,7 +55,7 @@ def end_with_loop(loop: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[
 
 
 def run_for_updates(script: str, args: Sequence[str]) -> None:
-    """The script as ``__main__``, to its end or until there is enough."""
+    """Run the script as ``__main__``, to its end or until ``Enough`` is raised."""
     sys.argv = [script, *args]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:

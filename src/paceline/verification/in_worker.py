@@ -1,10 +1,10 @@
-"""What a worker runs in place of a user's script, and which runs that script.
+"""Runs a user's script in a worker of a verification.
 
     connect -> prepare is replaced -> the script, as __main__ -> the state of its models
 
 Its models get the number format of the case, its loader small batches whose samples are each drawn
-once. The script ends where the updates of the case are made, or its epochs are over: what stands
-behind them (an evaluation, a file that is written) is not run. This module must not know runs.
+once. The script ends when the updates of the case are made, or its epochs are over: what follows
+(an evaluation, writing a file) is not run. This module must not know runs.
 """
 
 import copy
@@ -32,7 +32,7 @@ from paceline.verification.plain import state_of
 
 
 class SeededSamples(Dataset[Any]):
-    """A data set whose samples are the same whenever they are drawn, also augmented ones."""
+    """A data set whose samples are the same at each draw, also augmented ones."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -52,7 +52,7 @@ class SeededSamples(Dataset[Any]):
 
 
 class WatchedLoader(EndingLoader):
-    """The prepared loader: whether what is done with a batch of it draws random numbers."""
+    """A prepared loader that notes whether the script draws random numbers for a batch."""
 
     watched: "WatchedScript"
 
@@ -60,12 +60,12 @@ class WatchedLoader(EndingLoader):
         for batch in super().__iter__():
             before = _random_state()
             yield batch
-            if torch.is_grad_enabled():  # else it evaluates
+            if torch.is_grad_enabled():  # else it is an evaluation
                 self.watched.draws = self.watched.draws or before != _random_state()
 
 
 def _random_state() -> tuple[Any, bytes]:
-    """Of Python and of torch; what draws moves one of them."""
+    """The random state of Python and of torch; a draw moves one of them."""
     return random.getstate(), torch.get_rng_state().numpy().tobytes()
 
 
@@ -73,10 +73,10 @@ class WatchedScript:
     """A script's ``pace``, of which two methods are replaced.
 
     Args:
-        pace: what ``connect`` gives, to the script as well.
+        pace: what ``connect`` returns, to the script as well.
 
     Attributes:
-        draws: whether a step has drawn random numbers, in a layer or beside the model.
+        draws: whether a step has drawn random numbers, in a layer or outside the model.
     """
 
     def __init__(self, pace: Pace, asked: Asked) -> None:
@@ -91,14 +91,14 @@ class WatchedScript:
         pace.epochs = end_with_loop(pace.epochs)  # type: ignore[method-assign]  # the same
 
     def prepare(self, *objects: Any, batch: str | None = None, **options: Any) -> Any:
-        """With a loader's batch shared by the workers, whatever the script says it means."""
+        """Prepare with ``batch="global"``, whatever the script says."""
         if self._models:
             return self._prepare(*objects, batch=batch, **options)
-        self._models = [one for one in objects if isinstance(one, nn.Module)]
-        if not any(isinstance(one, DataLoader) for one in objects):
+        self._models = [item for item in objects if isinstance(item, nn.Module)]
+        if not any(isinstance(item, DataLoader) for item in objects):
             raise ConfigError(
-                "verify needs a script whose prepare() is given a loader: numbers of pace.updates "
-                "are mini-batches of one worker each, so several do not share a batch of one"
+                "verify needs a script whose prepare() is given a loader: each number of "
+                "pace.updates is a mini-batch of one worker, which workers do not share"
             )
         for model in self._models:
             model.to(getattr(torch, self._asked.case.dtype))
@@ -106,18 +106,18 @@ class WatchedScript:
             if self._asked.case.is_nudged:
                 nudge(model)
             model.register_forward_pre_hook(self._called, with_kwargs=True)
-        changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
-        held = [one for model in self._models for one in model.parameters()]
-        self._first = [(one, one.detach().clone()) for one in held]
+        changed = [self._small(each) if isinstance(each, DataLoader) else each for each in objects]
+        weights = [weight for model in self._models for weight in model.parameters()]
+        self._first = [(weight, weight.detach().clone()) for weight in weights]
         made = self._prepare(*changed, batch="global", **options)
         end_with_run(self.pace, made, WatchedLoader)
-        for one in made:
-            if isinstance(one, WatchedLoader):
-                one.watched = self
+        for item in made:
+            if isinstance(item, WatchedLoader):
+                item.watched = self
         return made
 
     def write(self) -> None:
-        """Put what is left of the models into the folder, once for all workers."""
+        """Write the final state of the models into the folder, once for all workers."""
         if not self._models or not self.pace.is_main:
             return
         prefixed = {
@@ -128,7 +128,7 @@ class WatchedScript:
         layers = self._layers() if self._asked.looks else ()
         found = {
             "state": prefixed, "own": self._has_own_batches, "layers": layers, "draws": self.draws,
-            "has_moved": any(not torch.equal(one, before) for one, before in self._first),
+            "has_moved": any(not torch.equal(weight, before) for weight, before in self._first),
         }  # fmt: skip
         torch.save(found, Path(self._asked.folder) / FOUND)
 
@@ -143,7 +143,7 @@ class WatchedScript:
         return f"{number}." if len(self._models) > 1 else ""
 
     def _called(self, model: nn.Module, arguments: Any, options: Any) -> Any:
-        """Before a forward pass: its inputs in the number format of the case."""
+        """Before a forward pass, cast its inputs to the number format of the case."""
         change = partial(cast, self._asked.case.dtype)
         arguments, options = apply(change, arguments), apply(change, options)
         if self._call is None and model.training and torch.is_grad_enabled():
@@ -155,7 +155,7 @@ class WatchedScript:
     def _small(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """The loader with the batches of the case, in this process.
 
-        What a batch sampler of the script's own makes stays as it is.
+        Batches of a batch sampler of the script's own stay as they are.
 
         Raises:
             ConfigError: it reads a stream.
@@ -163,7 +163,7 @@ class WatchedScript:
         if isinstance(loader.dataset, IterableDataset):
             raise ConfigError(
                 "verify needs a loader over a data set with a length: the parts of a stream's "
-                "batches must be equal, so there are no uneven ones"
+                "batches must be equal, so uneven ones cannot be tried"
             )
         changes: dict[str, Any] = {"dataset": SeededSamples(loader.dataset), "num_workers": 0}
         changes |= {"prefetch_factor": None, "persistent_workers": False}
@@ -177,12 +177,14 @@ class WatchedScript:
             self._has_own_batches = True
         made = copy.copy(loader)
         for name, value in changes.items():
-            object.__setattr__(made, name, value)  # a loader's own refuses that once it is made
+            object.__setattr__(
+                made, name, value
+            )  # DataLoader.__setattr__ refuses that after __init__
         return made
 
 
 def main() -> None:
-    """Run the script that is named behind what is asked."""
+    """Run the script that is named after the request."""
     asked, script, *args = sys.argv[1:]
     watched = WatchedScript(current_pace(), Asked.read(asked))
     run_for_updates(script, args)

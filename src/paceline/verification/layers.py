@@ -1,14 +1,14 @@
-"""Which layers give a sample another output when its batch is shared by workers.
+"""Finds layers that give a sample another output when workers share its batch.
 
     whole batch   layer 1 -> layer 2 -> layer 3          every output is kept
-    each part     layer 1 -> layer 2 -> layer 3          its output beside the same rows of the
-                      |          |          |            whole; then those rows take its place
+    each part     layer 1 -> layer 2 -> layer 3          its output is compared with these rows of
+                      |          |          |            the whole, which then replace it
                       v          v          v
 
-Since every layer of a part is given what it had in the whole batch, a layer that differs does so by
-itself: each is found in one pass, the innermost one, and also one that nobody has heard of. A layer
-that differs on the same batch with another seed draws random numbers; any other looks at its batch
-as a whole. This module must not know workers or runs.
+Since every layer of a part gets the inputs that it had in the whole batch, a layer that differs is
+itself the cause: one pass finds each, the innermost one, of any class. A layer
+that differs on the same batch with another seed draws random numbers; any other depends on the
+whole batch. This module must not know workers or runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,18 +24,18 @@ from ..data.feed import apply
 from ..replica.seeding import kept_random_state, seed_all
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest relative difference that rounding makes in a layer; of other formats: ``_COARSE``."""
+"""Largest relative difference that rounding makes in a layer; other formats: ``_COARSE``."""
 _COARSE = 2e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakingLayer:
-    """A layer whose output for a sample is another one in a part of the batch.
+    """A layer whose output for a sample differs in a part of the batch.
 
     Args:
-        name: in the model, as ``named_modules`` has it; empty: the model itself.
+        name: in the model, as in ``named_modules``; empty: the model itself.
         kind: its class.
-        cause: ``batch``: it looks at the batch as a whole; ``random``: it draws random numbers.
+        cause: ``batch``: it depends on the whole batch; ``random``: it draws random numbers.
     """
 
     name: str
@@ -49,9 +49,9 @@ def breaking_layers(
     """The layers of ``model`` that break, in the order in which they are called.
 
     Args:
-        model: in the mode in which it is trained; its running statistics go on.
+        model: in training mode; its running statistics are updated.
         arguments, options: of one call, with a batch of B samples.
-        parts: of the batch, as even as can be; at most B.
+        parts: of the batch, as even as possible; at most B.
     """
     size = _batch_size((arguments, dict(options)))
     if size is None or size < parts or parts < 2:
@@ -144,14 +144,14 @@ class _Calls:
         wanted = apply(rows, kept[number])
         if not _are_close(_tensors(output), _tensors(wanted)):
             self._differing.append(name)
-        shapes = [one.shape for one in _tensors(output)]
-        if shapes == [one.shape for one in _tensors(wanted)]:
+        shapes = [tensor.shape for tensor in _tensors(output)]
+        if shapes == [tensor.shape for tensor in _tensors(wanted)]:
             return apply(torch.clone, wanted)
         return None
 
 
 def _are_close(found: list[Tensor], wanted: list[Tensor]) -> bool:
-    """Whether all that have a row a sample agree; a mean over the batch says nothing."""
+    """Whether all tensors with a row per sample agree; scalars are not compared."""
     for one, other in zip(found, wanted, strict=False):
         if one.shape != other.shape or not one.is_floating_point() or not one.numel():
             continue
@@ -164,14 +164,14 @@ def _are_close(found: list[Tensor], wanted: list[Tensor]) -> bool:
 
 
 def _rows(value: Tensor, *, size: int, start: int, stop: int) -> Tensor:
-    """These rows of what has one a sample, in whichever dimension; else all of it."""
+    """These rows of a tensor with one per sample, in any dimension; else all of it."""
     axis = next((i for i, length in enumerate(value.shape) if length == size), None)
     return value if axis is None else value.narrow(axis, start, stop - start)
 
 
 def _batch_size(value: Any) -> int | None:
     """The first length of the first tensor."""
-    return next((len(one) for one in _tensors(value) if one.ndim), None)
+    return next((len(tensor) for tensor in _tensors(value) if tensor.ndim), None)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -41,7 +41,7 @@ FOUND = "found.pt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the main worker of a script is asked to do; it travels as JSON.
+    """A request to the main worker of a script; it is sent as JSON.
 
     Args:
         case: whose batches and number format the script gets.
@@ -64,13 +64,13 @@ class Asked:
 
 
 class ScriptSubject(Verifiable):
-    """A script with Paceline's lines; one worker is what several are held against.
+    """A script with Paceline's lines; several workers are compared with one.
 
     Args:
         args: the script's own.
 
     Raises:
-        ConfigError: it is no script, or has no such lines.
+        ConfigError: there is no such script, or it has no such lines.
     """
 
     def __init__(self, path: Path, args: Sequence[str] = ()) -> None:
@@ -105,7 +105,7 @@ class ScriptSubject(Verifiable):
     def _run(
         self, case: VerifyCase, workers: int, *, looks: bool = False
     ) -> tuple[Any, FirstUpdate, tuple[int, ...]]:
-        """What the main worker has left, the first update, and the samples of each."""
+        """What the main worker has written, the first update, and the samples of each update."""
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder, _as_it_was(case.dtype):
             asked = Asked(case=case, folder=folder, looks=looks)
             args = (asked.write(), str(self._path), *self._args)
@@ -121,15 +121,15 @@ class ScriptSubject(Verifiable):
             if not (sizes and left["has_moved"]):
                 done = "made no update" if not sizes else f"{len(sizes)} updates moved no parameter"
                 raise ConfigError(
-                    f"{self._path}: {done}, so nothing is proved of it; give it the arguments with "
-                    "which it trains, behind --, and a learning rate > 0 from its first updates on"
+                    f"{self._path}: {done}, which proves nothing; give it the arguments with which "
+                    "it trains, after --, and a learning rate > 0 from its first updates on"
                 )
             return left, first_update(ran), sizes
 
 
 @contextmanager
 def _as_it_was(dtype: Dtype) -> Iterator[None]:
-    """New tensors in this number format; what scripts change of their process is put back."""
+    """Make new tensors in this number format; undo what the script changes in the process."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:

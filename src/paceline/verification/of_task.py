@@ -1,6 +1,6 @@
 """A task, run small: a few of its samples by plain PyTorch, and by several workers.
 
-Each sample is drawn once, so what augments them is the same in both. This module must not know why
+Each sample is drawn once, so its augmentation is the same in both. This module must not know why
 a difference comes about.
 """
 
@@ -51,7 +51,7 @@ class TaskSubject(Verifiable):
         train: Any = task.splits().train
         if isinstance(train, IterableDataset):
             raise ConfigError(
-                f"task {task.name}: verify takes samples by their number, and its data is a "
+                f"task {task.name}: verify takes samples by their number, but its data is a "
                 "stream; give a map-style data set of a few samples"
             )
         self._data = train
@@ -75,7 +75,7 @@ class TaskSubject(Verifiable):
         task = self._small(case)
         model, _ = fresh(task)
         inputs = torch.utils.data.default_collate(
-            [one[0] for one in self._first(task.batch_size, case.dtype)]
+            [sample[0] for sample in self._first(task.batch_size, case.dtype)]
         )
         return breaking_layers(model, [inputs], {}, case.workers)
 
@@ -83,11 +83,11 @@ class TaskSubject(Verifiable):
         """The task on the samples of UPDATES updates, the last one short."""
         size, rest = case.batch_size(), 2 * case.workers + (not case.is_even)
         samples = self._first((UPDATES - 1) * size + rest, case.dtype)
-        # Adam divides by a gradient's size, so in float32 it would make steps of what is rounding.
-        stepped_by = self._task.optimizer if case.dtype == "float64" else sgd
+        # Adam divides by a gradient's size, so in float32 it would turn rounding into steps.
+        optimizer = self._task.optimizer if case.dtype == "float64" else sgd
         return replace(
             self._task,
-            optimizer=stepped_by,
+            optimizer=optimizer,
             model=partial(_model, self._task, case.dtype, case.frozen),
             data=partial(_splits, samples),
             batch_size=size,
@@ -96,19 +96,19 @@ class TaskSubject(Verifiable):
         )
 
     def _first(self, count: int, dtype: Dtype) -> list[Any]:
-        """So many samples; each is drawn once, so augmentation is the same in all runs.
+        """The first samples; each is drawn once, so augmentation is the same in all runs.
 
-        They are copied: a view of a data set's one tensor would be pickled with all of it.
+        They are copied: a view of a data set's tensor would be pickled with all of it.
         """
         if len(self._data) < count:
             raise ConfigError(
-                f"task {self.name}: verify needs {count} samples for that many workers, its data "
-                f"has {len(self._data)}; take fewer workers, -n 1,2"
+                f"task {self.name}: verify needs {count} samples for that many workers, but its "
+                f"data has {len(self._data)}; use fewer workers, -n 1,2"
             )
         while len(self._samples) < count:
             seed_all(len(self._samples))
             self._samples.append(apply(torch.clone, self._data[len(self._samples)]))
-        return [apply(partial(cast, dtype), one) for one in self._samples[:count]]
+        return [apply(partial(cast, dtype), sample) for sample in self._samples[:count]]
 
 
 class FewSamples(Dataset[Any]):

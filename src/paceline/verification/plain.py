@@ -2,7 +2,7 @@
 
     w_{v+1} = optimizer(w_v, grad of the mean loss over batch v)
 
-What a run of several workers is held against, here and in tests/support/reference.py. It must not
+Runs of several workers are compared with it, here and in tests/support/reference.py. It must not
 use sessions, stores or engines.
 """
 
@@ -26,7 +26,7 @@ State = dict[str, Tensor]
 
 
 class PlainRun(NamedTuple):
-    """What is left, and the loss of each update before it was made."""
+    """The final state, and the loss of each update before it was made."""
 
     state: State
     losses: list[float]
@@ -48,19 +48,19 @@ class Order:
 
 
 def fresh(task: Task, learning_rate: float | None = None) -> tuple[nn.Module, Optimizer]:
-    """The model as every worker begins with it, and its optimizer."""
+    """The model that every worker starts with, and its optimizer."""
     seed_all(0)
     model = task.model()
     return model, task.optimizer(model.parameters(), learning_rate or task.learning_rate)
 
 
 def plain_loop(task: Task, *, batch_size: int | None = None, lr: float | None = None) -> State:
-    """One process with whole batches; what is left of ``batch_size`` makes a last batch."""
+    """The final state of one process with whole batches; the last batch may be shorter."""
     return plain_run(task, batch_size=batch_size, lr=lr).state
 
 
 def plain_run(task: Task, *, batch_size: int | None = None, lr: float | None = None) -> PlainRun:
-    """The same with the losses on the way."""
+    """The final state, and the losses, of one process with whole batches."""
     model, optimizer = fresh(task, lr)
     order, losses = Order(task), []
     num_samples = len(order.dataset)  # type: ignore[arg-type]  # a map-style data set has a length
@@ -91,7 +91,7 @@ def differ(one: State, other: State) -> float:
 
 
 def largest_difference(one: State, other: State) -> tuple[str, float]:
-    """Where any element differs most, and by how much; what is not finite in one alone differs."""
+    """The name and size of the largest difference; values not finite in only one differ."""
     assert one.keys() == other.keys()
     found = ("", 0.0)
     for name, value in one.items():
@@ -102,8 +102,8 @@ def largest_difference(one: State, other: State) -> tuple[str, float]:
 
 
 def _most(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite where one is no number: two of those prove nothing."""
-    is_same = one == other  # else inf - inf, as in a causal mask, would be no number
+    """The largest difference; infinite where one is nan, as two of those prove nothing."""
+    is_same = one == other  # else inf - inf, as in a causal mask, would be nan
     gap = ~is_same if one.dtype == torch.bool else (one - other).abs().masked_fill(is_same, 0)
     most = float(gap.max()) if gap.numel() else 0.0
     return math.inf if math.isnan(most) else most

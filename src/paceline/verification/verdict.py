@@ -1,4 +1,4 @@
-"""The table of a verification: a row a case, the causes of a difference, and both in lines.
+"""The table of a verification: a row per case, the causes of a difference, and its text.
 
 This module must not know how a case is run, nor how a cause is found.
 """
@@ -15,21 +15,21 @@ from .cases import CLOSE, Compared, Dtype, VerifyCase
 ALLOWED: dict[Dtype, float] = {"float64": 1e-12, "float32": CLOSE}
 """Largest absolute difference of a parameter after the updates of a row."""
 _OF_ROUNDING = 10.0
-"""Times what the last bit of each weight makes of it, where that is more."""
+"""Allowed multiple of the difference that the last bit of each weight makes, if larger."""
 
 CauseKind = Literal["layer", "random", "mean of means", "sum", "other mean", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
-    """One case and what came of it."""
+    """One case and its result."""
 
     case: VerifyCase
     found: Compared
 
     @property
     def allowed(self) -> float:
-        """Largest difference that is none."""
+        """Largest difference that counts as equal."""
         return max(ALLOWED[self.case.dtype], _OF_ROUNDING * self.found.rounding)
 
     @property
@@ -55,7 +55,7 @@ class VerifyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Something that makes workers compute another thing.
+    """A reason why several workers compute something else than one.
 
     Args:
         what: the layer, parameter or mistake, by name.
@@ -78,10 +78,10 @@ class Verified:
     """The result of ``paceline verify``.
 
     Attributes:
-        rows: a row a case.
+        rows: one per case.
         causes: of the first row that is not equal.
         aside: that row again, with the layers among the causes set aside; None: there are none.
-        notes: what could not be computed, and why; and whose batches they are, if not the rows'.
+        notes: what could not be computed, and why; and whether the batches are not the rows'.
     """
 
     subject: str

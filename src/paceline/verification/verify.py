@@ -1,12 +1,12 @@
-"""Whether N workers compute what one process does, as a table, and what is to blame where not.
+"""Whether N workers compute what one process does, as a table, and the causes if not.
 
     for each N, number format, batches      the largest difference of a parameter or buffer
     where it is too large                   the layers that break; the same row without them;
-                                            what the losses and weights of its first update say
+                                            what the losses and weights of its first update show
 
 An update of full-sync is the mean of its pushes, each weighted by its samples: sum_i (n_i / n) g_i.
-That is the gradient of the whole batch where the loss is a mean over samples and no layer looks
-beyond its sample. This module must not know how a run is carried out.
+That is the gradient of the whole batch where the loss is a mean over samples and no layer depends
+on other samples. This module must not know how a run is carried out.
 """
 
 import math
@@ -28,8 +28,8 @@ _CLOSE: dict[Dtype, float] = {"float64": 1e-9, "float32": 1e-5}
 """Largest relative difference of two losses that are the same."""
 
 _OWN_BATCHES = (
-    "batches are as the script's own batch sampler makes them: there is one row of what comes, and "
-    "not one of batches that N divides and one of others"
+    "the script's own batch sampler makes the batches: there is one row for them, instead of one "
+    "for batches that N divides and one for others"
 )
 
 
@@ -39,14 +39,14 @@ def verify(
     args: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Verified:
-    """Run ``spec`` by one and by several workers, and compare.
+    """Run ``spec`` by one worker and by several, and compare.
 
     Args:
         spec: a task, built in, ``package.module:task`` or made here; or a script (a path that ends
             in .py).
-        workers: numbers >= 1; each has its rows.
+        workers: numbers >= 1; each gets its rows.
         args: the script's own.
-        say: is told what is being done.
+        say: gets a line for each case.
 
     Raises:
         ConfigError: there is no such task or script, or it cannot be run small.
@@ -60,14 +60,14 @@ def verify(
     for dtype in DTYPES:
         for case in _cases(workers, dtype):
             if not case.is_even and rows[-1].found.has_own_batches:
-                continue  # they would be the same batches once more
+                continue  # they would be the same batches again
             say(f"{subject.name}: {dtype}, {_workers(case.workers)}, {_kind(case)} batches")
             try:
                 rows.append(VerifyRow(case=case, found=subject.compare(case)))
             except WorkerError as error:
                 if dtype != "float64":
                     raise
-                notes.append(f"float64: it cannot be computed so: {_last_line(error)}")
+                notes.append(f"float64: it cannot be computed: {_last_line(error)}")
                 break
     if any(row.found.has_own_batches for row in rows):
         notes.append(_OWN_BATCHES)
@@ -84,7 +84,9 @@ def _subject(spec: str | Task, args: Sequence[str]) -> Verifiable:
     if spec.endswith(".py"):
         return ScriptSubject(Path(spec), args)
     if args:
-        raise ConfigError(f"arguments are for a script, {spec} is a task: leave {args[0]!r} out")
+        raise ConfigError(
+            f"arguments are for a script, but {spec} is a task: leave out {args[0]!r}"
+        )
     return TaskSubject(load_task(spec))
 
 
@@ -95,16 +97,16 @@ def _cases(workers: Sequence[int], dtype: Dtype) -> Iterator[VerifyCase]:
             yield VerifyCase(workers=number, dtype=dtype, is_even=False)
 
 
-# -- what is to blame ------------------------------------------------------------------------------
+# -- causes ---------------------------------------------------------------------------------------
 
 
 def _explain(subject: Verifiable, row: VerifyRow) -> tuple[tuple[Cause, ...], VerifyRow | None]:
     """The causes of a difference, and the row without the layers among them."""
     layers = subject.breaking_layers(row.case)
-    causes = [_cause_of_layer(one) for one in layers]
+    causes = [_cause_of_layer(layer) for layer in layers]
     aside = None
     if layers:
-        case = replace(row.case, frozen=tuple(one.name for one in layers))
+        case = replace(row.case, frozen=tuple(layer.name for layer in layers))
         aside = row = VerifyRow(case=case, found=subject.compare(case))
     if not row.is_equal and subject.draws(row.case):
         causes.append(_DRAWING)
@@ -120,9 +122,9 @@ _LARGE_PARTS = (
 _DRAWING = Cause(
     kind="random",
     what="the loop",
-    why="a step draws random numbers beside the layers that are named (noise, mixing, sampling), "
-    "others in each worker; nothing else can be told apart from that",
-    fix="nothing, where randomness is meant; for a comparison draw them by sample, in the data set",
+    why="a step draws random numbers outside the named layers (noise, mixing, sampling), which "
+    "differ between workers and hide any other difference",
+    fix="nothing, if the randomness is intended; to compare draw them per sample, in the data set",
 )
 
 
@@ -132,15 +134,15 @@ def _cause_of_layer(layer: BreakingLayer) -> Cause:
         return Cause(
             kind="layer",
             what=name,
-            why="it draws random numbers, which are others in each worker's part; in the mean an "
+            why="it draws random numbers, which differ in each worker's part; on average an "
             "update is the same",
-            fix="nothing, where randomness is meant; p=0 or eval() makes runs comparable",
+            fix="nothing, if the randomness is intended; p=0 or eval() makes runs comparable",
         )
     is_batch_norm = "BatchNorm" in layer.kind
     why = "its output for a sample depends on the other samples of the batch, and a worker has "
     why += "only its part of them"
     if is_batch_norm:
-        why = "it normalises each worker's part of the batch by itself, not the whole batch"
+        why = "it normalises each worker's part of the batch separately, not the whole batch"
     return Cause(
         kind="layer",
         what=name,
@@ -152,7 +154,7 @@ def _cause_of_layer(layer: BreakingLayer) -> Cause:
 
 
 def _cause_of_loss(row: VerifyRow) -> Cause | None:
-    """What the first update tells, which all made at the same parameters; None: nothing."""
+    """The cause that the first update shows, made at equal parameters; None: none."""
     alone, shared, dtype = row.found.alone, row.found.shared, row.case.dtype
     shares = [count / sum(shared.samples) for count in shared.samples]
     if cause := _cause_of_weights(shared, shares):
@@ -185,7 +187,7 @@ def _cause_of_loss(row: VerifyRow) -> Cause | None:
     return Cause(
         kind="other mean",
         what="the loss",
-        why=f"it is no mean over samples: {alone.losses[0]:.6g} for the whole batch, "
+        why=f"it is not a mean over samples: {alone.losses[0]:.6g} for the whole batch, "
         f"{weighted:.6g} for its parts by their samples",
         fix="a mean over tokens or weights: step.weight = how many there are; a loss over pairs "
         f"of samples: {_LARGE_PARTS}",
@@ -193,7 +195,7 @@ def _cause_of_loss(row: VerifyRow) -> Cause | None:
 
 
 def _cause_of_weights(shared: FirstUpdate, shares: Sequence[float]) -> Cause | None:
-    """Parts that count otherwise than by their samples."""
+    """The cause where parts do not count by their samples; None: they do."""
     pairs = zip(shares, shared.weights, strict=True)
     if all(math.isclose(one, other, abs_tol=1e-9) for one, other in pairs):
         return None
@@ -211,9 +213,9 @@ def _unknown(row: VerifyRow) -> Cause:
     return Cause(
         kind="unknown",
         what=row.found.name,
-        why=f"it differs by {row.found.difference:.3g}, most of all; every layer gives each sample "
+        why=f"it differs most, by {row.found.difference:.3g}; every layer gives each sample "
         "the same output, and the losses agree",
-        fix="look at what the loop does to gradients or weights beside loss.backward() and "
+        fix="look at what the loop does to gradients or weights besides loss.backward() and "
         "optimizer.step()",
     )
 
