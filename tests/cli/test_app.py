@@ -74,6 +74,18 @@ def test_the_help_names_every_verb(paceline: Run) -> None:
         assert verb.help in out
 
 
+def test_the_help_wraps_at_the_terminal_not_where_the_docstring_does(
+    paceline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = paceline("bench", "collectives", "--help")
+    lines = [line.strip("│ ") for line in out.splitlines()]
+    assert any(line.startswith("What messages take") and line.endswith(".") for line in lines)
+    assert any("Operation to measure" in line and "all-to-all" in line for line in lines)
+    _, out, _ = paceline("probe", "--help")
+    assert sum(line.startswith("Example: ") for line in out.splitlines()) == 2
+
+
 @pytest.mark.parametrize("verb", [verb.name for verb in command.VERBS])
 def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
     code, out, _ = paceline(verb, "--help")

@@ -6,6 +6,7 @@ even begin to load. This module must not know what a verb does.
 
 import importlib
 import itertools
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -104,6 +105,7 @@ def make_app(tokens: Sequence[str]) -> App:
         help="PyTorch training over several workers, also when some are slow or die.",
         version=f"paceline {__version__}",
         help_format="plaintext",
+        help_formatter=HelpFormatter(),
         result_action="return_none",
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative_iterable=(), converter=_read),  # no --empty-delay
@@ -121,6 +123,46 @@ def make_app(tokens: Sequence[str]) -> App:
         here = f"{__package__}.{verb.home}:{verb.name}"
         app.command(here, name=verb.name, help=verb.help, group=groups[verb.group])
     return app
+
+
+class HelpFormatter:
+    """Cyclopts' own formatter over rejoined paragraphs, so that they wrap at the terminal's width.
+
+    Cyclopts keeps a docstring's line breaks in plain text; its markdown loads more than ``--help``
+    may take.
+    """
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        """Print one panel of commands or parameters."""
+        from cyclopts.help import DefaultFormatter
+
+        for entry in panel.entries:
+            _rejoin(entry.description)
+        DefaultFormatter()(console, options, panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        """Print the usage line."""
+        from cyclopts.help import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Print what the command does."""
+        from cyclopts.help import DefaultFormatter
+
+        _rejoin(description)
+        DefaultFormatter().render_description(console, options, description)
+
+
+_WRAPPED_LINE = re.compile(r"(?<!\n)\n(?!\n| |- |Example: |$)")
+"""A line break within a paragraph; lists, indented blocks and examples keep theirs."""
+
+
+def _rejoin(description: Any) -> None:
+    """Join the lines of each paragraph of an ``InlineText``, in place."""
+    text = getattr(description, "primary_renderable", None)
+    if text is not None and hasattr(text, "plain"):
+        text.plain = _WRAPPED_LINE.sub(" ", text.plain)
 
 
 def _read(kind: Any, tokens: Sequence[Token]) -> Any:
