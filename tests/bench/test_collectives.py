@@ -163,6 +163,13 @@ def test_what_cannot_be_measured_is_said_before_it_begins(say: Say, line: str, s
     assert said in err
 
 
+def test_a_size_without_its_b_is_the_same_size() -> None:
+    assert sizes_of("64Ki, 1Mi,64,8B") == (8, 64, 65536, 1 << 20)
+    for text in ("64K", "KiB", "1KiMiB", "1.5MiB"):
+        with pytest.raises(ConfigError, match="must read as"):
+            sizes_of(text)
+
+
 def test_without_names_all_that_have_the_operation_are_measured() -> None:
     def fitting(operation: Operation, num_ranks: int) -> list[str]:
         return CollectivesQuestion(

@@ -12,6 +12,7 @@ as of the others here, which makes more than 300 lines. This module must not kno
 """
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -211,26 +212,26 @@ def _rows(
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """``1KiB,4MiB`` in bytes, from small to large.
+    """The sizes of ``1KiB,4MiB`` in bytes, from small to large; ``64Ki`` is 64 KiB.
 
     Raises:
-        ConfigError: it reads otherwise.
+        ConfigError: a size is not a whole number of bytes, KiB or MiB.
 
     Example:
         >>> sizes_of("1MiB,64KiB,100")
         (100, 65536, 1048576)
     """
     sizes = set()
-    for one in text.split(","):
-        factor = next((1 << power for unit, power in _UNITS.items() if one.endswith(unit)), 1)
-        number = one.removesuffix("B").removesuffix("Ki").removesuffix("Mi").strip()
-        if not number.isdecimal():
+    for size in text.split(","):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
             raise ConfigError(f"--sizes {text!r} must read as 1KiB,64KiB,4MiB")
-        sizes.add(int(number) * factor)
+        sizes.add(int(match["number"]) << _POWERS[match["unit"]])
     return tuple(sorted(sizes))
 
 
-_UNITS = {"KiB": 10, "MiB": 20}
+_SIZE = re.compile(r"(?P<number>[0-9]+) *(?P<unit>(?:[KM]i)?)B?")
+_POWERS = {"": 0, "Ki": 10, "Mi": 20}
 
 
 def render_collectives(found: MeasuredCollectives) -> list[str]:
