@@ -83,11 +83,13 @@ def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
         raise ConfigError(f"bench async knows cpu and cuda, got {device.type}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one back end: an operation that uses all cores would meet itself
-    backend = make_backend(device)
     try:
-        return measure_backend(backend, calls)
+        backend = make_backend(device)
+        try:
+            return measure_backend(backend, calls)
+        finally:
+            backend.close()
     finally:
-        backend.close()
         torch.set_num_threads(threads)
 
 

@@ -91,10 +91,23 @@ def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
 
 
 def _on_cpu(size: int, count: int, work: str) -> Overlap:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one core computes, another copies
+    try:
+        ways = _cpu_ways(size, count)
+    finally:
+        torch.set_num_threads(threads)
+    notes = (
+        "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
+        f"computing uses 1 thread, copying 1, of {threads}",
+    )
+    return Overlap(work=work, ways=ways, notes=notes)
+
+
+def _cpu_ways(size: int, count: int) -> tuple[TimedTogether, ...]:
+    """Products and copies in turn, then with the copies in a second thread."""
     x = torch.rand(size, size)
     results, copies = _buffers(size, count), _buffers(size, count)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a core for the computation; the other is for who copies
 
     def compute(i: int) -> None:
         torch.mm(x, x, out=results[i])
@@ -113,18 +126,12 @@ def _on_cpu(size: int, count: int, work: str) -> Overlap:
             queue.put(lambda: copy(i))
 
         alone = (_each(compute, count), _each(copy, count))
-        ways = (
+        return (
             measure_together("blocking", *alone, _each(in_turn, count), ROUNDS),
             measure_together(
                 "by a second thread", *alone, _each(queued, count, queue.synchronize), ROUNDS
             ),
         )
-    torch.set_num_threads(threads)
-    notes = (
-        "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
-        f"computing uses 1 thread, copying 1, of {threads}",
-    )
-    return Overlap(work=work, ways=ways, notes=notes)
 
 
 def _on_gpu(device: torch.device, size: int, count: int, work: str) -> Overlap:
