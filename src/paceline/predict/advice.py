@@ -11,6 +11,7 @@ This module must not know terminals.
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from ..report.forecast import Forecast
 from ..report.live import QuietObserver
 from ..report.ranking import Advice, RankedProtocol, Standing, Target
 from ..report.summary import Summary
+from ..run_dir import fresh_folder
 from ..simulation.timing import TimingRun
 from ..system.processors import num_cores
 from ..workloads import load_task
@@ -180,17 +182,21 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
     if asked.cores is not None:
         threads = max(1, min(num_cores() // workers, asked.cores // asked.workers))
     say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-    stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    flags = {  # with a folder of its own: runs/latest stays where it was
+    folder = fresh_folder(f"profile-{task.name}")  # of its own: runs/latest stays where it was
+    flags = {
         "workers": workers, "threads": threads, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size, "delay": _pauses(asked, workers),
         "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
-        "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
+        "nonfinite": "skip", "run_dir": str(folder),
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     settings = of_flags(given, is_call=True)
-    summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
-    assert isinstance(summary, Summary)  # it is no dry run
+    try:
+        summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
+    finally:
+        with suppress(OSError):  # a run that wrote something stays
+            folder.rmdir()
+    assert isinstance(summary, Summary)  # not a dry run
     return Path(summary.run_dir)
 
 
