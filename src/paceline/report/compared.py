@@ -7,6 +7,8 @@ mean the same by them. A figure is the median over the seeds, with the least and
 it. This module must not know terminals, pictures or how a run was made.
 """
 
+import bisect
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -192,11 +194,18 @@ def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Ru
 
 
 def _trained(summary: Summary) -> Callable[[float], float]:
-    """From seconds since the first step to seconds of training: what lies between epochs is not."""
-    spans = [(one.t - one.seconds, one.t) for one in summary.epochs]
+    """A function from seconds since the first step to seconds of training.
+
+    The time between epochs does not count. Epochs follow one another, so one search finds the last
+    that began before ``t``.
+    """
+    starts = [epoch.t - epoch.seconds for epoch in summary.epochs]
+    durations = [epoch.seconds for epoch in summary.epochs]
+    before = [0.0, *itertools.accumulate(durations)]
 
     def seconds(t: float) -> float:
-        return math.fsum(max(0.0, min(t, stop) - start) for start, stop in spans)
+        last = bisect.bisect_right(starts, t) - 1
+        return 0.0 if last < 0 else before[last] + min(t - starts[last], durations[last])
 
     return seconds
 
