@@ -368,7 +368,7 @@ def _apart(name: str, value: object) -> object:
     separator = RunSettings.__dataclass_fields__[name].metadata["separator"]
     if separator is None or not isinstance(value, str):
         return value
-    return [one.strip() for one in value.split(separator) if one.strip()]
+    return [word.strip() for word in value.split(separator) if word.strip()]
 
 
 def help_of(name: str) -> str:

@@ -278,8 +278,8 @@ def written(name: str, values: Sequence[object]) -> str:
 
 def spelled(name: str, arguments: Sequence[NameNumber]) -> str:
     """How a member is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
-    text = written(name, [one.symbol for one in arguments])
-    is_optional = any(one.default is not None for one in arguments)
+    text = written(name, [argument.symbol for argument in arguments])
+    is_optional = any(argument.default is not None for argument in arguments)
     return f"{name}[{text.removeprefix(name)}]" if is_optional else text
 
 

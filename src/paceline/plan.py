@@ -271,9 +271,9 @@ def _parameter_lines(layers: tuple[LayerParameters, ...]) -> Iterator[str]:
         return
     total = LayerParameters(
         "total", "", "",
-        sum(one.num_parameters for one in layers),
-        sum(one.num_trainable for one in layers),
-        sum(one.num_bytes for one in layers),
+        sum(layer.num_parameters for layer in layers),
+        sum(layer.num_trainable for layer in layers),
+        sum(layer.num_bytes for layer in layers),
     )  # fmt: skip
     rows = [("layer", "type", "shape", "parameters", "trainable", "MB")]
     rows += [

@@ -60,16 +60,16 @@ class BatchChoice:
 
     @property
     def samples_per_s(self) -> float:
-        return statistics.median(one.samples_per_s for one in self.runs)
+        return statistics.median(run.samples_per_s for run in self.runs)
 
     @property
     def updates(self) -> int:
-        return round(statistics.median(one.updates for one in self.runs))
+        return round(statistics.median(run.updates for run in self.runs))
 
     @property
     def seconds(self) -> float | None:
         """Median over the seeds; None where one of them did not reach the target."""
-        found = [one.seconds for one in self.runs if one.seconds is not None]
+        found = [run.seconds for run in self.runs if run.seconds is not None]
         return statistics.median(found) if len(found) == len(self.runs) else None
 
 
@@ -88,7 +88,7 @@ class Choices:
     @property
     def quickest(self) -> BatchChoice | None:
         """The row that reached the target first."""
-        done = [one for one in self.rows if one.seconds is not None]
+        done = [row for row in self.rows if row.seconds is not None]
         return min(done, key=lambda one: one.seconds or 0.0) if done else None
 
 

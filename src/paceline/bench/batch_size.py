@@ -75,8 +75,8 @@ class Stepper:
         data = task.splits().train
         count = min(_SAMPLES, len(data))  # type: ignore[arg-type]  # a map-style data set has a length
         samples = [data[i] for i in range(count)]
-        self._inputs = torch.stack([one[0] for one in samples])
-        self._targets = torch.stack([torch.as_tensor(one[1]) for one in samples])
+        self._inputs = torch.stack([sample[0] for sample in samples])
+        self._targets = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
         self._model = task.model().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), task.learning_rate)
         self._step(*self._batch(_LEAST))  # what is made once: gradients, state, code

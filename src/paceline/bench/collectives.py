@@ -136,7 +136,7 @@ class MeasuredCollectives(Measured):
             "cost": self.cost.write(),
             "copy_bytes_per_s": self.copy_bytes_per_s,
             "rows": [row.to_json() for row in self.rows],
-            "crossings": [one._asdict() for one in self.crossings()],
+            "crossings": [crossing._asdict() for crossing in self.crossings()],
         }
 
     def blocks(self) -> dict[str, dict[int, tuple[float, ...]]]:
@@ -304,16 +304,17 @@ def _crossings(found: MeasuredCollectives) -> Iterator[str]:
         return
     rows = [
         (
-            f"{one.above} from {one.below}",
-            format_bytes(one.measured_bytes),
-            "nowhere" if one.predicted_bytes is None else format_bytes(one.predicted_bytes),
-            "" if one.predicted_bytes is None
-            else f"{one.predicted_bytes / one.measured_bytes:.2f}",
+            f"{crossing.above} from {crossing.below}",
+            format_bytes(crossing.measured_bytes),
+            "nowhere" if crossing.predicted_bytes is None
+            else format_bytes(crossing.predicted_bytes),
+            "" if crossing.predicted_bytes is None
+            else f"{crossing.predicted_bytes / crossing.measured_bytes:.2f}",
         )
-        for one in crossings
+        for crossing in crossings
     ]  # fmt: skip
     yield ""
     yield from table(("takes over", "measured at", "predicted at", "predicted/measured"), rows)
-    num_near = sum(one.is_near for one in crossings)
+    num_near = sum(crossing.is_near for crossing in crossings)
     yield f"predicted within a factor of 2: {num_near} of {len(crossings)}"
     yield ""

@@ -124,7 +124,7 @@ class WaysCompared:
 
     def to_json(self) -> dict[str, object]:
         """As one JSON object."""
-        ways = [one.to_json() for one in self.results]
+        ways = [result.to_json() for result in self.results]
         return {**self.question.work, "calls": self.calls, "ways": ways}
 
 
@@ -215,12 +215,12 @@ def _break_even(once_s: float, eager_once_s: float, gain: Gain) -> int | None:
 def render_ways(found: WaysCompared) -> list[str]:
     """The table, then what a table cannot say."""
     asked = found.question
-    failed = [one for one in found.results if one.failure]
+    failed = [result for result in found.results if result.failure]
     return [
         f"{asked.subject}, batch {asked.batch_size}, forward, float32, {asked.device}, "
         f"{asked.threads} thread{'s' * (asked.threads != 1)}; {found.calls:,} calls each, in turns",
         "",
-        *table(_HEADER, [_row(one) for one in found.results]),
+        *table(_HEADER, [_row(result) for result in found.results]),
         "",
         *(f"{one.way}: not possible here: {one.failure}" for one in failed),
         *_other_batches(found),
@@ -254,17 +254,21 @@ def _ahead(one: Result, gain: Gain) -> str:
 def _other_batches(found: WaysCompared) -> list[str]:
     """What happened when the batch changed, and that all outputs agree."""
     lines = []
-    for one in found.results:
-        if len(one.other_batches_s) == 2 and one.recompiles is not None:
-            first, second = (three_figures(value) for value in one.other_batches_s)
-            breaks = f", {one.graph_breaks} graph breaks" if one.graph_breaks else ""
+    for result in found.results:
+        if len(result.other_batches_s) == 2 and result.recompiles is not None:
+            first, second = (three_figures(value) for value in result.other_batches_s)
+            breaks = f", {result.graph_breaks} graph breaks" if result.graph_breaks else ""
             lines.append(
-                f"{one.way}: two other batch sizes: {one.recompiles} recompiles ({first}, then "
-                f"{second}){breaks}"
+                f"{result.way}: two other batch sizes: {result.recompiles} recompiles ({first}, "
+                f"then {second}){breaks}"
             )
-        if one.other_batches_failure:
-            lines.append(f"{one.way}: fails with other batch sizes: {one.other_batches_failure}")
-    differences = [one.max_difference for one in found.results if one.max_difference is not None]
+        if result.other_batches_failure:
+            lines.append(
+                f"{result.way}: fails with other batch sizes: {result.other_batches_failure}"
+            )
+    differences = [
+        result.max_difference for result in found.results if result.max_difference is not None
+    ]
     lines.append(f"outputs differ from eager's by at most {max(differences):.1e}")
     return lines
 

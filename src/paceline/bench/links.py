@@ -76,10 +76,10 @@ class MeasuredLinks(Measured):
             name=f"this machine, {kind}", num_ranks=len(ranks), num_switches=0,
             links=tuple(
                 NetworkLink(
-                    source=ranks[one.source], destination=ranks[one.destination],
-                    bytes_per_s=one.bytes_per_s, latency_s=one.latency_s,
+                    source=ranks[pair.source], destination=ranks[pair.destination],
+                    bytes_per_s=pair.bytes_per_s, latency_s=pair.latency_s,
                 )
-                for one in self.pairs if one.kind == kind
+                for pair in self.pairs if pair.kind == kind
             ),
         )  # fmt: skip
 
@@ -298,12 +298,12 @@ def render_links(found: MeasuredLinks) -> list[str]:
     lines = [
         f"{len(cores)} cores, one pair at a time; {found.num_bytes / 2**20:g} MiB; the core that "
         "has it on the left", "NUMA nodes: " + ", ".join(
-            f"{node}: cores {','.join(str(one) for one in cores if found.nodes[one] == node)}"
+            f"{node}: cores {','.join(str(core) for core in cores if found.nodes[core] == node)}"
             for node in sorted(set(found.nodes.values()))
         ),
     ]  # fmt: skip
     for kind in (MEMORY, LOOPBACK):
-        pairs = {(one.source, one.destination): one for one in found.pairs if one.kind == kind}
+        pairs = {(pair.source, pair.destination): pair for pair in found.pairs if pair.kind == kind}
         rows = [
             (
                 f"core {source}",
@@ -313,7 +313,7 @@ def render_links(found: MeasuredLinks) -> list[str]:
             )
             for source in cores
         ]  # fmt: skip
-        lines += ["", *table((kind, *(f"core {one}" for one in cores)), rows)]
+        lines += ["", *table((kind, *(f"core {core}" for core in cores)), rows)]
         # What several rings do to one another is not measured, pair by pair.
         lines += _rings(found.topology(kind), cores, most=1)
     return lines
@@ -339,32 +339,34 @@ def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
 def render_recorded(topologies: Sequence[Topology]) -> list[str]:
     """Of each: the narrowest link between each two ranks, and the rings."""
     lines = list[str]()
-    for one in topologies:
-        ranks = range(one.num_ranks)
+    for topology in topologies:
+        ranks = range(topology.num_ranks)
         rows = [
             (
                 f"rank {source}",
                 *(
-                    f"{_width(one, source, other) / 1e9:.3g}" if source != other else "-"
+                    f"{_width(topology, source, other) / 1e9:.3g}" if source != other else "-"
                     for other in ranks
                 ),
             )
             for source in ranks
         ]
-        lines += ["", *table((f"{one.name}, GB/s", *map(str, ranks)), rows)]
-        lines += _rings(one, ranks, _MOST_RINGS)
+        lines += ["", *table((f"{topology.name}, GB/s", *map(str, ranks)), rows)]
+        lines += _rings(topology, ranks, _MOST_RINGS)
     return lines[1:]
 
 
 def recorded_json(topologies: Sequence[Topology]) -> dict[str, object]:
     """As one JSON object."""
     rows = []
-    for one in topologies:
-        found = find_rings(one, _MOST_RINGS)
-        ranks = range(one.num_ranks)
+    for topology in topologies:
+        found = find_rings(topology, _MOST_RINGS)
+        ranks = range(topology.num_ranks)
         rows.append({
-            "name": one.name,
-            "bytes_per_s": [[_width(one, a, b) if a != b else None for b in ranks] for a in ranks],
+            "name": topology.name,
+            "bytes_per_s": [
+                [_width(topology, a, b) if a != b else None for b in ranks] for a in ranks
+            ],
             "rings": [list(ring) for ring in found.rings],
             "each_bytes_per_s": found.each_bytes_per_s,
         })  # fmt: skip

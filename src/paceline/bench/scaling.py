@@ -211,7 +211,7 @@ def measure_scaling(
                 try:
                     sample = _measure(question, case, about, keep)
                 except KeyboardInterrupt:
-                    if not any(set(found[rows[0]]) & set(found[one]) for one in rows[1:]):
+                    if not any(set(found[rows[0]]) & set(found[row]) for row in rows[1:]):
                         raise KeyboardInterrupt from None  # one run's summary is no comparison
                     raise Interrupted(_result(question, found, about, where)) from None
                 found[case][number] = sample
@@ -296,11 +296,11 @@ def _row(
     samples = runs.values()
     return ScalingRow(
         kind=case.kind, workers=case.workers, mini_batch_size=case.mini_batch_size,
-        samples_per_s=tuple(one.samples_per_s for one in samples),
-        speedups=speedups, efficiencies=tuple(one / case.workers for one in speedups),
-        step_s=statistics.median(statistics.median(one.steps_s) for one in samples),
-        p95_step_s=statistics.median(_p95(one.steps_s) for one in samples),
-        updates_per_s=statistics.median(one.updates_per_s for one in samples),
+        samples_per_s=tuple(sample.samples_per_s for sample in samples),
+        speedups=speedups, efficiencies=tuple(speedup / case.workers for speedup in speedups),
+        step_s=statistics.median(statistics.median(sample.steps_s) for sample in samples),
+        p95_step_s=statistics.median(_p95(sample.steps_s) for sample in samples),
+        updates_per_s=statistics.median(sample.updates_per_s for sample in samples),
     )  # fmt: skip
 
 
@@ -315,17 +315,17 @@ def render_scaling(found: MeasuredScaling) -> list[str]:
               "95 % within", "updates/s")  # fmt: skip
     rows = [
         (
-            ScalingCase(one.kind, one.workers, one.mini_batch_size).label,
-            f"{one.mini_batch_size:,}",
-            f"{statistics.median(one.samples_per_s):,.0f}",
-            _median(one.speedups, 2),
-            _median(one.efficiencies, 3),
-            _spread(one),
-            format_duration(one.step_s),
-            format_duration(one.p95_step_s),
-            f"{one.updates_per_s:,.1f}",
+            ScalingCase(row.kind, row.workers, row.mini_batch_size).label,
+            f"{row.mini_batch_size:,}",
+            f"{statistics.median(row.samples_per_s):,.0f}",
+            _median(row.speedups, 2),
+            _median(row.efficiencies, 3),
+            _spread(row),
+            format_duration(row.step_s),
+            format_duration(row.p95_step_s),
+            f"{row.updates_per_s:,.1f}",
         )
-        for one in found.rows
+        for row in found.rows
     ]
     threads = f"{found.threads} thread{'s' * (found.threads != 1)}"
     rounds = f"{found.rounds} round{'s' * (found.rounds != 1)}"
@@ -357,13 +357,13 @@ def _spread(row: ScalingRow) -> str:
     values: Sequence[float] = row.efficiencies
     if row.workers == 1:
         middle = statistics.median(row.samples_per_s)
-        values = [one / middle for one in row.samples_per_s]
+        values = [rate / middle for rate in row.samples_per_s]
     return f"{min(values):.3f} to {max(values):.3f}" if values else "-"
 
 
 def _shared(found: MeasuredScaling) -> Iterator[str]:
     """One sentence where more workers than places make a figure that means little."""
-    many = [one.workers for one in found.rows if one.workers > found.places]
+    many = [row.workers for row in found.rows if row.workers > found.places]
     if many:
         if found.device == "cpu":
             what = f"core{'s' * (num_cores() != 1)}"
@@ -380,14 +380,14 @@ def draw_scaling(found: MeasuredScaling) -> str:
     """The text of an SVG file: samples a second and efficiency against the number of workers."""
     alone = found.rows[0]
     one_per_s = statistics.median(alone.samples_per_s)
-    longest = math.log2(max(one.workers for one in found.rows))
+    longest = math.log2(max(row.workers for row in found.rows))
     places = [longest * number / _IDEAL_POINTS for number in range(_IDEAL_POINTS + 1)]
     ideal = tuple(Point(t=t, value=2**t * one_per_s) for t in places)
     even = tuple(Point(t=t, value=1.0) for t in (0.0, longest))
     speeds = [Curve(name="n times one worker", points=ideal)]
     shares = [Curve(name="n times one worker", points=even)]
-    for kind in dict.fromkeys(one.kind for one in found.rows[1:]):
-        rows = [alone, *(one for one in found.rows if one.kind == kind and one.efficiencies)]
+    for kind in dict.fromkeys(row.kind for row in found.rows[1:]):
+        rows = [alone, *(row for row in found.rows if row.kind == kind and row.efficiencies)]
         speeds.append(_curve(kind, rows, lambda one: one.samples_per_s))
         shares.append(_curve(kind, rows, lambda one: one.efficiencies))
     return draw_chart(
@@ -411,9 +411,9 @@ def _curve(
     return Curve(
         name=name,
         points=tuple(
-            Point(t=math.log2(one.workers), value=statistics.median(values(one))) for one in rows
+            Point(t=math.log2(row.workers), value=statistics.median(values(row))) for row in rows
         ),
         dots=tuple(
-            Point(t=math.log2(one.workers), value=value) for one in rows for value in values(one)
+            Point(t=math.log2(row.workers), value=value) for row in rows for value in values(row)
         ),
     )

@@ -219,7 +219,9 @@ class TrainingRun:
         data = self._splits.train
         index = torch.randint(len(data), (count,)).tolist()  # type: ignore[arg-type]  # a map-style data set has a length
         self._backward(*self._loader.collate_fn(fetch(data, index)))
-        found = [one.grad for one in self._model.parameters() if one.grad is not None]
+        found = [
+            parameter.grad for parameter in self._model.parameters() if parameter.grad is not None
+        ]
         return nn.utils.parameters_to_vector(found)
 
     def accuracy(self) -> float:

@@ -241,7 +241,7 @@ def _wants_json(tokens: list[str]) -> bool:
 
     from ..config import resolve
 
-    flags = [*(part for one in tokens for part in _apart(one)), ""]
+    flags = [*(part for token in tokens for part in _apart(token)), ""]
     file = next((b for a, b in itertools.pairwise(flags) if a == "--config"), None)
     try:
         return resolve({}, Path(file) if file else None).settings.json

@@ -186,9 +186,9 @@ def _refuse_idle(way: str, args: Sequence[str], asked: DoctorFlags) -> None:
             "--apply writes what is proved by running: --fix --apply without --static"
         )
     idle = [
-        f"--{one.name.replace('_', '-')}"
-        for one in fields(asked)
-        if one.name not in _HEARD[way] and getattr(asked, one.name) != one.default
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(asked)
+        if field.name not in _HEARD[way] and getattr(asked, field.name) != field.default
     ]
     if idle:
         do = "does" if len(idle) == 1 else "do"
@@ -281,9 +281,9 @@ def _check_runs(found: "Diagnosis", path: Path) -> None:
     Raises:
         ConfigError: it does not parse, or uses no torch.
     """
-    for one in found.findings:
-        if one.rule == "syntax":
-            raise ConfigError(f"{path}:{one.line} does not parse: {one.what}")
+    for finding in found.findings:
+        if finding.rule == "syntax":
+            raise ConfigError(f"{path}:{finding.line} does not parse: {finding.what}")
     if not found.has_torch:
         raise ConfigError(f"{path} does not use torch, so there are no training steps to observe")
 
@@ -313,7 +313,7 @@ def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: D
     """Run it, unless it does not parse: then the line is the finding."""
     from ..doctor.observed.launching import observe
 
-    if any(one.rule == "syntax" for one in found.findings):
+    if any(finding.rule == "syntax" for finding in found.findings):
         _show_static(found, asked)
         return
     _check_runs(found, path)
@@ -345,7 +345,7 @@ def _about_rules(asked: DoctorFlags) -> None:
              lambda: render_rules(GROUPS))  # fmt: skip
         return
     results = test_rules(RULES.values())
-    show(asked.json, lambda: {"examples": [one._asdict() for one in results]},
+    show(asked.json, lambda: {"examples": [result._asdict() for result in results]},
          lambda: render_tests(results))  # fmt: skip
-    if not all(one.is_right for one in results):
+    if not all(result.is_right for result in results):
         sys.exit(1)

@@ -208,7 +208,9 @@ def _split_doctor(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags of ``doctor`` itself, wherever they stand, and what is the script's."""
     from .doctor import DoctorFlags
 
-    kinds = {f"--{one.name.replace('_', '-')}": one.type for one in dataclasses.fields(DoctorFlags)}
+    kinds = {
+        f"--{field.name.replace('_', '-')}": field.type for field in dataclasses.fields(DoctorFlags)
+    }
     switches = {name for name, kind in kinds.items() if kind is bool} | {"--help", "-h"}
     own: list[str] = []
     rest: list[str] = []

@@ -126,10 +126,10 @@ def parse_speeds(text: str) -> tuple[float, ...]:
         ConfigError: it is not that.
     """
     try:
-        speeds = tuple(float(one) for one in text.split(","))
+        speeds = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise ConfigError(f"--speeds {text!r} must read as 1,1,0.5") from None
-    for one in speeds:
-        if 0.0 < one < 1.0 / _MOST_SPEED or one > _MOST_SPEED:
-            raise ConfigError(f"--speeds are beside this machine's 1, as 1,1,0.5, got {one:g}")
+    for speed in speeds:
+        if 0.0 < speed < 1.0 / _MOST_SPEED or speed > _MOST_SPEED:
+            raise ConfigError(f"--speeds are beside this machine's 1, as 1,1,0.5, got {speed:g}")
     return speeds

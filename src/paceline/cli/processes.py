@@ -111,12 +111,12 @@ def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleane
     ended = end(targets, wait_s, say)
     over = {one.pid for one in ended if one.is_over}
     now = look()
-    left = left_by([one for one in targets if one.pid in over], now)
+    left = left_by([target for target in targets if target.pid in over], now)
     taken = {port for one in now.processes for port in one.ports}
     return Cleaned(
         ends=ends, has_acted=True, ended=tuple(ended),
         leftovers=tuple(remove([*left, *before])),
-        kept_ports=tuple(sorted({port for one in targets for port in one.ports} & taken)),
+        kept_ports=tuple(sorted({port for target in targets for port in target.ports} & taken)),
     )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     from ..report.ranking import render_advice
     from .partition import CutFlags, planned_splits
 
-    idle = _given(asked, {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS)
+    idle = _given(asked, {field.name for field in fields(asked)} - _OF_BOTH - _OF_SPLITS)
     if asked.memory is not None and idle:
         raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
     cut = CutFlags(
@@ -142,9 +142,9 @@ _OF_SPLITS = {"memory", "batch_size", "micro_batches", "input"}
 def _given(asked: PlanFlags, names: Collection[str]) -> str:
     """Which of these flags are."""
     return ", ".join(
-        "--" + one.name.replace("_", "-")
-        for one in fields(asked)
-        if one.name in names and getattr(asked, one.name) != one.default
+        "--" + field.name.replace("_", "-")
+        for field in fields(asked)
+        if field.name in names and getattr(asked, field.name) != field.default
     )
 
 
@@ -233,7 +233,7 @@ def compare(
         _show(end.summary, json)
         raise
     _show(found, json)
-    if not any(one.outcomes for one in found.contenders):
+    if not any(contender.outcomes for contender in found.contenders):
         sys.exit(1)
 
 

@@ -199,9 +199,9 @@ def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
             raise ConfigError("--batch-sizes and --seeds are for trainings: add --target-accuracy")
     flags, others = (search, NO_SEARCH) if worth.noise else (worth, NO_NOISE)
     idle = [
-        "--" + one.name.replace("_", "-")
-        for one in fields(flags)
-        if getattr(flags, one.name) != getattr(others, one.name)
+        "--" + field.name.replace("_", "-")
+        for field in fields(flags)
+        if getattr(flags, field.name) != getattr(others, field.name)
     ]
     if idle:
         how = "not with" if worth.noise else "only with"

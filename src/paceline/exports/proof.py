@@ -81,7 +81,7 @@ def write_proved(
         _write(subject, form, model, example, beside, fixed_batch)
         batches = BATCHES if fixed_batch is None else (fixed_batch,)
         run = form.load(beside)
-        found = {one: _difference(subject, model, run, one, precision) for one in batches}
+        found = {batch: _difference(subject, model, run, batch, precision) for batch in batches}
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -165,7 +165,7 @@ def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> 
         with torch.no_grad():
             wanted = model(*values)
     except Exception as error:  # the user's model may raise anything
-        shapes = " and ".join(str(tuple(one.shape)) for one in values)
+        shapes = " and ".join(str(tuple(value.shape)) for value in values)
         raise ConfigError(
             f"{subject.name} does not run on an input of {shapes}: {reason(error)}"
         ) from error

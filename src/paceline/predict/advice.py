@@ -163,7 +163,9 @@ def family(num_workers: int) -> tuple[str, ...]:
 def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
     """The profile that was named, or one that is taken now."""
     profile = read_profile(asked.profile or _measure(asked, task, size, say))
-    profile.check(task.name, sum(one.numel() for one in task.model().parameters()), size)
+    profile.check(
+        task.name, sum(parameter.numel() for parameter in task.model().parameters()), size
+    )
     if asked.delay and not profile.delay:
         say(
             f"the profile {profile.run_dir} is of workers that never slept: after a sleep a step "
@@ -208,8 +210,8 @@ def _pauses(asked: Question, workers: int) -> tuple[str, ...]:
     longest_s = asked.profile_s / _PROFILE_STEPS
     delays = parse_delays(asked.delay, asked.workers)[:workers]
     return tuple(
-        f"{worker}={one.text if one.mean_s <= longest_s else f'{longest_s:g}s'}"
-        for worker, one in enumerate(delays) if one is not None
+        f"{worker}={delay.text if delay.mean_s <= longest_s else f'{longest_s:g}s'}"
+        for worker, delay in enumerate(delays) if delay is not None
     )  # fmt: skip
 
 

@@ -183,8 +183,8 @@ def _turn_s(group: TorchGroup, meet: Callable[[], object], meeting_s: float) -> 
         meet()
         start_s = time.perf_counter()
         for _ in range(_MEETINGS):
-            for one in works:
-                one()
+            for work in works:
+                work()
         meet()
         return time.perf_counter() - start_s
 

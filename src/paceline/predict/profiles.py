@@ -72,17 +72,21 @@ class Profile:
 
     @property
     def num_steps(self) -> int:
-        return sum(len(one) for one in self.work_s.values())
+        return sum(len(values_s) for values_s in self.work_s.values())
 
     @property
     def mean_step_s(self) -> float:
         """Seconds of computing a mini-batch."""
-        return statistics.fmean(value for one in self.work_s.values() for value in one)
+        return statistics.fmean(
+            value_s for values_s in self.work_s.values() for value_s in values_s
+        )
 
     @property
     def push_s(self) -> float:
         """Seconds beside it, from a grant to the next push."""
-        return statistics.fmean(value for one in self.exchange_s.values() for value in one)
+        return statistics.fmean(
+            value_s for values_s in self.exchange_s.values() for value_s in values_s
+        )
 
     def machine(self, num_workers: int, cores: int | None) -> Machine:
         """What so many workers would meet, ``cores`` of them at the same time (None: all).
@@ -176,8 +180,10 @@ def read_profile(run_dir: Path) -> Profile:
         mini_batch_size=header.number("mini_batch_size"),
         batch_size=header.number("batch_size"),
         num_parameters=header.number("num_parameters"),
-        work_s={one: tuple(alone * work_s for work_s in found.work_s[one]) for one in workers},
-        exchange_s={one: found.exchange_s(one, apply_s, alone) for one in workers},
+        work_s={
+            worker: tuple(alone * step_s for step_s in found.work_s[worker]) for worker in workers
+        },
+        exchange_s={worker: found.exchange_s(worker, apply_s, alone) for worker in workers},
         add_s=statistics.fmean(found.added_s or [0.0]),
         apply_s=apply_s,
         pause_s=found.pause_s(),

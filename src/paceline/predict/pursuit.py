@@ -200,10 +200,10 @@ def _finals(
     first_s: float, share: Callable[[], float], say: Callable[[str], None],
 ) -> list[Standing]:  # fmt: skip
     """Those who were there, with other seeds; the first one first."""
-    limit_s = 2.0 * max(one.reached_s for one in finalists)
-    field, out = [one.standing for one in finalists], list[Standing]()
-    for one in finalists:
-        one.standing.target_s = (one.reached_s,)
+    limit_s = 2.0 * max(finalist.reached_s for finalist in finalists)
+    field, out = [finalist.standing for finalist in finalists], list[Standing]()
+    for finalist in finalists:
+        finalist.standing.target_s = (finalist.reached_s,)
     for extra in range(1, MOST_SEEDS):
         if extra >= FEWEST_SEEDS:
             best_s = min(one.to_target_s for one in field)

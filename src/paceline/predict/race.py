@@ -163,8 +163,8 @@ def check_accuracy(task: Task, instead: str) -> None:
 
 def _mean(pushes: Sequence[_Heard]) -> float:
     """The mean loss over the samples."""
-    return math.fsum(one.loss * one.num_samples for one in pushes) / sum(
-        one.num_samples for one in pushes
+    return math.fsum(push.loss * push.num_samples for push in pushes) / sum(
+        push.num_samples for push in pushes
     )
 
 

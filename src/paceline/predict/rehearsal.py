@@ -138,7 +138,7 @@ def _batch_size(settings: RunSettings, task: Task, protocol: SyncProtocol) -> in
 
 def _check_profile(like: Path, task: Task, work: TrainingWork, mini_batch_size: int) -> None:
     """Whether the times were measured with this very model."""
-    num_parameters = sum(one.numel() for one in work.model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in work.model.parameters())
     read_profile(like).check(task.name, num_parameters, mini_batch_size, "--like")
 
 

@@ -68,7 +68,7 @@ class PreparedModel:
 
     @property
     def num_parameters(self) -> int:
-        return sum(one.numel() for one in self.subject.model.parameters())
+        return sum(parameter.numel() for parameter in self.subject.model.parameters())
 
 
 def _anything(traced: TracedModel, batch_size: int) -> None:
@@ -130,9 +130,9 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
     return {
         "has_fixed_rows": traced.how == "torch.export",
         "pairs": find_pairs(traced, graph), "unit_bytes": unit_bytes(model),
-        "buffer_kinds": len({one.dtype for one in model.buffers()}),
+        "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
-        "num_parameters": sum(one.numel() for one in model.parameters()),
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
     }  # fmt: skip
 
 
@@ -146,7 +146,9 @@ def _moved(own_threads: int) -> dict[str, Any]:
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
     """0 where workers keep what a step frees."""
-    if sum(one.nbytes for one in model.parameters()) <= SMALL_BYTES or not lean_heap(os.environ):
+    if sum(parameter.nbytes for parameter in model.parameters()) <= SMALL_BYTES or not lean_heap(
+        os.environ
+    ):
         return 0.0
     with threads(own_threads):
         return fresh_s_per_byte()
@@ -186,8 +188,8 @@ def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
 
 def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
     """Seconds for a byte of parameters of the optimizer's step, and its copies of them."""
-    parameters = [one for one in subject.model.parameters() if one.requires_grad]
-    size = sum(one.nbytes for one in parameters)
+    parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+    size = sum(parameter.nbytes for parameter in parameters)
     if not size:
         return 0.0, 0
     if is_counted:
@@ -197,8 +199,8 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
         optimizer = subject.task.optimizer(parameters, subject.task.learning_rate)
     else:
         optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-    for one in parameters:
-        one.grad = torch.zeros_like(one)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     took_s = []
     for _ in range(3):
         start_s = time.perf_counter()
@@ -208,8 +210,8 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
         one for held in optimizer.state.values() for one in held.values()
         if isinstance(one, Tensor) and one.ndim
     ]  # fmt: skip
-    for one in parameters:
-        one.grad = None
+    for parameter in parameters:
+        parameter.grad = None
     return min(took_s[1:]) / size, round(sum(one.nbytes for one in state) / size)
 
 

@@ -89,5 +89,5 @@ def find_model(question: SplitQuestion) -> Subject:
 
 def is_too_large(model: nn.Module) -> bool:
     """Whether parameters, gradients and a copy of each do not fit the memory that is free here."""
-    size = sum(one.nbytes for one in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
     return 4 * size > min(psutil.virtual_memory().available, available_bytes())

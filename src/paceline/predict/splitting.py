@@ -74,7 +74,7 @@ def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
         placement=cut,
         run=pipeline_step(cut, pipeline, cores),
         other=pipeline_step(cut, pipeline, cores, other),
-        update_s=max(one.update_s + one.first_s for one in cut.parts) * costs.sharing,
+        update_s=max(part.update_s + part.first_s for part in cut.parts) * costs.sharing,
         fits=is_allowed(cut, pipeline),
     )
 
@@ -93,7 +93,7 @@ def plan_splits(question: SplitQuestion) -> SplitReport:
         )
     table = price_splits(made.costs)
     for name in ("none", "data"):
-        row = next((one for one in table.prices if one.name == name), None)
+        row = next((price for price in table.prices if price.name == name), None)
         if row is not None and not row.fits:
             held = format_bytes(row.memory_bytes + made.costs.process_bytes)
             notes.append(f"one copy does not fit: {name} takes {held} of each worker")
@@ -106,7 +106,7 @@ def wants_splits(question: SplitQuestion) -> bool:
     made = on_meta(question)
     if made is None:
         return False
-    num_parameters = sum(one.numel() for one in made.model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in made.model.parameters())
     return num_parameters >= LARGE_MODEL or is_too_large(made.model)
 
 
@@ -128,7 +128,7 @@ def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str
                      f"{_rate(costs.pipeline.link)} ({made.link_source})"),
     ]  # fmt: skip
     if question.speeds:
-        rows.append(("speeds", ", ".join(f"{one:g}" for one in question.speeds)))
+        rows.append(("speeds", ", ".join(f"{speed:g}" for speed in question.speeds)))
     if question.memory_bytes is not None:
         own = format_bytes(costs.process_bytes)
         rows.append(

@@ -175,7 +175,7 @@ class _OrderedDelays:
             )
         self.num_steps = parse(header.text("protocol"), workers).num_steps
         self._seed = header.number("seed")
-        self.is_delayed = any(one is not None and one.mean_s for one in self._delays)
+        self.is_delayed = any(delay is not None and delay.mean_s for delay in self._delays)
         self._draws: dict[int, tuple[random.Random, int]] = {}  # of a member, and the next ticket
 
     def rest_s(self, worker: int, ticket: Ticket, compute_s: float, num_steps: int) -> float:

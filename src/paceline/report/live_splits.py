@@ -95,9 +95,9 @@ def render_live_splits(found: LiveSplits) -> list[str]:
         f"{found.task}: {found.rounds} round{'s' * (found.rounds != 1)} of {found.updates} updates "
         f"in turn, {found.batch_size} samples each; load at the start {found.load:.1f}",
         "",
-        *table(header, [_cells(one, found) for one in found.rows]),
+        *table(header, [_cells(row, found) for row in found.rows]),
         "",
-        *(f"{one.split}: {one.why}" for one in found.rows if one.why),
+        *(f"{row.split}: {row.why}" for row in found.rows if row.why),
         *_COUNTED,
         *_verdict(found),
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def _verdict(found: LiveSplits) -> Iterator[str]:
     if found.advised == found.fastest:
         yield f"advised: {found.advised}, which is the fastest measured"
         return
-    steps_s = {one.split: one.step_s for one in found.rows}
+    steps_s = {row.split: row.step_s for row in found.rows}
     best_s, advised_s = steps_s[found.fastest], steps_s.get(found.advised)
     if best_s is None or advised_s is None:
         yield f"advised: {found.advised}, which was not run; fastest measured: {found.fastest}"
@@ -172,7 +172,7 @@ class _BarGroup(NamedTuple):
 
 def draw_live_splits(found: LiveSplits) -> str:
     """The text of an SVG file: measured dark, predicted pale, of each split."""
-    rows = {one.split: one for one in found.rows}
+    rows = {row.split: row for row in found.rows}
     groups = [
         _BarGroup(
             "a step (line: the middle half)", {k: one.step_s for k, one in rows.items()},
@@ -207,7 +207,7 @@ def draw_live_splits(found: LiveSplits) -> str:
 
 
 def _bars(group: _BarGroup, names: Sequence[str], top: float, colour: str) -> Iterator[str]:
-    values = [one for rows in (group.measured, group.predicted) for one in rows.values() if one]
+    values = [row for rows in (group.measured, group.predicted) for row in rows.values() if row]
     values += [pair[1] for pair in group.spread.values() if pair is not None]
     scale = (WIDTH - LEFT - RIGHT - _VALUE) / max(values, default=1.0)
     yield text(LEFT, top - 12, group.label, weight="bold")

@@ -169,7 +169,7 @@ class Tally:
     @property
     def trained_s(self) -> float:
         """Seconds of training, over all epochs."""
-        return sum(one.seconds for one in self.epochs)
+        return sum(epoch.seconds for epoch in self.epochs)
 
     def add(self, record: Record) -> None:
         """Count one record. Raises ConfigError where it contradicts those before."""

@@ -47,7 +47,9 @@ class Threads(Candidate):
             return ()
         now = torch.get_num_threads()
         fair = max(1, subject.num_cores // subject.num_workers)
-        return [one for one in dict.fromkeys((fair, fair // 2, 1)) if one >= 1 and one != now]
+        return [
+            count for count in dict.fromkeys((fair, fair // 2, 1)) if count >= 1 and count != now
+        ]
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
@@ -266,7 +268,7 @@ class LoaderWorkers(Candidate):
         counts = [1]
         while counts[-1] * 2 <= fair:
             counts.append(counts[-1] * 2)
-        return [one for one in counts if one != speed.loader_workers]
+        return [count for count in counts if count != speed.loader_workers]
 
     def words(self, value: Value) -> str:
         return f"{value} loader worker{'s' * (value != 1)}"

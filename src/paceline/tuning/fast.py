@@ -217,7 +217,7 @@ def _key(
     settings = [
         sorted(k for k, v in g.items() if k != "params" and v) for g in optimizer.param_groups
     ]
-    modules = [type(one).__qualname__ for one in model.modules()]
+    modules = [type(module).__qualname__ for module in model.modules()]
     device = subject.device
     machine = processor_name(device)
     return key_of((

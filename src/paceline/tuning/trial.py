@@ -141,10 +141,10 @@ class _Trial:
     def _withdraw(self) -> None:
         """What seemed to help did not when all of it was measured once more."""
         self._findings = [
-            replace(one, is_kept=False, reason="not when measured again")
-            if one.is_kept and not one.is_apart
-            else one
-            for one in self._findings
+            replace(finding, is_kept=False, reason="not when measured again")
+            if finding.is_kept and not finding.is_apart
+            else finding
+            for finding in self._findings
         ]
 
     @property
@@ -214,10 +214,12 @@ class _Trial:
 
     def _beyond_its_kin(self, found: Finding) -> Finding:
         """Another option of the same kind was kept before: this one takes its place."""
-        for number, one in enumerate(self._findings):
-            if one.name == found.name and one.is_kept:
-                self._findings[number] = replace(one, is_kept=False, reason=f"{found.what} is more")
-                gains = [getattr(found, name) * one.gain for name in ("gain", "low", "high")]
+        for number, finding in enumerate(self._findings):
+            if finding.name == found.name and finding.is_kept:
+                self._findings[number] = replace(
+                    finding, is_kept=False, reason=f"{found.what} is more"
+                )
+                gains = [getattr(found, name) * finding.gain for name in ("gain", "low", "high")]
                 found = replace(found, gain=gains[0], low=gains[1], high=gains[2])
         return found
 
