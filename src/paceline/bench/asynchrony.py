@@ -198,34 +198,34 @@ def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timi
     )
 
 
-def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
+def render_asynchrony(result: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
     """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
     parts = [
         (name, three_figures(one.mean_s), three_figures(one.median_s), quartiles(one), text)
         for name, text in _SPANS
-        for one in (getattr(found, name),)
+        for one in (getattr(result, name),)
     ]
     calls = [
-        _row("blocking", "n (t1 + t2 + t3)", found.blocking_s, found.blocking_predicted_s),
+        _row("blocking", "n (t1 + t2 + t3)", result.blocking_s, result.blocking_predicted_s),
         _row(
             "queued",
-            f"{found.parts} (t1 + t3) + n busy",
-            found.queued_s,
-            found.queued_predicted_s,
+            f"{result.parts} (t1 + t3) + n busy",
+            result.queued_s,
+            result.queued_predicted_s,
         ),
     ]
     return [
-        f"operation: {found.operation}",
-        f"back end: {found.title}",
+        f"operation: {result.operation}",
+        f"back end: {result.title}",
         "",
         *table(("", "mean", "median", "middle half", ""), parts),
         "",
-        *table((f"{found.calls:,} calls", "measured", "predicted", "error", "by"), calls),
-        f"by the means above; t1 + n t2 + t3 in {found.parts} parts, which take turns with single",
+        *table((f"{result.calls:,} calls", "measured", "predicted", "error", "by"), calls),
+        f"by the means above; t1 + n t2 + t3 in {result.parts} parts, which take turns with single",
         "calls, and with t2 as it is while others wait",
-        *_doubt(found),
-        f"queueing saves {1 - found.queued_s / found.blocking_s:.0%}; "
-        f"the queue holds {found.depth:,} operations, then it blocks the front end",
+        *_doubt(result),
+        f"queueing saves {1 - result.queued_s / result.blocking_s:.0%}; "
+        f"the queue holds {result.depth:,} operations, then it blocks the front end",
         "",
         "ten times a random 1000 x 1000 matrix and its square, as in the chapter (13.2.1):",
         *table(
@@ -241,11 +241,11 @@ def _row(name: str, formula: str, measured_s: float, predicted_s: float) -> tupl
     return (name, three_figures(measured_s), three_figures(predicted_s), f"{error:+.1%}", formula)
 
 
-def _doubt(found: Asynchrony) -> list[str]:
+def _doubt(result: Asynchrony) -> list[str]:
     """What to think of a prediction that is far off."""
     errors = (
-        found.blocking_predicted_s / found.blocking_s - 1,
-        found.queued_predicted_s / found.queued_s - 1,
+        result.blocking_predicted_s / result.blocking_s - 1,
+        result.queued_predicted_s / result.queued_s - 1,
     )
     if max(abs(error) for error in errors) <= _CLOSE:
         return []

@@ -149,8 +149,8 @@ class MeasuredCollectives(Measured):
 
     def crossings(self) -> list[Crossing]:
         """Where one takes over from another, from small sizes to large ones."""
-        found = find_crossings(self.blocks(), self.predicted_s)
-        return sorted(found, key=lambda one: one.measured_bytes)
+        result = find_crossings(self.blocks(), self.predicted_s)
+        return sorted(result, key=lambda one: one.measured_bytes)
 
     def predicted_s(self, name: str, num_bytes: int) -> float:
         """Seconds of the operation along a collective."""
@@ -234,7 +234,7 @@ _SIZE = re.compile(r"(?P<number>[0-9]+) *(?P<unit>(?:[KM]i)?)B?")
 _POWERS = {"": 0, "Ki": 10, "Mi": 20}
 
 
-def render_collectives(found: MeasuredCollectives) -> list[str]:
+def render_collectives(result: MeasuredCollectives) -> list[str]:
     """The table, what messages cost, and where one takes over from another."""
     header = ("", "size", "measured", "least to most", "bus GB/s", "predicted",
               "predicted/measured")  # fmt: skip
@@ -248,21 +248,21 @@ def render_collectives(found: MeasuredCollectives) -> list[str]:
             "" if row.predicted_s is None else format_duration(row.predicted_s),
             "" if not row.predicted_s else f"{row.predicted_s / row.timing.median_s:.2f}",
         )
-        for row in found.rows
+        for row in result.rows
     ]
     lines = [
-        f"{found.operation.value} between {found.num_ranks} processes of one thread",
+        f"{result.operation.value} between {result.num_ranks} processes of one thread",
         "",
         *table(header, rows),
         "",
-        *_messages(found.cost),
-        f"memory is copied at {found.copy_bytes_per_s / 1e9:.3g} GB/s by one process",
-        *_fastest(found),
-        *_crossings(found),
+        *_messages(result.cost),
+        f"memory is copied at {result.copy_bytes_per_s / 1e9:.3g} GB/s by one process",
+        *_fastest(result),
+        *_crossings(result),
     ]
-    if found.num_ranks > found.num_cores:
-        cores = f"{found.num_cores} core{'s' * (found.num_cores != 1)}"
-        lines.append(f"{found.num_ranks} processes share {cores}: they wait for one another, too")
+    if result.num_ranks > result.num_cores:
+        cores = f"{result.num_cores} core{'s' * (result.num_cores != 1)}"
+        lines.append(f"{result.num_ranks} processes share {cores}: they wait for one another, too")
     return lines
 
 
@@ -277,18 +277,18 @@ def _messages(cost: HostCost) -> Iterator[str]:
         )
 
 
-def _fastest(found: MeasuredCollectives) -> Iterator[str]:
+def _fastest(result: MeasuredCollectives) -> Iterator[str]:
     """What the fastest by prediction takes, over the fastest that was measured."""
     worst = 1.0
     times = {
         name: {size: statistics.median(one) for size, one in blocks.items()}
-        for name, blocks in found.blocks().items()
+        for name, blocks in result.blocks().items()
     }
     if len(times) < 2:
         return
     for size in sorted(next(iter(times.values()))):
         best = min(times, key=lambda name: times[name][size])
-        chosen = min(times, key=lambda name: found.predicted_s(name, size))
+        chosen = min(times, key=lambda name: result.predicted_s(name, size))
         over = times[chosen][size] / times[best][size]
         worst = max(worst, over)
         other = "" if chosen == best else f"; predicted: {chosen}, which took {over:.2f} of it"
@@ -296,9 +296,9 @@ def _fastest(found: MeasuredCollectives) -> Iterator[str]:
     yield f"the predicted one takes at most {worst:.2f} of the fastest"
 
 
-def _crossings(found: MeasuredCollectives) -> Iterator[str]:
+def _crossings(result: MeasuredCollectives) -> Iterator[str]:
     """The table of crossings, and how many were predicted within a factor of 2."""
-    crossings = found.crossings()
+    crossings = result.crossings()
     if not crossings:
         yield "none clearly takes over from another between these sizes"
         return

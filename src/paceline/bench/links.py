@@ -175,13 +175,13 @@ class LinkSeat:
 
 def numa_nodes(cores: Sequence[int], root: Path = _NODES) -> dict[int, int]:
     """The NUMA node of each core; 0 where the kernel does not say."""
-    found = dict.fromkeys(cores, 0)
+    result = dict.fromkeys(cores, 0)
     for node in root.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             for core in _listed((node / "cpulist").read_text()):
-                if core in found:
-                    found[core] = int(node.name.removeprefix("node"))
-    return found
+                if core in result:
+                    result[core] = int(node.name.removeprefix("node"))
+    return result
 
 
 def _listed(text: str) -> Iterator[int]:
@@ -292,18 +292,20 @@ def recorded(name: str) -> tuple[Topology, ...]:
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def render_links(found: MeasuredLinks) -> list[str]:
+def render_links(result: MeasuredLinks) -> list[str]:
     """Both matrices, the nodes, and the rings."""
-    cores = list(found.nodes)
+    cores = list(result.nodes)
     lines = [
-        f"{len(cores)} cores, one pair at a time; {found.num_bytes / 2**20:g} MiB; the core that "
+        f"{len(cores)} cores, one pair at a time; {result.num_bytes / 2**20:g} MiB; the core that "
         "has it on the left", "NUMA nodes: " + ", ".join(
-            f"{node}: cores {','.join(str(core) for core in cores if found.nodes[core] == node)}"
-            for node in sorted(set(found.nodes.values()))
+            f"{node}: cores {','.join(str(core) for core in cores if result.nodes[core] == node)}"
+            for node in sorted(set(result.nodes.values()))
         ),
     ]  # fmt: skip
     for kind in (MEMORY, LOOPBACK):
-        pairs = {(pair.source, pair.destination): pair for pair in found.pairs if pair.kind == kind}
+        pairs = {
+            (pair.source, pair.destination): pair for pair in result.pairs if pair.kind == kind
+        }
         rows = [
             (
                 f"core {source}",
@@ -315,7 +317,7 @@ def render_links(found: MeasuredLinks) -> list[str]:
         ]  # fmt: skip
         lines += ["", *table((kind, *(f"core {core}" for core in cores)), rows)]
         # What several rings do to one another is not measured, pair by pair.
-        lines += _rings(found.topology(kind), cores, most=1)
+        lines += _rings(result.topology(kind), cores, most=1)
     return lines
 
 
@@ -325,14 +327,14 @@ def _cell(one: MeasuredPair) -> str:
 
 def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
     """The rings that move most together, and how much of the narrowest cut that is."""
-    found = find_rings(topology, most)
-    share = found.total_bytes_per_s / min(out for _, _, out in cuts(topology))
-    count = len(found.rings)
-    together = f", {found.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
+    result = find_rings(topology, most)
+    share = result.total_bytes_per_s / min(out for _, _, out in cuts(topology))
+    count = len(result.rings)
+    together = f", {result.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
     return [
-        f"{count} ring{'s' * (count != 1)} of {found.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
+        f"{count} ring{'s' * (count != 1)} of {result.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
         f"{share:.0%} of the narrowest cut:",
-        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in found.rings),
+        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in result.rings),
     ]
 
 
@@ -360,15 +362,15 @@ def recorded_json(topologies: Sequence[Topology]) -> dict[str, object]:
     """As one JSON object."""
     rows = []
     for topology in topologies:
-        found = find_rings(topology, _MOST_RINGS)
+        result = find_rings(topology, _MOST_RINGS)
         ranks = range(topology.num_ranks)
         rows.append({
             "name": topology.name,
             "bytes_per_s": [
                 [_width(topology, a, b) if a != b else None for b in ranks] for a in ranks
             ],
-            "rings": [list(ring) for ring in found.rings],
-            "each_bytes_per_s": found.each_bytes_per_s,
+            "rings": [list(ring) for ring in result.rings],
+            "each_bytes_per_s": result.each_bytes_per_s,
         })  # fmt: skip
     return {"topologies": rows}
 

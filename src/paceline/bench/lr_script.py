@@ -76,9 +76,9 @@ class RampedScript:
         def step(*arguments: Any, **settings: Any) -> Any:
             _check(optimizer, scheduler)
             loss = prepared.gradients.loss
-            found = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
+            result = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
             self._hear(loss)
-            return found
+            return result
 
         replace_step(optimizer, step)
         return tuple(made)
@@ -120,10 +120,10 @@ def script_program(ramp: LrRamp, args: Sequence[str]) -> ScriptProgram:
     path = Path(ramp.spec)
     if not path.is_file():
         raise ConfigError(f"there is no script {path}; name a file, or a task")
-    found = check_script(ScriptProgram(path=str(path)))
+    result = check_script(ScriptProgram(path=str(path)))
     return ScriptProgram(
         path=f"{__package__}.lr_script", args=(ramp.write(), str(path.resolve()), *args),
-        is_module=True, has_ranks=not found.has_group,
+        is_module=True, has_ranks=not result.has_group,
     )  # fmt: skip
 
 

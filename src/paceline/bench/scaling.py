@@ -309,7 +309,7 @@ def _p95(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
-def render_scaling(found: MeasuredScaling) -> list[str]:
+def render_scaling(result: MeasuredScaling) -> list[str]:
     """What was measured, the table, and what the figures do not say."""
     header = ("", "mini-batch", "samples/s", "speed-up", "efficiency", "least to most", "step",
               "95 % within", "updates/s")  # fmt: skip
@@ -325,26 +325,27 @@ def render_scaling(found: MeasuredScaling) -> list[str]:
             format_duration(row.p95_step_s),
             f"{row.updates_per_s:,.1f}",
         )
-        for row in found.rows
+        for row in result.rows
     ]
-    threads = f"{found.threads} thread{'s' * (found.threads != 1)}"
-    rounds = f"{found.rounds} round{'s' * (found.rounds != 1)}"
+    threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
+    rounds = f"{result.rounds} round{'s' * (result.rounds != 1)}"
     lines = [
-        f"{found.task}, {found.protocol}, {found.engine} engine on {found.device}; {found.source}",
-        f"{threads} a worker; {rounds} of {found.updates} steps a worker, in turn; medians",
+        f"{result.task}, {result.protocol}, {result.engine} engine on {result.device}; "
+        f"{result.source}",
+        f"{threads} a worker; {rounds} of {result.updates} steps a worker, in turn; medians",
         "",
         *table(header, rows),
         "",
-        *_shared(found),
+        *_shared(result),
     ]
-    if found.engine != "inline":  # no run goes by one whose workers were in one process
+    if result.engine != "inline":  # no run goes by one whose workers were in one process
         lines.append(
-            f"one worker's first run lies in {found.one_worker_run}: runs of more workers with "
-            f"--mini-batch-size {found.rows[0].mini_batch_size} --threads {found.threads} say "
+            f"one worker's first run lies in {result.one_worker_run}: runs of more workers with "
+            f"--mini-batch-size {result.rows[0].mini_batch_size} --threads {result.threads} say "
             "their efficiency by it"
         )
-    if found.interrupted_in:
-        lines.append(f"interrupted in {found.interrupted_in}")
+    if result.interrupted_in:
+        lines.append(f"interrupted in {result.interrupted_in}")
     return lines
 
 
@@ -361,39 +362,39 @@ def _spread(row: ScalingRow) -> str:
     return f"{min(values):.3f} to {max(values):.3f}" if values else "-"
 
 
-def _shared(found: MeasuredScaling) -> Iterator[str]:
+def _shared(result: MeasuredScaling) -> Iterator[str]:
     """One sentence where more workers than places make a figure that means little."""
-    many = [row.workers for row in found.rows if row.workers > found.places]
+    many = [row.workers for row in result.rows if row.workers > result.places]
     if many:
-        if found.device == "cpu":
+        if result.device == "cpu":
             what = f"core{'s' * (num_cores() != 1)}"
             places = f"{num_cores()} {what}"
         else:
-            places = f"{found.places} accelerator{'s' * (found.places != 1)}"
+            places = f"{result.places} accelerator{'s' * (result.places != 1)}"
         yield (
             f"{min(many)} workers and more share {places}: their efficiency says how these are "
             "shared, and little of how the task scales"
         )
 
 
-def draw_scaling(found: MeasuredScaling) -> str:
+def draw_scaling(result: MeasuredScaling) -> str:
     """The text of an SVG file: samples a second and efficiency against the number of workers."""
-    alone = found.rows[0]
+    alone = result.rows[0]
     one_per_s = statistics.median(alone.samples_per_s)
-    longest = math.log2(max(row.workers for row in found.rows))
+    longest = math.log2(max(row.workers for row in result.rows))
     places = [longest * number / _IDEAL_POINTS for number in range(_IDEAL_POINTS + 1)]
     ideal = tuple(Point(t=t, value=2**t * one_per_s) for t in places)
     even = tuple(Point(t=t, value=1.0) for t in (0.0, longest))
     speeds = [Curve(name="n times one worker", points=ideal)]
     shares = [Curve(name="n times one worker", points=even)]
-    for kind in dict.fromkeys(row.kind for row in found.rows[1:]):
-        rows = [alone, *(row for row in found.rows if row.kind == kind and row.efficiencies)]
+    for kind in dict.fromkeys(row.kind for row in result.rows[1:]):
+        rows = [alone, *(row for row in result.rows if row.kind == kind and row.efficiencies)]
         speeds.append(_curve(kind, rows, lambda one: one.samples_per_s))
         shares.append(_curve(kind, rows, lambda one: one.efficiencies))
     return draw_chart(
-        f"{found.task}: scaling over workers",
-        f"{found.protocol}, {found.engine} engine, {found.device}, threads a worker: "
-        f"{found.threads}; medians of {found.rounds} rounds; dots: each round",
+        f"{result.task}: scaling over workers",
+        f"{result.protocol}, {result.engine} engine, {result.device}, threads a worker: "
+        f"{result.threads}; medians of {result.rounds} rounds; dots: each round",
         [
             Diagram(label="samples a second", curves=tuple(speeds), from_zero=True),
             Diagram(

@@ -237,12 +237,12 @@ class TrainingRun:
         with torch.no_grad():
             for inputs, targets in make_loader(self._splits.test, _EVALUATION_BATCH):
                 outputs = self._model(inputs.to(self._device))
-                found = self._task.metrics(outputs, targets.to(self._device))
-                its = accuracy_in(found)
+                result = self._task.metrics(outputs, targets.to(self._device))
+                its = accuracy_in(result)
                 if its is None:
                     raise ConfigError(
                         f"{self._task.name} has no accuracy to reach: it measures "
-                        f"{', '.join(found)}; name one acc, accuracy or ..._acc"
+                        f"{', '.join(result)}; name one acc, accuracy or ..._acc"
                     )
                 right, count = right + its[0], count + its[1]
         self._model.train()

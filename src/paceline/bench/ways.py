@@ -81,13 +81,13 @@ class TimedWay:
 
     def __init__(self, way: str, subject: str, batch_size: int, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        found = find_subject(subject)
+        result = find_subject(subject)
         self._way = WAYS[way]
         self._is_counted = way == "compile"
         self._device = torch.device(device)
-        self._model = found.model.to(self._device)
-        self._make = found.inputs
-        self._inputs = tuple(one.to(self._device) for one in found.inputs(batch_size))
+        self._model = result.model.to(self._device)
+        self._make = result.inputs
+        self._inputs = tuple(one.to(self._device) for one in result.inputs(batch_size))
         self._batch_size = batch_size
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-ways-")
         self._run: Run | None = None

@@ -57,7 +57,7 @@ NO_CALLS = CallFlags()
 
 @bench.command(name="compile")
 def compile_(
-    task: str = "chapter-mlp", /, *, asked: CallFlags = NO_CALLS, json: Json = False
+    task: str = "chapter-mlp", /, *, flags: CallFlags = NO_CALLS, json: Json = False
 ) -> None:
     """Eager, TorchScript, torch.compile, export and AOTInductor on the same work.
 
@@ -74,14 +74,14 @@ def compile_(
 
     question = WaysQuestion(
         subject=task,
-        ways=tuple(asked.ways.split(",")) if asked.ways else tuple(WAYS),
-        batch_size=asked.batch_size,
-        calls=asked.calls,
-        device=chosen_device(asked.device),
-        threads=chosen_threads(asked.threads),
+        ways=tuple(flags.ways.split(",")) if flags.ways else tuple(WAYS),
+        batch_size=flags.batch_size,
+        calls=flags.calls,
+        device=chosen_device(flags.device),
+        threads=chosen_threads(flags.threads),
     )
-    found = compare_ways(question, say)
-    show(json, found.to_json, lambda: render_ways(found))
+    result = compare_ways(question, say)
+    show(json, result.to_json, lambda: render_ways(result))
 
 
 @bench.command(name="async")
@@ -103,13 +103,13 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     from ..bench.device import chosen_device
 
     chosen = torch.device(chosen_device(device))
-    found = measure_asynchrony(chosen, calls)
+    result = measure_asynchrony(chosen, calls)
     toy = numpy_and_torch(chosen)
     chapter = [one.to_json() for one in toy.values()]
     show(
         json,
-        lambda: {"device": str(chosen), **found.to_json(), "chapter": chapter},
-        lambda: render_asynchrony(found, toy, chosen.type),
+        lambda: {"device": str(chosen), **result.to_json(), "chapter": chapter},
+        lambda: render_asynchrony(result, toy, chosen.type),
     )
 
 
@@ -130,8 +130,8 @@ def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False
     from ..system.processors import num_cores
 
     usual = min(MOST_AT_ONCE, num_cores())
-    found = measure_concurrency(jobs, usual if at_once is None else at_once, say)
-    show(json, found.to_json, lambda: render_concurrency(found))
+    result = measure_concurrency(jobs, usual if at_once is None else at_once, say)
+    show(json, result.to_json, lambda: render_concurrency(result))
 
 
 @bench.command
@@ -170,8 +170,8 @@ def copies(
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
-    found = measure_copies(subject, batch, torch.device(chosen_device(device)), say)
-    show(json, found.to_json, lambda: render_copies(found))
+    result = measure_copies(subject, batch, torch.device(chosen_device(device)), say)
+    show(json, result.to_json, lambda: render_copies(result))
 
 
 @bench.command
@@ -198,12 +198,12 @@ def overlap(
     from ..bench.samples import render_together
 
     chosen = torch.device(chosen_device(device))
-    found = measure_overlap(chosen, _size(size, chosen.type), count)
-    table = render_together(found.ways, "computing", "copying")
+    result = measure_overlap(chosen, _size(size, chosen.type), count)
+    table = render_together(result.ways, "computing", "copying")
     show(
         json,
-        lambda: {"device": str(chosen), **found.to_json()},
-        lambda: [f"{found.work}, {chosen}", "", *table, "", *found.notes],
+        lambda: {"device": str(chosen), **result.to_json()},
+        lambda: [f"{result.work}, {chosen}", "", *table, "", *result.notes],
     )
 
 
@@ -231,12 +231,12 @@ def parallel(
     from ..bench.samples import render_together
 
     chosen = torch.device(chosen_device(device))
-    found = measure_parallel(chosen, _size(size, chosen.type), count)
-    table = render_together((found.result,), "one", "other")
+    result = measure_parallel(chosen, _size(size, chosen.type), count)
+    table = render_together((result.result,), "one", "other")
     show(
         json,
-        lambda: {"device": str(chosen), **found.to_json()},
-        lambda: [found.places, found.work, "", *table],
+        lambda: {"device": str(chosen), **result.to_json()},
+        lambda: [result.places, result.work, "", *table],
     )
 
 
@@ -284,10 +284,10 @@ def collectives(
     question = CollectivesQuestion.read(
         operation, workers=workers, names=names, sizes=sizes, rounds=rounds
     )
-    found = measure_collectives(question, say)
-    if found.cost.native_s:  # of an all-reduce, which runs make
-        say(tell_kept(found.cost) if question.is_whole else NOT_KEPT)
-    show(json, found.to_json, lambda: render_collectives(found))
+    result = measure_collectives(question, say)
+    if result.cost.native_s:  # of an all-reduce, which runs make
+        say(tell_kept(result.cost) if question.is_whole else NOT_KEPT)
+    show(json, result.to_json, lambda: render_collectives(result))
 
 
 @bench.command
@@ -334,8 +334,8 @@ def links(
     if not 1 <= size <= 1 << 20:
         raise ConfigError(f"--mib must be >= 1 and at most 1048576, got {size}")
     chosen = usual_cores() if cores is None else _numbers(cores, "--cores", "0,1")
-    found = measure_links(chosen, size << 20, say)
-    show(json, found.to_json, lambda: render_links(found))
+    result = measure_links(chosen, size << 20, say)
+    show(json, result.to_json, lambda: render_links(result))
 
 
 @Parameter(name="*")
@@ -390,7 +390,7 @@ NO_SCALING = ScalingFlags()
 
 
 @bench.command
-def scaling(task: str, /, *, asked: ScalingFlags = NO_SCALING, json: Json = False) -> None:
+def scaling(task: str, /, *, flags: ScalingFlags = NO_SCALING, json: Json = False) -> None:
     """What more workers bring: throughput, speed-up, efficiency and steps of real runs in turn.
 
     Example: paceline bench scaling lenet -n 1,2,4 --plot scaling.svg
@@ -402,41 +402,41 @@ def scaling(task: str, /, *, asked: ScalingFlags = NO_SCALING, json: Json = Fals
     """
     from ..bench.scaling import measure_scaling
 
-    writable(asked.plot)
+    writable(flags.plot)
     try:
-        found = measure_scaling(_scaling_question(task, asked), say)
+        result = measure_scaling(_scaling_question(task, flags), say)
     except Interrupted as end:
-        _show_scaling(end.summary, asked.plot, is_json=json)
+        _show_scaling(end.summary, flags.plot, is_json=json)
         raise
-    _show_scaling(found, asked.plot, is_json=json)
+    _show_scaling(result, flags.plot, is_json=json)
 
 
-def _show_scaling(found: "MeasuredScaling", plot: Path | None, *, is_json: bool) -> None:
+def _show_scaling(result: "MeasuredScaling", plot: Path | None, *, is_json: bool) -> None:
     from ..bench.scaling import draw_scaling, render_scaling
 
-    draw(plot, lambda: draw_scaling(found))
-    show(is_json, found.to_json, lambda: render_scaling(found))
+    draw(plot, lambda: draw_scaling(result))
+    show(is_json, result.to_json, lambda: render_scaling(result))
 
 
-def _scaling_question(task: str, asked: ScalingFlags) -> "ScalingQuestion":
+def _scaling_question(task: str, flags: ScalingFlags) -> "ScalingQuestion":
     from ..bench.scaling import STRONG, WEAK, ScalingQuestion, usual_workers
 
-    numbers = usual_workers(asked.device, asked.threads)
-    if asked.workers is not None:
-        numbers = _numbers(asked.workers, "--workers", "1,2,4")
-    kinds = (WEAK,) * asked.weak + (STRONG,) * asked.strong
+    numbers = usual_workers(flags.device, flags.threads)
+    if flags.workers is not None:
+        numbers = _numbers(flags.workers, "--workers", "1,2,4")
+    kinds = (WEAK,) * flags.weak + (STRONG,) * flags.strong
     return ScalingQuestion(
         task=task,
         workers=tuple(number for number in numbers if number != 1),
         kinds=kinds or (WEAK, STRONG),
-        protocol=asked.protocol,
-        batch_size=asked.batch_size,
-        updates=asked.updates,
-        rounds=asked.rounds,
-        engine=asked.engine,
-        threads=asked.threads,
-        device=asked.device,
-        seed=asked.seed,
+        protocol=flags.protocol,
+        batch_size=flags.batch_size,
+        updates=flags.updates,
+        rounds=flags.rounds,
+        engine=flags.engine,
+        threads=flags.threads,
+        device=flags.device,
+        seed=flags.seed,
     )
 
 
@@ -474,7 +474,7 @@ NO_SPLITS = SplitFlags()
 
 
 @bench.command
-def splits(task: str, /, *, asked: SplitFlags = NO_SPLITS, json: Json = False) -> None:
+def splits(task: str, /, *, flags: SplitFlags = NO_SPLITS, json: Json = False) -> None:
     """Every split that runs here, live for a few steps, beside what `plan --memory` predicts.
 
     Example: paceline bench splits mlp -n 2 --only data --only network --plot splits.svg
@@ -486,24 +486,24 @@ def splits(task: str, /, *, asked: SplitFlags = NO_SPLITS, json: Json = False) -
     """
     from ..bench.splits import LiveSplitsQuestion, measure_splits
 
-    writable(asked.plot)
+    writable(flags.plot)
     question = LiveSplitsQuestion(
-        task=task, workers=asked.workers, only=tuple(asked.only or ()), updates=asked.updates,
-        rounds=asked.rounds, batch_size=asked.batch_size,
+        task=task, workers=flags.workers, only=tuple(flags.only or ()), updates=flags.updates,
+        rounds=flags.rounds, batch_size=flags.batch_size,
     )  # fmt: skip
     try:
-        found = measure_splits(question, say)
+        result = measure_splits(question, say)
     except Interrupted as end:
-        _show_splits(end.summary, asked.plot, is_json=json)
+        _show_splits(end.summary, flags.plot, is_json=json)
         raise
-    _show_splits(found, asked.plot, is_json=json)
+    _show_splits(result, flags.plot, is_json=json)
 
 
-def _show_splits(found: "LiveSplits", plot: Path | None, *, is_json: bool) -> None:
+def _show_splits(result: "LiveSplits", plot: Path | None, *, is_json: bool) -> None:
     from ..report.live_splits import draw_live_splits, render_live_splits
 
-    draw(plot, lambda: draw_live_splits(found))
-    show(is_json, found.to_json, lambda: render_live_splits(found))
+    draw(plot, lambda: draw_live_splits(result))
+    show(is_json, result.to_json, lambda: render_live_splits(result))
 
 
 @Parameter(name="*")
@@ -596,12 +596,12 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Thr
 def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
     """This machine's part of the table."""
     from ..bench.device import chosen_device, chosen_threads
-    from ..bench.throughput import Sweep, sweep
+    from ..bench.throughput import ThroughputQuestion, sweep
 
     name = here.machine or platform.node() or "here"
     rows = []
     for kind in here.device.split(","):
-        asked = Sweep(
+        question = ThroughputQuestion(
             models=tuple(models.split(",")),
             precisions=tuple(here.precision.split(",")),
             seconds=here.seconds,
@@ -610,8 +610,8 @@ def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
         )
         if here.batch_sizes is not None:
             sizes = _numbers(here.batch_sizes, "--batch-sizes", "1,16,256")
-            asked = replace(asked, batch_sizes=sizes)
-        rows += sweep(asked, name, say)
+            question = replace(question, batch_sizes=sizes)
+        rows += sweep(question, name, say)
     return rows
 
 

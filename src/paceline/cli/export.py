@@ -93,8 +93,8 @@ def export(
         fixed_batch=file.fixed_batch,
         fallback=file.fallback,
     )
-    found = export_(_subject(task, source), wanted, say)
-    show(json, found.to_json, lambda: render_export(found))
+    result = export_(_subject(task, source), wanted, say)
+    show(json, result.to_json, lambda: render_export(result))
 
 
 def _subject(task: str | None, source: SourceFlags) -> "Subject":

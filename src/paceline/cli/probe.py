@@ -62,13 +62,13 @@ def probe_(
         find_peer(peer)
     if not folder.is_dir():
         raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
-    found = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
-    draw(plot, lambda: draw_probe(found))
+    result = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
+    draw(plot, lambda: draw_probe(result))
     try:
-        kept = f"kept in {keep(found)}"
+        kept = f"kept in {keep(result)}"
     except FileError as error:
         kept = f"not kept: {error}"
-    show(json, found.to_json, lambda: render_probe(found))
+    show(json, result.to_json, lambda: render_probe(result))
     say(kept)
 
 
@@ -111,6 +111,6 @@ def roofline(
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
-    found = measure_roofline(subject, batch, torch.device(chosen_device(device)))
-    draw(plot, lambda: draw_roofline(found))
-    show(json, found.to_json, lambda: render_roofline(found))
+    result = measure_roofline(subject, batch, torch.device(chosen_device(device)))
+    draw(plot, lambda: draw_roofline(result))
+    show(json, result.to_json, lambda: render_roofline(result))

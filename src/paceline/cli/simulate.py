@@ -190,12 +190,12 @@ def _simulate_time(
     wanted = _DEFAULT_UPDATES if updates is None else updates
     heard = _Progress(wanted)
     streaming = Streaming(num_fragments=asked.fragments, overlap_steps=asked.overlap)
-    found = forecast(
+    result = forecast(
         asked.protocol, asked.workers, world, wanted, staleness=asked.staleness,
         outer=asked.outer, streaming=streaming, run_dir=run_dir,
         on_progress=heard.progress,
     )  # fmt: skip
-    show(wants_json, found.to_json, lambda: render_forecast(found))
+    show(wants_json, result.to_json, lambda: render_forecast(result))
 
 
 def _simulate_training(
@@ -215,7 +215,7 @@ def _simulate_training(
     folder = run_dir or _new_folder(settings, f"simulated-{task}")
     heard = _Progress(settings.updates, wants_json)
     try:
-        found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
+        result = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
     except Interrupted as end:
         summary = end.summary
         show(wants_json, summary.to_json, lambda: render_summary(summary))
@@ -227,8 +227,8 @@ def _simulate_training(
         raise
     show(
         wants_json,
-        lambda: {**found.summary.to_json(), "forecast": found.forecast.to_json()},
-        lambda: [*render_summary(found.summary), "", *render_forecast(found.forecast)],
+        lambda: {**result.summary.to_json(), "forecast": result.forecast.to_json()},
+        lambda: [*render_summary(result.summary), "", *render_forecast(result.forecast)],
     )
 
 

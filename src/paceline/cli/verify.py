@@ -27,9 +27,9 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
     from ..verification.verdict import render_verified
     from ..verification.verify import verify as run_all
 
-    found = run_all(task, _numbers(workers), args, say)
-    show(json, found.to_json, lambda: render_verified(found))
-    if not found.is_equal:
+    result = run_all(task, _numbers(workers), args, say)
+    show(json, result.to_json, lambda: render_verified(result))
+    if not result.is_equal:
         sys.exit(1)
 
 

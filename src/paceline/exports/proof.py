@@ -215,8 +215,8 @@ def accuracy_of(
         collate = collate_batch if isinstance(data, ArrayDataset) else None
         loader = DataLoader(data, batch_size=batch, drop_last=True, collate_fn=collate)
         for inputs, targets in loader:
-            found = subject.task.metrics(run(inputs), targets)
-            its = accuracy_in(found)
+            result = subject.task.metrics(run(inputs), targets)
+            its = accuracy_in(result)
             if its is None:
                 return None
             right, seen = right + its[0], seen + its[1]

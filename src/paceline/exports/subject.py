@@ -138,8 +138,8 @@ def own_subject(
         sys.path.insert(0, folder)  # as `python -m` has it
     torch.manual_seed(0)
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-        made = found if isinstance(found, nn.Module) else found()
+        result = getattr(importlib.import_module(module_name), attribute)
+        made = result if isinstance(result, nn.Module) else result()
     except PacelineError:
         raise
     except Exception as error:  # the user's code may raise anything

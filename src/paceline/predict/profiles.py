@@ -162,18 +162,18 @@ def read_profile(run_dir: Path) -> Profile:
     header = next((one for one in records if isinstance(one, Header)), None)
     if header is None:
         raise ConfigError(f"the trace in {run_dir} is empty: that run never began")
-    found = StepTimes(header)
+    result = StepTimes(header)
     for record in records:
         if isinstance(record, Resumed):
             break  # its workers' delays go on from a checkpoint, which this file does not hold
-        found.hear(record)
-    if (num_steps := sum(map(len, found.work_s.values()))) < FEWEST_STEPS:
+        result.hear(record)
+    if (num_steps := sum(map(len, result.work_s.values()))) < FEWEST_STEPS:
         raise ConfigError(
             f"{run_dir} has {num_steps} timed steps, at least {FEWEST_STEPS} are needed for a "
             "profile; take a longer run"
         )
-    apply_s, cores = found.apply_s(), header.number("cores") or None
-    alone, workers = 1.0 / found.sharing(cores), sorted(found.work_s)
+    apply_s, cores = result.apply_s(), header.number("cores") or None
+    alone, workers = 1.0 / result.sharing(cores), sorted(result.work_s)
     return Profile(
         run_dir=run_dir,
         task=header.text("task"),
@@ -181,12 +181,12 @@ def read_profile(run_dir: Path) -> Profile:
         batch_size=header.number("batch_size"),
         num_parameters=header.number("num_parameters"),
         work_s={
-            worker: tuple(alone * step_s for step_s in found.work_s[worker]) for worker in workers
+            worker: tuple(alone * step_s for step_s in result.work_s[worker]) for worker in workers
         },
-        exchange_s={worker: found.exchange_s(worker, apply_s, alone) for worker in workers},
-        add_s=statistics.fmean(found.added_s or [0.0]),
+        exchange_s={worker: result.exchange_s(worker, apply_s, alone) for worker in workers},
+        add_s=statistics.fmean(result.added_s or [0.0]),
         apply_s=apply_s,
-        pause_s=found.pause_s(),
+        pause_s=result.pause_s(),
         delay=header.texts("delay"), slow=header.texts("slow"),
-        cores=cores, threads=found.threads, drift=drift_of(found.steps),
+        cores=cores, threads=result.threads, drift=drift_of(result.steps),
     )  # fmt: skip

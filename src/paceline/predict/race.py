@@ -133,9 +133,9 @@ class Racer:
         if self._probe is None:
             self._probe = first_samples(self.work.splits.test, PROBE_SAMPLES)
         inputs, targets = self._probe
-        found = accuracy_in(self._task.metrics(self._outputs(inputs), targets))
-        assert found is not None
-        right, count = found
+        result = accuracy_in(self._task.metrics(self._outputs(inputs), targets))
+        assert result is not None
+        right, count = result
         return right / count if count else 0.0
 
     def _outputs(self, inputs: Tensor) -> Tensor:
@@ -152,12 +152,12 @@ class Racer:
 
 def check_accuracy(task: Task, instead: str) -> None:
     """Raise ConfigError, which says what to do ``instead``, unless it measures a test accuracy."""
-    found, test = {}, task.splits().test
+    result, test = {}, task.splits().test
     if test is not None:
         inputs, targets = first_samples(test, 2)
         with torch.no_grad():
-            found = task.metrics(task.model().eval()(inputs), targets)
-    if accuracy_among(found) is None:
+            result = task.metrics(task.model().eval()(inputs), targets)
+    if accuracy_among(result) is None:
         raise ConfigError(f"{task.name} measures no test accuracy: {instead}")
 
 

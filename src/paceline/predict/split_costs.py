@@ -252,20 +252,20 @@ def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Me
     return _Messages(link, source, _counted(known.cost, link, num_workers, places))
 
 
-def _measured(found: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
+def _measured(result: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
     """Those between fewer processes, where they are fewer than the workers, are made longer by what
     each sends, (n - 1) / n of it, and by how many share the cores."""
 
     def sent(num: int) -> float:
         return (num - 1) / num
 
-    sharing = max(1.0, num_workers / places) / max(1.0, found.size / places)
-    longer = sharing * sent(num_workers) / sent(found.size)
+    sharing = max(1.0, num_workers / places) / max(1.0, result.size / places)
+    longer = sharing * sent(num_workers) / sent(result.size)
     return Exchanges(
-        sum_s=lambda size, num: sharing * sent(num) / sent(found.size) * at(found.sum_s, size),
-        gather_s=lambda size: longer * at(found.gather_s, size),
-        reduce_s=lambda size: longer * at(found.reduce_s, size),
-        meeting_s=sharing * found.meeting_s, turn_s=sharing * found.turn_s,
+        sum_s=lambda size, num: sharing * sent(num) / sent(result.size) * at(result.sum_s, size),
+        gather_s=lambda size: longer * at(result.gather_s, size),
+        reduce_s=lambda size: longer * at(result.reduce_s, size),
+        meeting_s=sharing * result.meeting_s, turn_s=sharing * result.turn_s,
     )  # fmt: skip
 
 

@@ -41,9 +41,9 @@ def partition(question: SplitQuestion) -> PartitionReport:
     micro_batch = costs.batch_size / num
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
     start_s = time.perf_counter()
-    found = best_cut(graph, pipeline, costs.places)
+    result = best_cut(graph, pipeline, costs.places)
     took_s = time.perf_counter() - start_s
-    cuts = {"best": found.placement, "even": even_cut(graph, pipeline)}
+    cuts = {"best": result.placement, "even": even_cut(graph, pipeline)}
     about = _about(question, made)
     if len(graph) <= MOST_NODES:
         if is_too_many(graph, pipeline):
@@ -60,8 +60,8 @@ def partition(question: SplitQuestion) -> PartitionReport:
         schedule=pipeline.schedule,
         rows=rows,
         alone_s=table.prices[0].step_s or 0.0,
-        is_exact=found.is_exact,
-        num_borders=found.num_borders,
+        is_exact=result.is_exact,
+        num_borders=result.num_borders,
         search_s=took_s,
     )
 

@@ -188,8 +188,8 @@ class MlflowLog(ClientLog):
         self._client = made = client.MlflowClient()
         if known is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "paceline"
-            found = made.get_experiment_by_name(name)
-            experiment = made.create_experiment(name) if found is None else found.experiment_id
+            result = made.get_experiment_by_name(name)
+            experiment = made.create_experiment(name) if result is None else result.experiment_id
             known = str(made.create_run(experiment, run_name=folder.name).info.run_id)
         else:
             made.update_run(known, status="RUNNING")

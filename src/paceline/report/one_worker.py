@@ -69,11 +69,11 @@ def find_one_worker(folder: Path, header: Mapping[str, Any]) -> OneWorker | None
         return None
     for trace in _traces_beside(folder):
         with suppress(ConfigError, OSError):  # damaged, of another version, or gone
-            found = read_header(trace)
-            if _is_one_worker(found) and all(
-                found.fields.get(name) == header.get(name) for name in ALIKE
+            result = read_header(trace)
+            if _is_one_worker(result) and all(
+                result.fields.get(name) == header.get(name) for name in ALIKE
             ):
-                step_s = _step_s(trace, found)
+                step_s = _step_s(trace, result)
                 if step_s is not None:
                     day = time.strftime("%Y-%m-%d", time.localtime(trace.stat().st_mtime))
                     return OneWorker(step_s=step_s, run=trace.parent.name, day=day)

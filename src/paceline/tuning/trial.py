@@ -189,11 +189,11 @@ class _Trial:
         self._is_steady &= is_steady
         is_kept = middle > WORTH and low > 1.0
         once_s = other.first_s - self._plain.first_s if one.name == "compile" else 0.0
-        found = replace(
+        result = replace(
             note, gain=middle, low=low, high=high, is_kept=is_kept, once_s=max(0.0, once_s),
             is_apart=one.needs_feed,
         )  # fmt: skip
-        self._findings.append(self._beyond_its_kin(found) if is_kept else found)
+        self._findings.append(self._beyond_its_kin(result) if is_kept else result)
         if not is_kept:
             other.close()
         return other if is_kept else None
@@ -212,16 +212,16 @@ class _Trial:
                 return f"changes {what}: {wanted:.6g} to {found:.6g}"
         return ""
 
-    def _beyond_its_kin(self, found: Finding) -> Finding:
+    def _beyond_its_kin(self, result: Finding) -> Finding:
         """Another option of the same kind was kept before: this one takes its place."""
         for number, finding in enumerate(self._findings):
-            if finding.name == found.name and finding.is_kept:
+            if finding.name == result.name and finding.is_kept:
                 self._findings[number] = replace(
-                    finding, is_kept=False, reason=f"{found.what} is more"
+                    finding, is_kept=False, reason=f"{result.what} is more"
                 )
-                gains = [getattr(found, name) * finding.gain for name in ("gain", "low", "high")]
-                found = replace(found, gain=gains[0], low=gains[1], high=gains[2])
-        return found
+                gains = [getattr(result, name) * finding.gain for name in ("gain", "low", "high")]
+                result = replace(result, gain=gains[0], low=gains[1], high=gains[2])
+        return result
 
     def _together(self, plain: Arm, best: Arm) -> tuple[float, float]:
         """Seconds a step before and after, measured in turn once more."""
