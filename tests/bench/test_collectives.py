@@ -150,7 +150,7 @@ def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
     ("line", "said"),
     [
         ("--sizes 1GB", "--sizes '1GB' must read as 1KiB,64KiB,4MiB"),
-        ("--sizes 2", "--sizes needs sizes of 4 B and more"),
+        ("--sizes 2", "--sizes must be 4 B or more"),
         ("--workers 1", "needs --workers >= 2 and --rounds >= 1, got 1 and 5"),
         ("--names rings", "unknown collective 'rings'; did you mean 'ring'?"),
         ("broadcast --names ring", "ring has no broadcast; it has all-reduce, reduce-scatter"),

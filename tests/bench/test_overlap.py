@@ -103,5 +103,5 @@ def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
 
 def test_devices_without_queues_of_their_own_are_refused() -> None:
     for measure in (measure_overlap, measure_parallel):
-        with pytest.raises(ConfigError, match="knows cpu and cuda, got meta"):
+        with pytest.raises(ConfigError, match="supports cpu and cuda, got meta"):
             measure(torch.device("meta"), 8, 2)

@@ -40,7 +40,7 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ([], "doctor wants a script"),
+        ([], "doctor needs a script"),
         (["train.py"], "there is no script"),
         (["empty.py"], "does not use torch"),
         (["empty.py", "--fix"], "does not use torch"),
@@ -49,7 +49,7 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["empty.py", "--apply"], "--fix --apply"),
         (["--statik", "empty.py"], "--static"),
         (["empty.py", "--seconds", "-1"], "--seconds must be"),
-        (["empty.py", "--sarif"], "give --static"),
+        (["empty.py", "--sarif"], "add --static"),
         (["train.py", "--static"], "there is no script"),
         ([".", "--static"], "is a folder"),
         (["x.py", "--static", "--json", "--sarif"], "two formats"),
@@ -58,8 +58,8 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["x.py", "--static", "--fix", "--sarif"], "--sarif does nothing with --fix --static"),
         (["x.py", "--annotate", "--notes"], "--notes does nothing with --annotate"),
         (["m:net", "--input", "1,2", "--notes"], "--notes does nothing for a model"),
-        (["x.py", "--static", "--json", "--notes"], "have the notes anyway: leave --notes out"),
-        (["x.py", "--json", "--notes"], "have the notes anyway: leave --notes out"),
+        (["x.py", "--static", "--json", "--notes"], "include the notes already; leave --notes out"),
+        (["x.py", "--json", "--notes"], "include the notes already; leave --notes out"),
         (["x.py", "--undo", "--strict"], "--strict does nothing with --undo"),
         (["x.py", "--only", "fused", "--seconds", "0"], "--seconds 0 tries none"),
         (["x.py", "--seconds", "nan"], "--seconds must be"),
@@ -67,12 +67,15 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["m:net", "--input", "1,2", "--sarif"], "--sarif does nothing for a model"),
         (["train.py:3"], "there is no script train.py:3"),
         (["http://host/train.py", "--static"], "there is no script http:"),
-        (["m:net"], "m:net wants the sizes of an input"),
+        (["m:net"], "m:net needs the shape of an input"),
         (["m:net", "--fix"], "--fix does nothing for a model"),
         (["m:net", "--undo", "--annotate"], "--undo, --annotate do nothing for a model"),
         (["m:net", "--input", "1,2", "--static"], "--static does nothing for a model"),
-        (["m:net", "--input", "1,2", "3"], "3 is for a script that runs, and none does for a"),
-        (["m:net", "--input", "1,2", "--input", "2,2"], "begins with the batch, got [1, 2]"),
+        (["m:net", "--input", "1,2", "3"], "3 is for a script, and none runs for a"),
+        (
+            ["m:net", "--input", "1,2", "--input", "2,2"],
+            "must have the same batch size, got [1, 2]",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused(

@@ -80,7 +80,7 @@ def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
         ConfigError: too few calls, or a device that has neither.
     """
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"bench async knows cpu and cuda, got {device.type}")
+        raise ConfigError(f"bench async supports cpu and cuda, got {device.type}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one back end: an operation that uses all cores would meet itself
     try:

@@ -133,8 +133,8 @@ def _sizes(question: BatchSizeQuestion, own: int, num_samples: int) -> list[int]
     largest = max(question.batch_sizes, default=0)
     if largest > num_samples:
         raise ConfigError(
-            f"--batch-sizes {largest}: {question.spec} has {num_samples:,} samples to train on, and "
-            "no batch can be larger"
+            f"--batch-sizes {largest}: {question.spec} has {num_samples:,} samples to train "
+            "on, and no batch can be larger"
         )
     sizes = question.batch_sizes or [max(1, own * times // 4) for times in (1, 2, 4, 8, 16)]
     return sorted({min(size, num_samples) for size in sizes})

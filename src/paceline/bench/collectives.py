@@ -62,7 +62,7 @@ class CollectivesQuestion:
                 f"{self.num_ranks} and {self.num_rounds}"
             )
         if not self.sizes_bytes or min(self.sizes_bytes) < 4:
-            raise ConfigError("--sizes needs sizes of 4 B and more, such as 1KiB,64KiB,4MiB")
+            raise ConfigError("--sizes must be 4 B or more, such as 1KiB,64KiB,4MiB")
 
     @classmethod
     def read(

@@ -225,7 +225,7 @@ def measure_links(
         )
     if wrong := [core for core in cores if core not in usable]:
         known = ",".join(map(str, usable))
-        raise ConfigError(f"core {wrong[0]} may not be used here; --cores takes of {known}")
+        raise ConfigError(f"core {wrong[0]} is not available here; --cores can use {known}")
     pairs = list[MeasuredPair]()
     with _seats(cores, num_bytes) as seats:
         for source, destination in itertools.permutations(cores, 2):

@@ -57,8 +57,8 @@ class RampedScript:
         if schedulers := StraySchedulers(optimizer).found():  # prepared or not
             raise ConfigError(
                 f"tune lr sets the learning rate of each update, and so does "
-                f"{type(schedulers[0]).__name__}: leave it out while you test, and put it back "
-                "with the rate that was found"
+                f"{type(schedulers[0]).__name__}: remove it for the test, and restore it with the "
+                "rate found"
             )
         first = float(optimizer.param_groups[0]["lr"])
         if not first > 0.0:
@@ -97,7 +97,7 @@ def _check(optimizer: Optimizer, scheduler: LambdaLR) -> None:
     if rates != wanted:
         raise ConfigError(
             f"tune lr sets the learning rate of each update ({wanted[0]:g} now), and the script "
-            f"has set it to {rates[0]:g}: leave that out while you test"
+            f"has set it to {rates[0]:g}: remove that for the test"
         )
 
 

@@ -87,7 +87,7 @@ def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
         return _on_gpu(device, size, count, work)
     if device.type == "cpu":
         return _on_cpu(size, count, work)
-    raise ConfigError(f"bench overlap knows cpu and cuda, got {device.type}")
+    raise ConfigError(f"bench overlap supports cpu and cuda, got {device.type}")
 
 
 def _on_cpu(size: int, count: int, work: str) -> Overlap:
@@ -227,7 +227,7 @@ def measure_parallel(device: torch.device, size: int, count: int) -> Parallel:
         places = f"two streams of {device}" if is_one else "cuda:0 and cuda:1"
         result = _on_gpus("two streams" if is_one else "two devices", devices, size, count)
     else:
-        raise ConfigError(f"bench parallel knows cpu and cuda, got {device.type}")
+        raise ConfigError(f"bench parallel supports cpu and cuda, got {device.type}")
     work = f"{count} products of {size} x {size} matrices at each"
     return Parallel(places=places, work=work, result=result)
 

@@ -91,8 +91,8 @@ class ScalingQuestion:
                 raise ConfigError(f"{flag} must be >= {least}, got {value}")
         if self.engine == "torchrun":
             raise ConfigError(
-                "torchrun begins its workers itself; bench scaling begins others each time: use "
-                "--engine local"
+                "torchrun starts its workers itself; bench scaling starts new ones for each run: "
+                "use --engine local"
             )
         for number in self.workers:
             parse(self.protocol, number)
@@ -263,8 +263,8 @@ def read_sample(run: Path, about: dict[str, str]) -> ScalingSample:
     warm_s = tally.warm.seconds
     if not warm_s or not steps_s:
         raise ConfigError(
-            f"an epoch of {tally.header.number('num_samples'):,} samples is over after one update "
-            "or two: nothing between updates can be measured; give a smaller --batch-size"
+            f"an epoch of {tally.header.number('num_samples'):,} samples has only one or two "
+            "updates: nothing between updates can be measured; give a smaller --batch-size"
         )
     return ScalingSample(tally.warm.samples / warm_s, tally.warm.updates / warm_s, tuple(steps_s))
 

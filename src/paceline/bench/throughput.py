@@ -131,7 +131,8 @@ def _column(
     )
     arguments = {
         "spec": model, "precision": precision, "device": question.device,
-        "threads": question.threads, "limit_bytes": question.limit_bytes or free_bytes(question.device),
+        "threads": question.threads,
+        "limit_bytes": question.limit_bytes or free_bytes(question.device),
     }  # fmt: skip
     with stepper_apart(arguments) as seat:
         for batch_size in question.batch_sizes or _SIZES:

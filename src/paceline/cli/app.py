@@ -39,24 +39,31 @@ class Verb(NamedTuple):
 VERBS = (
     Verb("train", "Train", "Train a built-in task or your own (pkg.module:task).", "run"),
     Verb("launch", "Train", "Run your own script with N workers.", "run"),
-    Verb("export", "Train", "A model to a file that runs without the Python that made it."),
-    Verb("tune", "Train", "Settings that are found by measuring: batch-size, lr."),
-    Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
-    Verb("plan", "Predict", "Which protocol and which K, or which split, and why.", "protocols"),
-    Verb("partition", "Predict", "Where to cut a model for n workers, and what that brings."),
-    Verb("compare", "Predict", "Protocols under the same stragglers and seeds.", "protocols"),
-    Verb("verify", "Predict", "Whether N workers compute what one does, on your own model."),
-    Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
-    Verb("doctor", "Measure", "What is wrong in a script, or could cost, with file and line."),
+    Verb("export", "Train", "Export a model to a file that runs without its Python code."),
+    Verb("tune", "Train", "Find settings by measuring: batch-size, lr."),
+    Verb("simulate", "Predict", "Simulate a protocol in virtual time, with thousands of workers."),
+    Verb("plan", "Predict", "Advise a protocol and K, or a split, and say why.", "protocols"),
+    Verb("partition", "Predict", "Find where to cut a model for n workers, and the gain."),
+    Verb(
+        "compare", "Predict", "Compare protocols under the same stragglers and seeds.", "protocols"
+    ),
+    Verb("verify", "Predict", "Check that N workers compute what one does, on your own model."),
+    Verb("bench", "Measure", "Measure one device: compilers, asynchrony, overlap."),
+    Verb("doctor", "Measure", "Find bugs and likely costs in a script, with file and line."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
-    Verb("watch", "Look at a run", "A run that is under way, live, until it ends."),
-    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
-    Verb("probe", "Machine", "What this machine takes: caches, memory, disk, arithmetic, links."),
-    Verb("env", "Machine", "What this machine is; why its accelerator cannot be used.", "machine"),
-    Verb("ps", "Machine", "Your training processes, what they hold, and ghosts.", "processes"),
-    Verb("clean", "Machine", "End ghosts and free what they hold; shown first.", "processes"),
-    Verb("data", "Machine", "Data sets here, and how to get them.", "machine"),
-    Verb("config", "Machine", "Settings, and where each came from.", "machine"),
+    Verb("watch", "Look at a run", "Follow a run live, until it ends."),
+    Verb("replay", "Look at a run", "Repeat a run from its trace, bit for bit.", "run"),
+    Verb("probe", "Machine", "Measure this machine: caches, memory, disk, arithmetic, links."),
+    Verb(
+        "env",
+        "Machine",
+        "Describe this machine; say why its accelerator cannot be used.",
+        "machine",
+    ),
+    Verb("ps", "Machine", "List your training processes, what they hold, and ghosts.", "processes"),
+    Verb("clean", "Machine", "End ghosts and free what they hold; lists them first.", "processes"),
+    Verb("data", "Machine", "List data sets here, and fetch them.", "machine"),
+    Verb("config", "Machine", "Show settings, and where each came from.", "machine"),
 )
 
 
@@ -176,7 +183,7 @@ def _read(kind: Any, tokens: Sequence[Token]) -> Any:
             try:
                 int(token.value)
             except ValueError:
-                raise ValueError(f"a whole number is wanted, got {token.value!r}") from None
+                raise ValueError(f"expected a whole number, got {token.value!r}") from None
     return convert(kind, tokens)
 
 

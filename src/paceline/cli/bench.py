@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 bench = App(
     name="bench",
-    help="What one device does, what collectives do between processes, what more workers bring.",
+    help="Measure one device, collectives between processes, and the gain of more workers.",
 )
 
 
@@ -59,7 +59,7 @@ NO_CALLS = CallFlags()
 def compile_(
     task: str = "chapter-mlp", /, *, flags: CallFlags = NO_CALLS, json: Json = False
 ) -> None:
-    """Eager, TorchScript, torch.compile, export and AOTInductor on the same work.
+    """Compare eager, TorchScript, torch.compile, export and AOTInductor on the same work.
 
     Example: paceline bench compile lenet --batch-size 256
 
@@ -86,7 +86,7 @@ def compile_(
 
 @bench.command(name="async")
 def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> None:
-    """What queueing saves: t1, t2, t3 of an operation, n calls blocking and queued, the depth.
+    """Measure what queueing saves: t1, t2, t3 of an operation, n blocking and queued calls, depth.
 
     Example: paceline bench async --calls 2000
 
@@ -115,7 +115,7 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
 
 @bench.command
 def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False) -> None:
-    """One job as coroutines, threads and processes: waiting, in Python, in a library; their cost.
+    """Run jobs as coroutines, threads and processes: waiting, in Python, in a library; their cost.
 
     Example: paceline bench concurrency --jobs 16 --at-once 4
 
@@ -144,7 +144,7 @@ def copies(
     device: str = "auto",
     json: Json = False,
 ) -> None:
-    """What pinned memory, non_blocking and channels last are worth on a model; CPU or device.
+    """Measure pinned memory, non_blocking and channels last on a model; CPU or device.
 
     Example: paceline bench copies resnet18 --batch-size 32
 
@@ -178,7 +178,7 @@ def copies(
 def overlap(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
-    """Computing alone, copying alone, and both: how much of the shorter one is hidden.
+    """Time computing, copying, and both at once: how much of the shorter one is hidden.
 
     Example: paceline bench overlap --size 500 --count 20
 
@@ -211,7 +211,7 @@ def overlap(
 def parallel(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
-    """Independent work on two devices (or two streams, or two processes), alone and at once.
+    """Time independent work on two devices (or streams, or processes), alone and at once.
 
     Example: paceline bench parallel --device cpu
 
@@ -251,10 +251,10 @@ def collectives(
     rounds: int = 5,
     json: Json = False,
 ) -> None:
-    """Sums between processes of this machine: each collective, gloo's own, and what is predicted.
+    """Time sums between processes of this machine: each collective, gloo's own, and predictions.
 
-    What messages take here is kept in ~/.cache/paceline/ceilings.json, where --collective auto
-    finds it, unless --names or --sizes leave out what it goes by.
+    Message costs are kept in ~/.cache/paceline/ceilings.json for --collective auto, unless --names
+    or --sizes leave out what it needs.
 
     Example: paceline bench collectives --workers 4 --names ring,tree,hub --sizes 1KiB,1MiB
 
@@ -298,7 +298,7 @@ def links(
     mib: int | None = None,
     json: Json = False,
 ) -> None:
-    """What the cores here are connected by: latency, bandwidth, NUMA nodes; the rings in it.
+    """Measure the links between cores: latency, bandwidth, NUMA nodes; rings over them.
 
     Example: paceline bench links --topology dgx1
 
@@ -325,7 +325,7 @@ def links(
         if cores is not None or mib is not None:
             idle = "--mib" if cores is None else "--cores"
             raise ConfigError(
-                f"--topology {topology} measures nothing, so {idle} does nothing: leave one out"
+                f"--topology {topology} measures nothing, so {idle} has no effect; leave one out"
             )
         machines = recorded(topology)
         show(json, lambda: recorded_json(machines), lambda: render_recorded(machines))
@@ -391,7 +391,7 @@ NO_SCALING = ScalingFlags()
 
 @bench.command
 def scaling(task: str, /, *, flags: ScalingFlags = NO_SCALING, json: Json = False) -> None:
-    """What more workers bring: throughput, speed-up, efficiency and steps of real runs in turn.
+    """Measure what more workers bring: throughput, speed-up, efficiency and steps of real runs.
 
     Example: paceline bench scaling lenet -n 1,2,4 --plot scaling.svg
 
@@ -475,7 +475,7 @@ NO_SPLITS = SplitFlags()
 
 @bench.command
 def splits(task: str, /, *, flags: SplitFlags = NO_SPLITS, json: Json = False) -> None:
-    """Every split that runs here, live for a few steps, beside what `plan --memory` predicts.
+    """Run every possible split for a few steps, beside what `plan --memory` predicts.
 
     Example: paceline bench splits mlp -n 2 --only data --only network --plot splits.svg
 
@@ -509,13 +509,13 @@ def _show_splits(result: "LiveSplits", plot: Path | None, *, is_json: bool) -> N
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags:
-    """What is measured here.
+    """What to measure.
 
     Parameters
     ----------
     batch_sizes
         Batch sizes to measure, from small to large, separated by commas [default: 1, 4, 16 ...
-        until memory ends, or a step takes 10 s].
+        until memory runs out, or a step takes 10 s].
     precision
         Number formats to measure, separated by commas: fp32,bf16,fp16.
     seconds
@@ -552,7 +552,7 @@ def throughput(
     plot: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Images a second and memory against batch size and precision, up to where memory ends.
+    """Measure images a second and memory by batch size and precision, until memory runs out.
 
     Example: paceline bench throughput lenet,resnet18 --precision fp32,bf16 --plot speed.svg
 
@@ -588,7 +588,9 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Thr
     others = merged(files, [])  # a file that cannot be read is noticed before the work
     if models is None and files:
         if here != NO_SWEEP:
-            raise ConfigError("--merge alone measures nothing here; name what is to be, too")
+            raise ConfigError(
+                "--merge alone measures nothing here; name the models to measure as well"
+            )
         return others
     return merged([], [*others, *_swept(models or "lenet", here)])
 

@@ -53,9 +53,9 @@ class DoctorFlags:
         Print the script as a listing, with what is wrong and what is right under each line; it is
         not run.
     notes
-        Print in lines what tensor cores would want, too; other forms have it anyway.
+        Also print advice for tensor cores; other formats always include it.
     strict
-        End with exit code 1 also for what could cost.
+        Also exit with code 1 for likely costs.
     rules
         List all rules.
     test_rules
@@ -87,13 +87,13 @@ NO_FLAGS = DoctorFlags()
 
 
 def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLAGS) -> None:
-    """What is wrong in a training script, what a step is spent on, what each fix is worth here.
+    """Find what is wrong in a training script, where a step's time goes, what each fix is worth.
 
     The script runs in a process of its own for some dozen steps, with its arguments; then fixes
     are tried between its steps, in turn with none, until it is clear whether they save 2 %. With
     --static it is only read. Exit code 0 where the file has no bug at the end, also after --fix
     --apply; 1 where it has one, mended by the diff of --fix or not; 2 where nothing could be read
-    or observed. A line that ends in # doctor: ok is not spoken of.
+    or observed. A line that ends in # doctor: ok is not reported.
 
     Example: paceline doctor train.py --lr 0.1
     Example: paceline doctor train.py --fix > fix.diff
@@ -105,7 +105,7 @@ def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLA
     script
         A script of Python, or a model of your own, package.module:model.
     args
-        The script's own arguments; they stand behind -- where doctor has flags of the same name.
+        The script's own arguments; put them after -- where doctor has flags of the same name.
     """
     way = _way(script, flags)
     _refuse_idle(way, args, flags)
@@ -180,11 +180,9 @@ def _refuse_idle(way: str, args: Sequence[str], flags: DoctorFlags) -> None:
         ConfigError: there is such.
     """
     if flags.sarif and way == "where the script runs":
-        raise ConfigError("--sarif has what is found by reading: give --static, too")
+        raise ConfigError("--sarif holds only what is found by reading: add --static")
     if flags.apply and way != "with --fix":
-        raise ConfigError(
-            "--apply writes what is proved by running: --fix --apply without --static"
-        )
+        raise ConfigError("--apply needs a proof by running: use --fix --apply without --static")
     idle = [
         f"--{field.name.replace('_', '-')}"
         for field in fields(flags)
@@ -194,11 +192,11 @@ def _refuse_idle(way: str, args: Sequence[str], flags: DoctorFlags) -> None:
         do = "does" if len(idle) == 1 else "do"
         raise ConfigError(f"{', '.join(idle)} {do} nothing {way}: leave it out")
     if flags.notes and (flags.json or flags.sarif):
-        raise ConfigError("--json and --sarif have the notes anyway: leave --notes out")
+        raise ConfigError("--json and --sarif include the notes already; leave --notes out")
     if args and way not in _RUNS:
-        raise ConfigError(f"{' '.join(args)} is for a script that runs, and none does {way}")
+        raise ConfigError(f"{' '.join(args)} is for a script, and none runs {way}")
     if flags.only and not flags.seconds:
-        raise ConfigError("--only says which fixes are tried, and --seconds 0 tries none")
+        raise ConfigError("--only selects the fixes to try, and --seconds 0 tries none")
 
 
 def _show_model(spec: str, flags: DoctorFlags) -> None:
@@ -211,12 +209,12 @@ def _show_model(spec: str, flags: DoctorFlags) -> None:
 
     if not flags.input:
         raise ConfigError(
-            f"doctor {spec} wants the sizes of an input with the batch first: --input 64,3,32,32"
+            f"doctor {spec} needs the shape of an input, batch first: --input 64,3,32,32"
         )
     shapes = [parse_input(one) for one in flags.input]
     batches = {int(one.partition(",")[0].partition(":")[0]) for one in flags.input}
     if len(batches) > 1:
-        raise ConfigError(f"each --input begins with the batch, got {sorted(batches)}")
+        raise ConfigError(f"every --input must have the same batch size, got {sorted(batches)}")
     (batch,) = batches
     seen = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
     result = check(seen)
@@ -238,7 +236,7 @@ def _path(script: str | None, flags: DoctorFlags) -> Path:
         ConfigError: there is none, or what is asked does not go together.
     """
     if script is None:
-        raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
+        raise ConfigError("doctor needs a script: paceline doctor train.py, or --rules")
     if flags.json and flags.sarif:
         raise ConfigError("--json and --sarif are two formats of one output; give one of them")
     for name, value in (("--seconds", flags.seconds), ("--wait", flags.wait)):

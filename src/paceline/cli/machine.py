@@ -14,8 +14,8 @@ from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, given, say, show
 if TYPE_CHECKING:
     from ..data.fetch import Inspection
 
-data = App(name="data", help="Data sets here, and how to get them.")
-config = App(name="config", help="Settings, and where each came from.")
+data = App(name="data", help="List data sets here, and fetch them.")
+config = App(name="config", help="Show settings, and where each came from.")
 
 
 def env(

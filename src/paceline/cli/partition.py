@@ -54,7 +54,7 @@ def partition(
     plot: Annotated[Path | None, Parameter(help="Write the picture to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
-    """Cut a model into n parts by what its layers take here; beside the even cut and the best.
+    """Cut a model into n parts by the measured cost of its layers; compare the even and best cuts.
 
     Example: paceline partition alexnet -n 4 --micro-batches 8
 
@@ -131,5 +131,7 @@ def parse_speeds(text: str) -> tuple[float, ...]:
         raise ConfigError(f"--speeds {text!r} must read as 1,1,0.5") from None
     for speed in speeds:
         if 0.0 < speed < 1.0 / _MOST_SPEED or speed > _MOST_SPEED:
-            raise ConfigError(f"--speeds are beside this machine's 1, as 1,1,0.5, got {speed:g}")
+            raise ConfigError(
+                f"--speeds are relative to this machine's 1, such as 1,1,0.5, got {speed:g}"
+            )
     return speeds

@@ -14,7 +14,7 @@ Plot = Annotated[
     Parameter(name=("--plot", "--picture"), help="Draw the picture into this SVG file."),
 ]
 
-probe = App(name="probe", help="What this machine takes: caches, memory, disk, arithmetic, links.")
+probe = App(name="probe", help="Measure this machine: caches, memory, disk, arithmetic, links.")
 
 
 @probe.default
@@ -52,7 +52,7 @@ def probe_(
 
     if serve is not None:
         if peer or plot is not None or json or folder != _HERE:
-            raise ConfigError("--serve answers and measures nothing: give it alone")
+            raise ConfigError("--serve only answers probes: use it without other flags")
         from ..probe.kernels import compiled
 
         with compiled() as kernels:
@@ -61,7 +61,7 @@ def probe_(
     if peer:
         find_peer(peer)
     if not folder.is_dir():
-        raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
+        raise ConfigError(f"--folder {folder} is not a folder; name one on the disk to measure")
     result = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
     draw(plot, lambda: draw_probe(result))
     try:
@@ -83,7 +83,7 @@ def roofline(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Each layer of a model below what this machine can do: its operations, bytes, time and share.
+    """Compare each layer with this machine's limits: its operations, bytes, time and share.
 
     Example: paceline probe roofline lenet --plot roofline.svg
 

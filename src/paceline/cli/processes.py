@@ -27,7 +27,7 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
     Parameters
     ----------
     look_s
-        How many seconds to look at the processes; one that uses nothing meanwhile is idle.
+        How many seconds to watch the processes; one that uses nothing meanwhile is idle.
     """
     from ..machine.source import MachineSource
     from ..processes.devices import busy_devices, device_memory
@@ -58,7 +58,7 @@ def clean(
     Without --yes nothing is touched. Never ended: processes that are no part of a training, of
     another user or container, and this command's own parents; a script or a notebook only if it is
     named.
-    Exit code 1 if something that was to be ended is still there.
+    Exit code 1 if a process or resource that should have gone is still there.
 
     Example: paceline clean
     Example: paceline clean 4711 --yes
@@ -70,7 +70,7 @@ def clean(
     wait_s
         How many seconds to wait between TERM and KILL.
     look_s
-        How many seconds to look at the processes before that.
+        How many seconds to watch the processes before that.
     """
     from ..processes.ending import left_before
     from ..processes.reading import look

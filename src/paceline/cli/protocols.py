@@ -104,7 +104,7 @@ class PlanFlags:
 def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
     """Advise a protocol for a number of workers: measure here, predict, race, say why.
 
-    With --memory, or of a large model, how to split it instead.
+    With --memory, or for a large model, advise how to split it instead.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
 
     idle = _given(flags, {field.name for field in fields(flags)} - _OF_BOTH - _OF_SPLITS)
     if flags.memory is not None and idle:
-        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
+        raise ConfigError(f"{idle}: no effect with --memory, which plans how to split the model")
     cut = CutFlags(
         workers=flags.workers, memory=flags.memory, micro_batches=flags.micro_batches,
         batch_size=flags.batch_size, input=flags.input,
@@ -125,7 +125,7 @@ def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
     if planned_splits(task, cut, json, idle):
         return
     if given := _given(flags, _OF_SPLITS):
-        raise ConfigError(f"{given}: of the table of splits; add --memory")
+        raise ConfigError(f"{given}: only for the table of splits; add --memory")
     start_s = time.perf_counter()
 
     def say_when(text: str) -> None:

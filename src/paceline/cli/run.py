@@ -86,9 +86,9 @@ def launch(
     Parameters
     ----------
     script
-        A Python file, or with -m a module. Flags of paceline stand before it.
+        A Python file, or with -m a module. Put paceline's flags before it.
     args
-        The script's own arguments; they are left as they are.
+        The script's own arguments, passed on unchanged.
     """
     from ..porting.porting import check_script
 
@@ -258,7 +258,7 @@ def _report_sample(run: Path, sample: int | None, position: int | None, *, is_js
     from ..trace.records import Header
 
     if sample is not None and position is not None:
-        raise ConfigError("--sample and --position name the same thing twice; give one of them")
+        raise ConfigError("--sample and --position both select a sample; give one of them")
 
     def draw(header: Header, epoch: int, num_samples: int) -> Sequence[int]:
         if position is not None:
@@ -280,11 +280,11 @@ def replay(
     save: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Make a run again from its trace, in one process, and say whether it comes out equal.
+    """Repeat a run from its trace, in one process, and report whether the result is equal.
 
-    Every decision and every gradient is made again, at the parameters that its worker held. On
-    the machine of the run it is equal in every bit; where it is not, the first difference is
-    named and the exit code is 1. For example: paceline replay runs/latest --until 400
+    Every decision and gradient is recomputed at the parameters that its worker held. On the
+    machine of the run the result is equal in every bit; otherwise the first difference is
+    printed and the exit code is 1. For example: paceline replay runs/latest --until 400
 
     Parameters
     ----------

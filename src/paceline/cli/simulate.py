@@ -24,7 +24,7 @@ _DEFAULT_UPDATES = 10_000
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WorldFlags:
-    """What the workers are put through.
+    """Stragglers, links and times of the workers.
 
     Parameters
     ----------
@@ -77,11 +77,11 @@ class TrainingFlags:
     epochs
         Stop after this many passes over the data [default: the task's].
     seconds
-        Stop after this many seconds; virtual ones are looked at when an epoch ends.
+        Stop after this many seconds; virtual ones are checked when an epoch ends.
     target_accuracy
         Stop at the end of the epoch that reaches this test accuracy (0 to 1).
     dropped
-        What becomes of abandoned mini-batches: they are trained later (requeue), or are gone as in
+        What happens to abandoned mini-batches: train them later (requeue), or drop them as in
         the papers (skip).
     nonfinite
         A gradient that is not finite ends the run (error), or the update is left out (skip).
@@ -150,7 +150,7 @@ def simulate(
     fragments
         Under local-sgd:H, exchange the parameters in this many parts, one every H/F local steps.
     overlap
-        Number of local steps that workers go on for while such an exchange is under way.
+        Number of local steps that workers continue during such an exchange.
     updates
         Stop after this many updates [default: 10,000 where only time is simulated].
     batched

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from ..errors import ConfigError
 from .flags import Json, draw, parse_memory, say, show, writable
 
-tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
+tune = App(name="tune", help="Find settings by measuring: batch-size, lr.")
 
 
 @Parameter(name="*")
@@ -162,7 +162,7 @@ def lr(
     task
         A built-in task, package.module:task, or a script: it ends where its updates are made.
     args
-        The script's own arguments; they stand behind --.
+        The script's own arguments, after --.
     device
         Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
@@ -196,7 +196,7 @@ def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
     if worth.noise and worth.target_accuracy is None:
         trainings = (worth.batch_sizes, worth.seeds)
         if trainings != (NO_NOISE.batch_sizes, NO_NOISE.seeds):
-            raise ConfigError("--batch-sizes and --seeds are for trainings: add --target-accuracy")
+            raise ConfigError("--batch-sizes and --seeds need --target-accuracy")
     flags, others = (search, NO_SEARCH) if worth.noise else (worth, NO_NOISE)
     idle = [
         "--" + field.name.replace("_", "-")

@@ -20,7 +20,7 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
     task
         A built-in task, package.module:task, or a script (train.py) with Paceline's lines.
     args
-        The script's own arguments; they stand behind --.
+        The script's own arguments, after --.
     workers
         Numbers of workers, separated by commas; also -n.
     """

@@ -83,7 +83,7 @@ def find_subject(spec: str, checkpoint: Path | None = None, num_workers: int = 1
     """
     torch.manual_seed(0)
     if not spec:
-        raise ConfigError("a task, a run's folder or package.module:function is wanted, got ''")
+        raise ConfigError("a task, a run's folder or package.module:function is required, got ''")
     if spec == CHAPTER:
         return _loaded(
             CHAPTER, chapter_mlp(), random_inputs([InputShape((512,), torch.float32)]), checkpoint

@@ -119,14 +119,14 @@ def _names(question: Question) -> tuple[str, ...]:
     """The protocols to race; what is nonsense is refused before anything is loaded."""
     refuse_too_many(question.workers, "--workers")
     if question.workers < 2:
-        raise ConfigError(f"a protocol joins at least 2 workers, got --workers {question.workers}")
+        raise ConfigError(f"a protocol needs at least 2 workers, got --workers {question.workers}")
     names = question.protocols or family(question.workers)
     if question.cores is not None and question.cores < 1:
         raise ConfigError(f"cores must be >= 1, got {question.cores}")
     names = tuple(str(parse(name, question.workers, question.staleness)) for name in names)
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{name} is there twice in --protocols: give each once")
+            raise ConfigError(f"{name} appears twice in --protocols; give each once")
     _check_numbers(question)
     parse_delays(question.delay, question.workers)
     parse_slow(question.slow, question.workers)
@@ -143,8 +143,8 @@ def _check_numbers(question: Question) -> None:
         raise ConfigError(f"mini-batch-size must be >= 1, got {question.mini_batch_size}")
     if phased := [text for text in question.slow if "@" in text]:
         raise ConfigError(
-            f"plan knows no slow phases, got --slow {phased[0]}: a worker that is always slow is "
-            "1=5x; phases can be simulated: paceline simulate"
+            f"plan does not support slow phases, got --slow {phased[0]}: a worker that is always "
+            "slow is 1=5x; phases can be simulated: paceline simulate"
         )
 
 

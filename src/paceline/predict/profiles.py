@@ -161,7 +161,7 @@ def read_profile(run_dir: Path) -> Profile:
     records = read_trace(run_dir / FILE_NAME)
     header = next((one for one in records if isinstance(one, Header)), None)
     if header is None:
-        raise ConfigError(f"the trace in {run_dir} is empty: that run never began")
+        raise ConfigError(f"the trace in {run_dir} is empty: the run never started")
     result = StepTimes(header)
     for record in records:
         if isinstance(record, Resumed):

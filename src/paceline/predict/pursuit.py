@@ -50,7 +50,7 @@ class Goal:
         if (self.accuracy is None) == (self.loss is None):
             raise ConfigError("give one target, --target-accuracy or --target-loss, not both")
         if self.accuracy is not None and not 0.0 < self.accuracy <= 1.0:
-            raise ConfigError(f"an accuracy is above 0 and at most 1, got {self.accuracy:g}")
+            raise ConfigError(f"an accuracy must be above 0 and at most 1, got {self.accuracy:g}")
         if not math.isfinite(self.value):
             raise ConfigError(f"a target must be finite, got {self.value}")
 

@@ -180,8 +180,8 @@ def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
         return None
     if memory_bytes <= process_bytes:
         raise ConfigError(
-            f"--memory {format_bytes(memory_bytes)} is less than what Python and torch take "
-            f"themselves: {format_bytes(process_bytes)}"
+            f"--memory {format_bytes(memory_bytes)} is less than Python and torch alone "
+            f"take: {format_bytes(process_bytes)}"
         )
     return memory_bytes - process_bytes
 

@@ -77,7 +77,7 @@ def find_model(question: SplitQuestion) -> Subject:
     except PacelineError as error:
         if ":" in question.spec and "must be a paceline.Task" in str(error):
             raise ConfigError(
-                f"{question.spec} is no task; a model of your own needs the shape of what goes in, "
+                f"{question.spec} is not a task; your own model needs the shape of its input, "
                 f"such as --input 1,3,32,32"
             ) from None
         raise ConfigError(str(error).removeprefix("--model ")) from error  # `export` has that flag

@@ -56,9 +56,7 @@ def keep(is_kept: bool) -> None:
     """
     library = _library()
     if library is None:
-        raise ConfigError(
-            "--keep-memory always is a setting of glibc, which is not here; leave it out"
-        )
+        raise ConfigError("--keep-memory always needs glibc, which is not here; leave it out")
     if is_kept:
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
