@@ -3,7 +3,7 @@
     defaults  <  file (TOML or YAML)  <  environment (PACELINE_*)  <  flags
 
 One dataclass is the source of the flags of the command line, the keys of the file, the variables
-of the environment and the arguments of ``paceline.train``. A key that nobody knows is an error
+of the environment and the arguments of ``paceline.train``. An unknown key is an error
 with a suggestion. Over 300 lines, in one file: half of them are that one table. This module must
 not know protocols, devices or tasks: their names are checked by the families that own them.
 """
@@ -23,14 +23,14 @@ from .fields import LARGEST, Value, convert, read_length
 from .system.files import open_to_read, read_text
 
 MOST_WORKERS = 1_000_000
-"""Of a simulated run; `MOST_PROCESSES` of a live one."""
+"""Limit of a simulated run; `MOST_PROCESSES` is that of a live one."""
 MOST_PROCESSES = 1024
 _MOST_BYTES = 1 << 20
-"""Of a settings file."""
+"""Largest settings file."""
 _DEEPEST = 10
 PREFIX = "PACELINE_"
 OTHER_VARIABLES = ("PACELINE_DATA", "PACELINE_STARTED_BY", "PACELINE_ANEW")
-"""Variables of the environment that are ours and no setting of a run."""
+"""Environment variables of ours that are not settings of a run."""
 FILE_NAMES = ("paceline.toml", "paceline.yaml", "paceline.yml")
 """Files that are read from the current folder where none is named."""
 
@@ -332,7 +332,7 @@ def of_flags(flags: Mapping[str, object], *, is_call: bool = False) -> RunSettin
 
 
 def _joined(*layers: "_Layer") -> Resolved:
-    """The later ones win."""
+    """Join the layers; later ones win."""
     values: dict[str, Value] = {}
     origins = dict.fromkeys(NAMES, "default")
     for layer in layers:
@@ -364,7 +364,7 @@ def check(name: str, value: object, where: str = "") -> Value:
 
 
 def _apart(name: str, value: object) -> object:
-    """The values that stand in one text, where spaces do not separate them."""
+    """The values in one text, split at the setting's separator."""
     separator = RunSettings.__dataclass_fields__[name].metadata["separator"]
     if separator is None or not isinstance(value, str):
         return value
@@ -377,7 +377,7 @@ def help_of(name: str) -> str:
 
 
 def default_of(name: str) -> Value:
-    """The value of a setting that nobody set."""
+    """The default of a setting."""
     return typing.cast(Value, RunSettings.__dataclass_fields__[name].default)
 
 
@@ -387,7 +387,7 @@ def flag_of(name: str) -> str:
 
 
 def refuse_too_many(num: int, flag: str) -> None:
-    """Raise ConfigError where one machine would have more processes than it carries."""
+    """Raise ConfigError for more processes than one machine carries."""
     if num > MOST_PROCESSES:
         raise ConfigError(f"{flag} must be <= {MOST_PROCESSES}, got {num}")
 

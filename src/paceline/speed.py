@@ -72,7 +72,7 @@ class Finding:
         once_s: seconds that it costs once, before the first step (compilation).
         was_tried: whether there was time for it.
         reason: why it was not measured, or what to know of it.
-        is_apart: whether it was measured by itself, with batches from the loader or on a whole
+        is_apart: whether it was measured separately, with batches from the loader or on a whole
             batch, and is no part of ``before_s`` and ``after_s``.
     """
 
@@ -90,7 +90,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a trial came to.
+    """The result of a trial.
 
     Attributes:
         before_s, after_s: seconds a step without and with the whole choice.
@@ -138,7 +138,7 @@ class Outcome:
         )  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The whole in sentences: what helped, what did not, what it comes to."""
+        """The result in sentences: what helped, what did not, the total."""
         kept = [
             _kept(finding, self._saved_s(finding)) for finding in self.findings if finding.is_kept
         ]

@@ -54,7 +54,7 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         ([".", "--static"], "is a folder"),
         (["x.py", "--static", "--json", "--sarif"], "two formats"),
         (["x.py", "--static", "--only", "fused"], "--only does nothing with --static"),
-        (["x.py", "--static", "--stricct"], "--stricct is for a script that runs"),
+        (["x.py", "--static", "--stricct"], "--stricct is for a script, and none runs"),
         (["x.py", "--static", "--fix", "--sarif"], "--sarif does nothing with --fix --static"),
         (["x.py", "--annotate", "--notes"], "--notes does nothing with --annotate"),
         (["m:net", "--input", "1,2", "--notes"], "--notes does nothing for a model"),

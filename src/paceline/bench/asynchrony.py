@@ -29,11 +29,11 @@ from .samples import (
 
 _PARTS = 10
 _SINGLE_CALLS = 40
-"""Taken apart before each part."""
+"""Timed one by one before each part."""
 _LEAST_S = 150e-6
-"""What the operation takes at least: well longer than to queue it."""
+"""Least time of the operation: well longer than queueing it."""
 _CLOSE = 0.1
-"""How near to what was measured a prediction is on a quiet machine."""
+"""Largest relative error of a prediction on a quiet machine."""
 _SPANS = (
     ("t1", "front end: until the back end begins"),
     ("t2", "back end: the operation"),
@@ -44,7 +44,7 @@ _SPANS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchrony(Measured):
-    """What was found on one backend.
+    """The times of one backend.
 
     Args:
         title: the back end, in words.
@@ -74,7 +74,7 @@ class Asynchrony(Measured):
 
 
 def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
-    """On the device's own backend, or on a stated queue where it is a CPU.
+    """Measure on the device's own backend, or on a `QueueBackend` where it is a CPU.
 
     Raises:
         ConfigError: too few calls, or a device that has neither.
@@ -103,7 +103,7 @@ def make_backend(device: torch.device) -> Backend:
 
 
 def _product(device: torch.device, size: int) -> tuple[int, Work]:
-    """A product that takes at least `_LEAST_S`, its matrices' size found by trying."""
+    """Find by trial the matrix size whose product takes at least `_LEAST_S`; return both."""
     while True:
         x, out = torch.randn(size, size, device=device), torch.empty(size, size, device=device)
 
@@ -116,7 +116,7 @@ def _product(device: torch.device, size: int) -> tuple[int, Work]:
 
 
 def measure_backend(backend: Backend, calls: int) -> Asynchrony:
-    """t1, t2 and t3 of single calls, then ``calls`` of both kinds, in parts."""
+    """Measure t1, t2 and t3 of single calls, then ``calls`` of both kinds, in parts."""
     if calls < _PARTS:
         raise ConfigError(f"--calls must be >= {_PARTS}, got {calls}")
     sizes = [calls // _PARTS + (part < calls % _PARTS) for part in range(_PARTS)]
@@ -153,7 +153,7 @@ def measure_backend(backend: Backend, calls: int) -> Asynchrony:
 
 
 def _calls_s(backend: Backend, count: int, *, is_waited_for: bool) -> float:
-    """So many calls, each waited for or all of them at the end."""
+    """Seconds of ``count`` calls, waiting for each or for all at the end."""
     start_s = time.perf_counter()
     for _ in range(count):
         backend.issue()
@@ -242,7 +242,7 @@ def _row(name: str, formula: str, measured_s: float, predicted_s: float) -> tupl
 
 
 def _doubt(result: Asynchrony) -> list[str]:
-    """What to think of a prediction that is far off."""
+    """A warning where a prediction is far off."""
     errors = (
         result.blocking_predicted_s / result.blocking_s - 1,
         result.queued_predicted_s / result.queued_s - 1,

@@ -20,7 +20,7 @@ _DRAWS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizeQuestion:
-    """What is asked for.
+    """The question.
 
     Args:
         spec: a task.
@@ -75,7 +75,7 @@ class BatchChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """All that was measured; ``rows`` is empty without a target."""
+    """All measurements; ``rows`` is empty without a target."""
 
     question: BatchSizeQuestion
     task: str
@@ -129,7 +129,7 @@ def compare_batch_sizes(question: BatchSizeQuestion, say: Callable[[str], None])
 
 
 def _sizes(question: BatchSizeQuestion, own: int, num_samples: int) -> list[int]:
-    """The batch sizes to be trained with; no loader gives more than all samples."""
+    """The batch sizes to train with; a batch has at most all samples."""
     largest = max(question.batch_sizes, default=0)
     if largest > num_samples:
         raise ConfigError(
@@ -206,7 +206,7 @@ def _samples(value: float) -> str:
 
 
 def choices_json(one: Choices) -> dict[str, object]:
-    """As one JSON object; what is infinite is null."""
+    """The result as one JSON object; infinite values are null."""
     return {
         "task": one.task,
         "source": one.source,

@@ -35,12 +35,12 @@ NOT_KEPT = (
     "not kept: --collective auto goes by all collectives, and by two sizes or more, the largest "
     f"{format_bytes(FIRST_BUCKET_BYTES)} at least; leave --names and --sizes out"
 )
-"""What is said of a measurement that a run could not go by."""
+"""The message for a measurement that runs cannot use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesQuestion:
-    """What is measured.
+    """The question.
 
     Args:
         names: as collectives are written; empty: all that fit.
@@ -68,7 +68,7 @@ class CollectivesQuestion:
     def read(
         cls, operation: str, *, workers: int, names: str | None, sizes: str, rounds: int
     ) -> "CollectivesQuestion":
-        """As the command line has it; raises ConfigError where it cannot be asked."""
+        """Read the command line's words; raises ConfigError where they are not valid."""
         try:
             what = Operation(operation)
         except ValueError:
@@ -83,7 +83,7 @@ class CollectivesQuestion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a run can go by the answer: between all collectives, for a bucket and more.
+        """Whether runs can use the answer: all collectives, for sizes up to a bucket or more.
 
         A time at one size alone would be the time at every size.
         """
@@ -91,7 +91,7 @@ class CollectivesQuestion:
         return not self.names and len(sizes) > 1 and max(sizes) >= FIRST_BUCKET_BYTES
 
     def fitting(self) -> list[str]:
-        """The collectives that are measured, each as it is written."""
+        """The names of the collectives to measure."""
         have = []
         for text in self.names or candidates(self.num_ranks):
             member = parse(text, self.num_ranks)
@@ -128,7 +128,7 @@ class MeasuredCollectives(Measured):
     rows: tuple[MeasuredCollective, ...]
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object, with where collectives cross."""
+        """The result as one JSON object, with the crossings."""
         return {
             "operation": self.operation.value,
             "num_ranks": self.num_ranks,
@@ -140,7 +140,7 @@ class MeasuredCollectives(Measured):
         }
 
     def blocks(self) -> dict[str, dict[int, tuple[float, ...]]]:
-        """Of ours: seconds by collective and size, block by block."""
+        """Seconds of our collectives, by name and size, block by block."""
         found: dict[str, dict[int, tuple[float, ...]]] = {}
         for row in self.rows:
             if row.predicted_s is not None:
@@ -148,19 +148,19 @@ class MeasuredCollectives(Measured):
         return found
 
     def crossings(self) -> list[Crossing]:
-        """Where one takes over from another, from small sizes to large ones."""
+        """Where one collective overtakes another, from small sizes to large."""
         result = find_crossings(self.blocks(), self.predicted_s)
         return sorted(result, key=lambda one: one.measured_bytes)
 
     def predicted_s(self, name: str, num_bytes: int) -> float:
-        """Seconds of the operation along a collective."""
+        """Predicted seconds of the operation with a collective."""
         return self.cost.seconds(parse(name, self.num_ranks), self.operation, num_bytes)
 
 
 def measure_collectives(
     question: CollectivesQuestion, say: Callable[[str], None] = lambda line: None
 ) -> MeasuredCollectives:
-    """The measurement.
+    """Measure the collectives of a question.
 
     Raises:
         ConfigError: a collective does not fit, or has no such operation.
@@ -267,7 +267,7 @@ def render_collectives(result: MeasuredCollectives) -> list[str]:
 
 
 def _messages(cost: HostCost) -> Iterator[str]:
-    """What the smallest and the largest message take."""
+    """Lines with the cost of the smallest and the largest message."""
     alone, ring = (cost.rounds[kind, Action.COPY] for kind in ("alone", "ring"))
     for (size, alone_s), (_, each_s) in ((alone[0], ring[0]), (alone[-1], ring[-1])):
         ring_s = format_duration(each_s)
@@ -278,7 +278,7 @@ def _messages(cost: HostCost) -> Iterator[str]:
 
 
 def _fastest(result: MeasuredCollectives) -> Iterator[str]:
-    """What the fastest by prediction takes, over the fastest that was measured."""
+    """Lines that compare the predicted fastest with the measured fastest."""
     worst = 1.0
     times = {
         name: {size: statistics.median(one) for size, one in blocks.items()}

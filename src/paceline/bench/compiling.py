@@ -43,7 +43,7 @@ _HEADER = ("way", "first call", "a call", "middle half", "speed", "peak memory",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaysQuestion:
-    """What is to be compared.
+    """The question.
 
     Args:
         subject: as `exports.subject.find_subject` takes it.
@@ -76,21 +76,21 @@ class WaysQuestion:
 
     @property
     def work(self) -> dict[str, Any]:
-        """What every way does alike, as `ways.TimedWay` takes it."""
+        """The arguments of `ways.TimedWay` that all ways share."""
         names = ("subject", "batch_size", "device", "threads")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Measured):
-    """What one way came to. Where it failed, ``failure`` says why and the rest is None.
+    """The result of one way. Where it failed, ``failure`` says why and the rest is None.
 
     Args:
         first_call_s: from the model to the first output, compilation included.
         once_s: the one-time cost until it had settled, less settled calls.
         call: times of one settled call, a sample a block.
         peak_bytes: held at once while building and running (on a CPU by the whole process).
-        recompiles: graphs compiled anew when two other batch sizes came; None: not counted.
+        recompiles: graphs recompiled for two other batch sizes; None: not counted.
         graph_breaks: places where Python took over; None: not counted.
         other_batches_s: the first call of each of those two.
         other_batches_failure: why it does not run with them.
@@ -129,7 +129,7 @@ class WaysCompared:
 
 
 def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysCompared:
-    """Build every way, let them take turns, and say what each came to.
+    """Build every way, time them in turns, and return each one's result.
 
     Args:
         say: is told what is being done, a line at a time.
@@ -143,7 +143,7 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
     with ExitStack() as stack:
         caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-cache-"))
         for way in names:
-            # A cache of its own, empty: the first call is that of somebody who never compiled this.
+            # Its own, empty cache: the first call compiles from scratch.
             environment = {"TORCHINDUCTOR_CACHE_DIR": str(Path(caches) / way)}
             seat = Apart("paceline.bench.ways:TimedWay", {"way": way, **question.work}, environment)
             stack.enter_context(seat)
@@ -162,7 +162,7 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
 
 
 def _prepared(way: str, seat: Apart, say: Callable[[str], None]) -> dict[str, Any]:
-    """What the way says of its first calls; or its ``failure``."""
+    """The way's facts about its first calls, or its ``failure``."""
     try:
         found = dict(seat.ask("prepare"))
     except PacelineError as error:
@@ -213,7 +213,7 @@ def _break_even(once_s: float, eager_once_s: float, gain: Gain) -> int | None:
 
 
 def render_ways(found: WaysCompared) -> list[str]:
-    """The table, then what a table cannot say."""
+    """The table, then notes."""
     asked = found.question
     failed = [result for result in found.results if result.failure]
     return [

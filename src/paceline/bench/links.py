@@ -1,4 +1,4 @@
-"""What the places of this machine are connected by: a matrix of latency and bandwidth, measured.
+"""The links between this machine's cores: a measured matrix of latency and bandwidth.
 
     place a ---- shared memory, loopback ----> place b      for each two cores, one pair at a time
 
@@ -8,7 +8,7 @@
 A place is a core with a process on it; of a machine with more than eight, eight are taken, spread
 evenly. Out of the matrix comes the ring that moves most (`collectives/ring_search`); out of a
 machine that was recorded (`collectives/topology.RECORDED`) several at once, without measuring. Who
-spins and who sends is Python, whose own time is in each latency. Accelerators are not measured.
+spins and the sender is Python, whose own time is in each latency. Accelerators are not measured.
 This module must not know schedules. Question, measurement and table are one file, as of the others
 here, which makes more than 300 lines.
 """
@@ -107,7 +107,7 @@ class LinkSeat:
         self._own = torch.ones(num_bytes, dtype=torch.uint8)
 
     def spin(self, first: bool) -> Mapping[str, object]:
-        """There and back of one word: the least seconds of one way."""
+        """Send one word there and back; the least seconds of one way."""
         mine, other = (0, _LINE_WORDS) if first else (_LINE_WORDS, 0)
         words, start = self._words, self._words[other if first else mine]
         took = [0.0] * _ROUND_TRIPS
@@ -139,7 +139,7 @@ class LinkSeat:
         return {"port": self._server.getsockname()[1]}
 
     def accept(self) -> Mapping[str, object]:
-        """Answer single bytes, then say of each whole buffer that it is there."""
+        """Echo single bytes, then acknowledge each whole buffer."""
         end, _ = self._server.accept()
         self._server.close()
         with end:
@@ -163,7 +163,7 @@ class LinkSeat:
         return {"latency_s": min(one_s) / 2, "seconds": statistics.median(all_s)}
 
     def _sent_s(self, end: socket.socket, data: bytes | memoryview) -> float:
-        """Seconds until the other side has it, and has said so."""
+        """Seconds until the other side has acknowledged the buffer."""
         start_s = time.perf_counter()
         end.sendall(data)
         end.recv(1)
@@ -202,7 +202,7 @@ def _usable() -> list[int]:
 
 
 def usual_cores() -> tuple[int, ...]:
-    """Up to eight of those that this process may use, spread evenly over them in their order."""
+    """Up to eight of the cores that this process may use, spread evenly."""
     cores = _usable()
     most = min(MOST_RANKS, len(cores))
     return tuple(cores[number * len(cores) // most] for number in range(most))

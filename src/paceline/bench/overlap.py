@@ -178,7 +178,7 @@ def _buffers(size: int, count: int) -> list[Tensor]:
 def _each(
     work: Callable[[int], object], count: int, wait: Callable[[], object] = lambda: None
 ) -> Callable[[], float]:
-    """A function that does so many pieces, waits for them, and returns the seconds."""
+    """A function that does ``count`` pieces of work, waits, and returns the seconds."""
 
     def whole() -> None:
         for i in range(count):

@@ -99,7 +99,7 @@ class ScalingQuestion:
 
 
 class ScalingCase(NamedTuple):
-    """One row: so many workers with so much each."""
+    """One row: a number of workers, and each one's share of the batch."""
 
     kind: str
     workers: int

@@ -38,7 +38,7 @@ _MOST_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSplitsQuestion:
-    """What is measured.
+    """The question.
 
     Args:
         workers: n, of each split but ``none``.
@@ -64,7 +64,7 @@ class LiveSplitsQuestion:
 
 
 class SplitSample(NamedTuple):
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         memory_bytes, sent_bytes, busy_s: of each worker; ``sent_bytes`` and ``busy_s`` an update.
@@ -82,7 +82,7 @@ class SplitSample(NamedTuple):
 def measure_splits(
     question: LiveSplitsQuestion, say: Callable[[str], None] = lambda line: None
 ) -> LiveSplits:
-    """Predict all, and run what runs.
+    """Predict every split, and run those that can run.
 
     Raises:
         ConfigError: the task or a name of ``only`` is unknown.
@@ -127,7 +127,7 @@ def _wanted(report: SplitReport, only: Sequence[str]) -> list[SplitPrice]:
 
 @dataclass(slots=True)
 class _Collected:
-    """What there is so far."""
+    """The result so far."""
 
     question: LiveSplitsQuestion
     batch_size: int
@@ -184,7 +184,7 @@ def _row(price: SplitPrice, samples: Sequence[SplitSample], why: str) -> LiveSpl
 
 
 def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: Path) -> list[str]:
-    """What begins one run, as a user would write it."""
+    """The command that starts one run, as a user would write it."""
     workers, name = (1, "data") if split == NONE else (question.workers, split)
     return [
         sys.executable, "-m", "paceline", "train", f"{seen_task.__module__}:{seen_task.__name__}",
@@ -196,7 +196,7 @@ def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: P
 
 
 def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSample:
-    """One run; its files are thrown away.
+    """Make one run and delete its files.
 
     Raises:
         ConfigError: it did not end as it should; the run's own words.

@@ -1,4 +1,4 @@
-"""Images a second against model, batch size and precision, up to where memory ends.
+"""Images a second against model, batch size and precision, until memory runs out.
 
 Every model and precision has a process of its own (`batch_size.Stepper`); its batch grows until
 memory ends or a step takes very long. The tables of several machines merge into one: they are
@@ -61,7 +61,7 @@ class ThroughputRow:
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """All that rows of several batch sizes have in common."""
+        """What rows of one series share."""
         return self.model, self.device, self.precision, self.machine
 
     @property
@@ -72,7 +72,7 @@ class ThroughputRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputQuestion:
-    """What is to be measured.
+    """The question.
 
     Args:
         models: tasks.
@@ -169,7 +169,7 @@ def _measured(row: ThroughputRow, seat: Apart, question: ThroughputQuestion) -> 
 
 
 def days(images: int, epochs: int, images_per_s: float) -> float:
-    """How many days so many images take, so many times.
+    """How many days ``epochs`` passes over ``images`` images take.
 
     Example: AlexNet on Places, 2.5 million images, was 6 days on a K40 (notes on GPU training).
         >>> round(days(2_500_000, 90, 434.0), 1)
@@ -179,7 +179,7 @@ def days(images: int, epochs: int, images_per_s: float) -> float:
 
 
 def to_json(rows: Sequence[ThroughputRow]) -> dict[str, object]:
-    """As one JSON object, which `merged` reads."""
+    """The table as one JSON object, which `merged` reads."""
     return {"rows": [asdict(row) for row in rows]}
 
 

@@ -29,7 +29,7 @@ class Verb(NamedTuple):
     group: str
     help: str
     file: str = ""
-    """Where that is not one of its own name."""
+    """The file, where it is not named after the verb."""
 
     @property
     def home(self) -> str:
@@ -78,7 +78,7 @@ def main(tokens: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(tokens: list[str]) -> int:
-    """Run the command line; the exit code: 0, 1 a run failed, 2 wrongly asked, 128 + a signal."""
+    """Run the command line; its exit code: 0, 1 a run failed, 2 a wrong command, 128 + a signal."""
     own = tokens
     try:
         own, rest = _translated(tokens)
@@ -92,7 +92,7 @@ def run(tokens: list[str]) -> int:
         if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
             _print_error("Interrupted", "interrupted before there was a result")
         return EXIT_SIGNAL + getattr(end, "signal", 2)
-    except BrokenPipeError:  # who read our output has gone (`| head`): nothing is left to say
+    except BrokenPipeError:  # the reader has gone (`| head`): there is nobody to tell
         lead_nowhere(sys.stdout)
         return EXIT_ERROR
     except (MemoryError, ImportError, RuntimeError) as error:
@@ -173,10 +173,10 @@ def _rejoin(description: Any) -> None:
 
 
 def _read(kind: Any, tokens: Sequence[Token]) -> Any:
-    """A value as the parser reads it, but for whole numbers: it would round 2.5 to 2.
+    """A value as the parser reads it, except whole numbers: it would round 2.5 to 2.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a whole number.
     """
     if kind in (int, int | None):
         for token in tokens:
@@ -197,7 +197,7 @@ def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _fail(error: PacelineError, wants_json: bool) -> int:
-    """Say what went wrong: once on standard error, and as JSON where that was asked for."""
+    """Print the error on standard error, and as JSON if requested; return the exit code."""
     _say(f"error: {error}")
     if wants_json:
         _print_error(type(error).__name__, str(error))
@@ -205,7 +205,7 @@ def _fail(error: PacelineError, wants_json: bool) -> int:
 
 
 def _refused(error: OSError) -> PacelineError:
-    """What the system would not do, and with which file."""
+    """The error for what the system refused, with the file."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -216,7 +216,7 @@ def _refused(error: OSError) -> PacelineError:
 
 
 def _no_memory(error: Exception) -> LinkError:
-    """Why memory ran out. What is no such error is raised again."""
+    """The error for memory that ran out; any other error is raised again."""
     from ..system.limits import describe_limits, is_out_of_memory
 
     if not is_out_of_memory(error):
@@ -241,7 +241,7 @@ def _print_error(kind: str, message: str) -> None:
 
 
 def _wants_json(tokens: list[str]) -> bool:
-    """Whether a flag, the environment or the settings file asks for JSON, as far as they go."""
+    """Whether a flag, the environment or a readable settings file asks for JSON."""
     if "--json" in tokens or not tokens or tokens[0] not in _WITH_SETTINGS:
         return "--json" in tokens
     from pathlib import Path
@@ -262,7 +262,7 @@ def _apart(token: str) -> Sequence[str]:
 
 
 def _in_one_line(error: CycloptsError) -> str:
-    """What the parser has to say, without its boxes."""
+    """The parser's message in one line, without boxes."""
     if isinstance(error, UnusedCliTokensError):
         verb = " ".join(error.command_chain or ())
         rest = " ".join(error.unused_tokens or ())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", negative=())
 @dataclass(frozen=True, kw_only=True)
 class DoctorFlags:
-    """What is asked.
+    """Flags of ``doctor``.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLA
 
 
 def _show_script(path: Path, args: Sequence[str], flags: DoctorFlags) -> None:
-    """Put it back; or read it, and what else is asked; the exit code is of its file at the end."""
+    """Undo a fix, or read, fix, annotate or run the script; exit 1 if its file still has bugs."""
     if flags.undo:
         from ..doctor.fixes.applying import undo
 
@@ -153,7 +153,7 @@ _HEARD = {
     "with --static": {"static", "json", "sarif", "notes", "strict"},
     "where the script runs": {"json", "notes", "strict", "seconds", "only", "wait"},
 }
-"""Each way, as it is said of flags that would do nothing there, and those that do something."""
+"""Each way in words, and the flags that have an effect in it."""
 _RUNS = ("with --fix", "where the script runs")
 
 
@@ -162,7 +162,7 @@ _SPEC = re.compile(r"(?!\S*\.py:)[\w.]*:[\w.]*")
 
 
 def _way(script: str | None, flags: DoctorFlags) -> str:
-    """Which of them is asked for: the first."""
+    """The first way that the flags ask for."""
     is_spec = (
         script is not None and _SPEC.fullmatch(script) is not None and not Path(script).exists()
     )
@@ -174,10 +174,10 @@ def _way(script: str | None, flags: DoctorFlags) -> str:
 
 
 def _refuse_idle(way: str, args: Sequence[str], flags: DoctorFlags) -> None:
-    """What is given and would do nothing is refused, a misspelled flag among it.
+    """Refuse flags that would do nothing, misspelled ones included.
 
     Raises:
-        ConfigError: there is such.
+        ConfigError: there is such a flag.
     """
     if flags.sarif and way == "where the script runs":
         raise ConfigError("--sarif holds only what is found by reading: add --static")
@@ -200,7 +200,7 @@ def _refuse_idle(way: str, args: Sequence[str], flags: DoctorFlags) -> None:
 
 
 def _show_model(spec: str, flags: DoctorFlags) -> None:
-    """A model that is made, and walked with inputs of these sizes."""
+    """Make a model, walk it with inputs of these shapes, and print the findings."""
     from ..doctor.built.checks import check
     from ..doctor.built.tables import render_model
     from ..doctor.built.walk import walk
@@ -233,7 +233,7 @@ def _path(script: str | None, flags: DoctorFlags) -> Path:
     """The script.
 
     Raises:
-        ConfigError: there is none, or what is asked does not go together.
+        ConfigError: there is no script, or flags exclude each other.
     """
     if script is None:
         raise ConfigError("doctor needs a script: paceline doctor train.py, or --rules")
@@ -274,7 +274,7 @@ def _show_fixed(result: "Diagnosis", path: Path, args: Sequence[str], flags: Doc
 
 
 def _check_runs(result: "Diagnosis", path: Path) -> None:
-    """Refuse what cannot be run.
+    """Refuse a script that cannot be run.
 
     Raises:
         ConfigError: it does not parse, or uses no torch.
@@ -310,7 +310,7 @@ def _show_annotated(result: "Diagnosis", path: Path, flags: DoctorFlags) -> None
 def _show_observed(
     result: "Diagnosis", path: Path, args: Sequence[str], flags: DoctorFlags
 ) -> None:
-    """Run it, unless it does not parse: then the line is the finding."""
+    """Run the script; if it does not parse, show that line as the finding."""
     from ..doctor.observed.launching import observe
 
     if any(finding.rule == "syntax" for finding in result.findings):

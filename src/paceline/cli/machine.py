@@ -168,9 +168,9 @@ def show_settings(
 
 
 def _check_names(resolved: Resolved) -> None:
-    """Refuse what every run would refuse, whatever it trains and however it is begun.
+    """Refuse settings that every run would refuse.
 
-    Where nobody says how many workers there are, there may be as many as one machine carries; a
+    Without --workers, there may be as many as one machine carries; a
     split says how many itself, and is checked where they are given.
 
     Raises:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..processes.targets import Ends
 
 LOOK_S, LOOK_TO_END_S = 0.5, 2.0
-"""Between two looks, so that who does nothing can be told from who works; longer to end it."""
+"""Seconds between two looks, to tell idle processes from busy ones; longer before ending them."""
 _MOST_S = 3600.0
 
 

@@ -140,7 +140,7 @@ def _check(
 def _run_among_ranks(
     program: Program, nodes: NodeFlags, flags: command.Flags, config: Path | None
 ) -> command.Flags:
-    """Does not come back where this process was begun as a rank, or ``--nodes`` asks for several.
+    """Run as a rank or on several nodes and never return, where that is asked for.
 
     Returns:
         The flags of a run on this machine.
@@ -170,7 +170,7 @@ def _run_among_ranks(
 def _run_as_rank(
     rank: RankOfWorld, program: Program, flags: command.Flags, config: Path | None
 ) -> NoReturn:
-    """This command was itself begun as one of several, by torchrun or its like: one worker."""
+    """Run as one worker: torchrun or a similar launcher started this command as a rank."""
     from ..engines.local.process import run_program
     from ..launch.ranks import run_as_rank
 

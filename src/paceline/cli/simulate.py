@@ -210,7 +210,7 @@ def _simulate_training(
 
     find_task(task)
     protocol_of(settings)
-    world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
+    world.conditions(settings.workers, 1.0)  # invalid conditions are refused before torch is loaded
     refuse_target(task, settings)
     folder = run_dir or _new_folder(settings, f"simulated-{task}")
     heard = _Progress(settings.updates, wants_json)
@@ -222,7 +222,7 @@ def _simulate_training(
         raise
     except ConfigError:
         if run_dir is None:
-            with suppress(OSError):  # it began, and files are there
+            with suppress(OSError):  # the run had started and left files
                 folder.rmdir()
         raise
     show(

@@ -15,7 +15,7 @@ tune = App(name="tune", help="Find settings by measuring: batch-size, lr.")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SearchFlags:
-    """Where the largest mini-batch has to fit.
+    """Flags of the search for the largest mini-batch.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class SearchFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NoiseFlags:
-    """What each batch size is worth.
+    """Flags that compare batch sizes.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def batch_size(
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RangeFlags:
-    """Over which rates, and by whom.
+    """Flags of the learning-rate range test.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def lr(
 
 
 def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
-    """What is given and would do nothing is refused."""
+    """Refuse flags that would have no effect."""
     if worth.noise and worth.target_accuracy is None:
         trainings = (worth.batch_sizes, worth.seeds)
         if trainings != (NO_NOISE.batch_sizes, NO_NOISE.seeds):

@@ -26,12 +26,12 @@ def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
     from ..report.summary import summarize
     from ..report.watch import watch as follow
 
-    os.nice(19 - os.nice(0))  # who trains goes first
+    os.nice(19 - os.nice(0))  # training goes first
     observer = choose_observer(json)
 
     def pause() -> None:
         if observer.trouble:
-            raise BrokenPipeError  # nobody watches any more, as behind `| head`
+            raise BrokenPipeError  # the reader has gone, as in `| head`
         time.sleep(_EVERY_S)
 
     try:

@@ -1,4 +1,4 @@
-"""A file that is only kept when it computes what the model computes.
+"""Writes a file, and keeps it only if it computes what the model computes.
 
 It is written beside its place, loaded, and run with several batch sizes on inputs that were not its
 example, and on their negatives (a branch that a trace forgot shows itself there). If it differs it
@@ -112,7 +112,7 @@ def _write(
 def _difference(
     subject: Subject, model: nn.Module, run: Run, batch: int, precision: Precision
 ) -> float:
-    """The largest one over two inputs.
+    """The largest difference over two inputs.
 
     Raises:
         ConfigError: it is too large, or the file does not run.
@@ -156,7 +156,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:
-    """What the model itself says.
+    """The model's own output.
 
     Raises:
         ConfigError: it does not run on such an input, or returns something else than one tensor.

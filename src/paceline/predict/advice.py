@@ -3,7 +3,7 @@
     a profile: RUN's trace, or a short run made now        profiles.py
     each protocol and K in virtual time                    simulation.py: time, staleness, waste
     a race of all of them with real gradients              race.py: the loss after equal times
-    or, with a target: who is there first                  pursuit.py: the time to the target
+    or, with a target: which is there first                pursuit.py: the time to the target
 
 This module must not know terminals.
 """
@@ -42,14 +42,14 @@ _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
 _PROFILE_STEPS = 100
 """Of each worker, at least, where it sleeps between them."""
 _ALIKE = 0.01
-"""Mean losses that differ by less, relatively, are not told apart."""
+"""Mean losses that differ by less, relatively, count as equal."""
 _ALIKE_TIMES, _CLEAR = 0.05, 0.75
 """Median times to a target that differ by less, where fewer seeds speak for the first, neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked.
+    """The question.
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
@@ -203,9 +203,10 @@ def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
 
 
 def _pauses(question: Question, workers: int) -> tuple[str, ...]:
-    """What the workers of a profile sleep: what is asked about, so that their steps are as cold.
+    """The delays of a profile's workers: those of the question, so that caches are as cold.
 
-    Sleeps too long for `_PROFILE_STEPS` are cut to what leaves so many: they are as cold.
+    Sleeps too long for `_PROFILE_STEPS` are shortened until that many steps fit: caches are as
+    cold after them.
     """
     longest_s = question.profile_s / _PROFILE_STEPS
     delays = parse_delays(question.delay, question.workers)[:workers]
@@ -238,7 +239,7 @@ def _forecast(name: str, conditions: Conditions) -> Forecast:
 
 
 def _are_alike(first_two: Sequence[Standing]) -> bool:
-    """Whether the first two are not told apart."""
+    """Whether the first two count as equal."""
     if len(first_two) < 2:
         return False
     first, second = first_two

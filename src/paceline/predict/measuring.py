@@ -86,7 +86,7 @@ class Measuring:
     Args:
         inputs: of a batch.
         own_threads: of a worker.
-        beside: who computes meanwhile, as a run's other workers do.
+        beside: processes that compute meanwhile, as a run's other workers do.
     """
 
     def __init__(

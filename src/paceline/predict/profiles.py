@@ -6,7 +6,7 @@
 
 The exchange of a step is the time from its grant to its push being heard, less the computing and
 the ordered delay: the messages both ways, the pull, and the coordinator's own time. The adding is
-measured by itself (``add_s``), since an update of one push adds nothing, and pushes at the same
+measured separately (``add_s``), since an update of one push adds nothing, and pushes at the same
 time are added one after the other. Where an exchange began with a new version, writing that is in
 it as well: what such steps take longer is ``apply_s``. A run between peers has no grants: its
 exchange is what its workers say they spent on it.
@@ -89,7 +89,7 @@ class Profile:
         )
 
     def machine(self, num_workers: int, cores: int | None) -> Machine:
-        """What so many workers would meet, ``cores`` of them at the same time (None: all).
+        """The machine for ``num_workers`` workers, ``cores`` of them computing at once (None: all).
 
         With as many workers as the run had each has its own times, otherwise all share all.
 

@@ -1,4 +1,4 @@
-"""Protocols that race to a target in virtual time, with real gradients: who is there first.
+"""Protocols that race to a target in virtual time, with real gradients: which is there first.
 
     all contenders      looked at ever 2 % later     the worse half leaves as the budget runs down
     the first eight     again with other seeds       the median of their times; whose median is
@@ -6,7 +6,7 @@
 
 A training loss is reached when the mean over the pushes of the last fifth of the time is, as a live
 run would report it; a test accuracy when the mean of four looks, each over some test samples, is.
-Where nobody reaches it within the budget, who came nearest stands first. This module must not know
+Where none reaches it within the budget, the nearest comes first. This module must not know
 where the conditions come from, nor how it is shown.
 """
 
@@ -33,7 +33,7 @@ _FIRST_PUSHES = 4
 _LEAVE_AT = (0.15, 0.3, 0.45)
 """Shares of the budget at which the worse half leaves, if not enough have reached the target."""
 _BEHIND = 1.2
-"""A finalist whose median is so many times the best one's is out of it."""
+"""A finalist whose median is this many times the best one's is out."""
 _ROUND_SHARE = 0.6
 """Of the budget: for the first round; the rest is for the finalists' other seeds."""
 _TIME = attrgetter("to_target_s")
@@ -145,7 +145,7 @@ def pursue(
         budget_s: about how many real seconds it may take.
 
     Returns:
-        The first one first; ``target_s`` has the times of those who were run with several seeds.
+        The first one first; ``target_s`` has the times of those that ran with several seeds.
     """
     field = [Pursuer(text, training, conditions, goal) for text in protocols]
     begun_s = time.perf_counter()

@@ -2,7 +2,7 @@
 
     all contenders        the same virtual seconds   the training loss of their last fifth
     the better half       as much again              ...
-    the last two          once more with other seeds: who is ahead how often
+    the last two          once more with other seeds: which is ahead how often
 
 Every contender trains its own model at exactly the stale parameters that its protocol gives it
 (simulation/training.py), so what staleness and smaller batches cost is measured and not assumed.
@@ -39,7 +39,7 @@ LAST_SHARE = 0.2
 FEWEST_SAMPLES = 1000
 """A mean over fewer is at a target by luck."""
 _DIVERGED, _FIRST_PUSHES = 100.0, 20
-"""A loss that is so many times that of the first pushes comes to nothing any more."""
+"""A protocol whose loss is this many times that of the first pushes has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Racer:
 
     @property
     def is_judged(self) -> bool:
-        """Whether its loss is over so many samples that it is no luck."""
+        """Whether its loss is over enough samples not to be luck."""
         wanted = min(FEWEST_SAMPLES, self.work.num_samples)
         return sum(one.num_samples for one in self._last()) >= wanted
 
@@ -181,7 +181,7 @@ def race(
         budget_s: about how many real seconds it may take.
 
     Returns:
-        The best first; who went further in the race stands before who did not.
+        The best first; those that went further in the race come before the others.
     """
     field = [Racer(text, training, conditions) for text in protocols]
     num_rounds = max(1, math.ceil(math.log2(len(field))) - 1)  # until two are left
@@ -246,7 +246,7 @@ def _race_again(
     until_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """The two at the head with other seeds; who is ahead more often is the first."""
+    """The two at the head with other seeds; the one ahead more often is first."""
     first, second = ranking[:2]
     losses = [[first.loss], [second.loss]]
     for extra in range(1, RACE_SEEDS):

@@ -203,7 +203,7 @@ class _Rehearsal:
         self._num_evaluated = 0  # inside the epoch
 
     def play(self, run: SimulatedRun, epoch_pushes: float, evaluations: int) -> None:
-        """The run to its end, with so many evaluations an epoch of so many pushes."""
+        """Make the whole run, with this many evaluations in an epoch of this many pushes."""
         if evaluations > 1:
             self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
         self._epoch_pushes, self._evaluations = epoch_pushes, evaluations

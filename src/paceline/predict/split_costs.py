@@ -44,9 +44,9 @@ from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 _USUAL_BATCH = 32
 """Of a model that no task trains."""
 USUAL_MICRO_BATCHES = 8
-"""Of an update, where a cut is looked at by itself."""
+"""Micro-batches of an update, for a cut alone."""
 _LINE_BYTES = 64
-"""That a worker shows in a meeting, about."""
+"""About the bytes that a worker shows in a meeting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +229,9 @@ class _Messages(NamedTuple):
 
 
 def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
-    """As ``paceline bench collectives`` has measured them between so many processes; else to those
-    beside this one; else to a socket. What is done together is measured where there are some.
+    """The cost of messages: as ``paceline bench collectives`` measured it between as many
+    processes, else to the neighbours, else over a socket. Exchanges are measured if there are
+    neighbours.
 
     Args:
         places: workers that compute at the same time; more of them take turns.

@@ -26,9 +26,9 @@ class SplitQuestion:
         num_workers: n.
         inputs: of a model without a task: the shape of each, without the batch.
         memory_bytes: of each worker, with all that Python and torch take.
-        speeds: of each beside this machine; all 1 where nothing is said.
+        speeds: of each beside this machine; all 1 by default.
         micro_batches: of an update; None: as many as a run takes.
-        batch_size: of an update over all workers; the task's where nothing is said.
+        batch_size: of an update over all workers; the task's by default.
         schedule: of a pipeline; empty: as its run, 1f1b of a task, and of a model gpipe.
     """
 

@@ -22,7 +22,7 @@ from .split_models import SplitQuestion, is_too_large, on_meta
 
 
 def partition(question: SplitQuestion) -> PartitionReport:
-    """The cut for so many workers, beside the even one and the best of all.
+    """The cut for a number of workers, beside the even one and the best of all.
 
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.

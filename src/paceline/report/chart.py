@@ -227,7 +227,7 @@ def head(title: str, height: float) -> list[str]:
 
 
 def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
-    """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n.
+    """Round values that span ``[low, high]`` in about ``num_steps`` steps of 1, 2 or 5 times 10^n.
 
     A range that is empty, or too narrow for floats to have steps in it, is drawn wider. Both are
     to be at most ``LARGEST``.
@@ -283,7 +283,7 @@ def x_axis(panel: Panel, label: str, power: Callable[[int], str] | None = None) 
 def line(
     panel: Panel, points: Sequence[Point], colour: str, dash: str, look: str = 'stroke-width="2"'
 ) -> list[str]:
-    """A curve; ``look`` is what else is said of its stroke."""
+    """A curve; ``look`` is the other attributes of its stroke."""
     drawn = " ".join(f"{panel.x(p.t):.1f},{panel.y(p.value):.1f}" for p in points)
     if not drawn:
         middle = (LEFT + WIDTH - RIGHT) / 2

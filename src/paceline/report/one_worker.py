@@ -2,11 +2,11 @@
 
     runs/one/trace.jsonl   1 worker, the same program, model, mini-batch and machine -> its step
     runs/four              4 workers begin: the step goes into their trace's header, so that what
-                           is said of them today is said tomorrow, too
+                           is reported of them today is reported tomorrow, too
 
-A run counts only where all that `ALIKE` names is the same; where none does, nothing is said. What
-is not in a header is not compared, such as how batches are loaded. This module must not know how
-runs are carried out.
+A run counts only where all that `ALIKE` names is the same; where none does, nothing is reported.
+What is not in a header, such as how batches are loaded, is not compared. This module must not know
+how runs are carried out.
 """
 
 import os
@@ -31,7 +31,7 @@ ALIKE = (
 _ENGINES = ("local", "torchrun")
 """Where each worker is a process of its own."""
 _MOST_FOLDERS, _MOST_TRACES = 5_000, 200
-"""That are looked at, the newest traces first."""
+"""How many traces to read, the newest first."""
 _FEWEST_UPDATES, _MOST_UPDATES = 10, 1_000
 
 

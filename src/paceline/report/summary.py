@@ -19,7 +19,7 @@ from .tally import Tally
 from .text import Point
 
 _MOST_DEVICES = 64
-"""That are named one by one."""
+"""How many are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class ScalingEfficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSummary:
-    """One epoch, whole or begun."""
+    """One epoch, complete or under way."""
 
     epoch: int
     """From 1."""

@@ -327,7 +327,7 @@ class Tally:
         self._leases.pop(ticket[:2], None)
 
     def _free_leases(self) -> None:
-        """What was at work, or in no update yet, is handed out anew."""
+        """Free the leases at work or in no update yet: they are granted again."""
         self.warm.paused()
         self._pushed.clear()
         self._leases.clear()

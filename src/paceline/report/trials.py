@@ -111,6 +111,6 @@ def read_trials(run_dir: Path) -> TrialsSummary:
 
 
 def _unfinished(run_dir: Path, finished: set[str]) -> list[str]:
-    """The trial that has begun and not ended, if there is one."""
+    """The trial that has started and not ended, if there is one."""
     traces = sorted(run_dir.glob(f"*/{FILE_NAME}"))
     return [one.parent.name for one in traces if one.parent.name not in finished and has_begun(one)]

@@ -2,7 +2,7 @@
 
     the run --> trace.jsonl --(only what is new)--> tally --> progress --> an observer
 
-The run is asked nothing and waits for nobody: who watches reads a file that is written anyway, once
+The run is asked nothing and never waits: the watcher reads a file that is written anyway, once
 a second, and lets whoever else wants to compute go first. It ends when nobody is at work in the
 folder any more: the trace alone does not tell, since a run may go on behind an end. This module
 must not know terminals.
@@ -147,7 +147,7 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
 
     Args:
         folder: of the run.
-        observer: who is told.
+        observer: receives what happens.
         pause: returns when it is time for the next look.
 
     Raises:

@@ -113,7 +113,7 @@ class Fates:
                 self._ordered(record)
 
     def _resumed(self, record: Resumed) -> None:
-        """What no update has used is handed out anew, and cut anew for other workers."""
+        """Leases that no update has used are granted again, cut for the new number of workers."""
         self._version = record.version  # that of before, but for a trace that was damaged
         self._work.clear()
         for epoch, leases in self.epochs.items():
@@ -258,7 +258,7 @@ def report_sample(
 
     Args:
         sample: its index in the data set.
-        draw: the order of an epoch of so many samples, where it can be drawn again.
+        draw: the order of an epoch's samples, where it can be redrawn.
 
     Raises:
         ConfigError: there is no such run or sample, or its order was the user's own.

@@ -83,7 +83,7 @@ def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fas
 def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
     """The speed that the settings name; ``--precision auto`` begins with fp32.
 
-    A process that an engine has begun for a worker keeps the memory that a step frees, as torch's
+    A process that an engine started for a worker keeps the memory that a step frees, as torch's
     allocator for CUDA does: asking the kernel for it again takes another time in every run.
     """
     precision = context.precision
