@@ -124,7 +124,7 @@ def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
     assert [(one["name"], one["num_bytes"]) for one in json.loads(out)["rows"]] == [
         (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
     ]
-    assert "not kept: --collective auto goes by all collectives" in err
+    assert "not kept: --collective auto needs all collectives" in err
     assert read_ceilings(SECTION) == before
 
 

@@ -32,8 +32,8 @@ from .collective_seat import HAVE_NATIVE, NATIVE, Seats
 from .samples import Measured, Timing
 
 NOT_KEPT = (
-    "not kept: --collective auto goes by all collectives, and by two sizes or more, the largest "
-    f"{format_bytes(FIRST_BUCKET_BYTES)} at least; leave --names and --sizes out"
+    "not kept: --collective auto needs all collectives and two sizes or more, the largest at least "
+    f"{format_bytes(FIRST_BUCKET_BYTES)}; leave --names and --sizes out"
 )
 """The message for a measurement that runs cannot use."""
 

@@ -146,9 +146,7 @@ def _moved(own_threads: int) -> dict[str, Any]:
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
     """0 where workers keep what a step frees."""
-    if sum(parameter.nbytes for parameter in model.parameters()) <= SMALL_BYTES or not lean_heap(
-        os.environ
-    ):
+    if sum(p.nbytes for p in model.parameters()) <= SMALL_BYTES or not lean_heap(os.environ):
         return 0.0
     with threads(own_threads):
         return fresh_s_per_byte()
@@ -230,8 +228,7 @@ class _Messages(NamedTuple):
 
 def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
     """The cost of messages: as ``paceline bench collectives`` measured it between as many
-    processes, else to the neighbours, else over a socket. Exchanges are measured if there are
-    neighbours.
+    processes, else to the neighbours, which then exchange as well, else over a socket.
 
     Args:
         places: workers that compute at the same time; more of them take turns.

@@ -203,7 +203,7 @@ def how_sure(advice: Advice) -> str:
         f"seeds (mean loss {first.standing.loss:.4g} against {second.standing.loss:.4g})"
     )
     if advice.are_alike:
-        return f"{text}: not told apart, either will do"
+        return f"{text}: no clear difference, either will do"
     is_clear = first.standing.wins == RACE_SEEDS
     return f"{text}: {'clear' if is_clear else 'close, try both'}"
 
@@ -220,7 +220,7 @@ def _how_sure_of_target(advice: Advice) -> str:
         f"(median {_to_target(first)} against {_to_target(second)})"
     )
     if advice.are_alike:
-        return f"{text}: not told apart, either will do"
+        return f"{text}: no clear difference, either will do"
     return f"{text}: {'clear' if first.wins == num_seeds else 'close, try both'}"
 
 

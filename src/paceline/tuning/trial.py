@@ -212,16 +212,14 @@ class _Trial:
                 return f"changes {what}: {wanted:.6g} to {found:.6g}"
         return ""
 
-    def _beyond_its_kin(self, result: Finding) -> Finding:
+    def _beyond_its_kin(self, best: Finding) -> Finding:
         """Another option of the same kind was kept before: this one takes its place."""
-        for number, finding in enumerate(self._findings):
-            if finding.name == result.name and finding.is_kept:
-                self._findings[number] = replace(
-                    finding, is_kept=False, reason=f"{result.what} is more"
-                )
-                gains = [getattr(result, name) * finding.gain for name in ("gain", "low", "high")]
-                result = replace(result, gain=gains[0], low=gains[1], high=gains[2])
-        return result
+        for number, kin in enumerate(self._findings):
+            if kin.name == best.name and kin.is_kept:
+                self._findings[number] = replace(kin, is_kept=False, reason=f"{best.what} is more")
+                gains = [getattr(best, name) * kin.gain for name in ("gain", "low", "high")]
+                best = replace(best, gain=gains[0], low=gains[1], high=gains[2])
+        return best
 
     def _together(self, plain: Arm, best: Arm) -> tuple[float, float]:
         """Seconds a step before and after, measured in turn once more."""
