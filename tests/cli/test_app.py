@@ -82,8 +82,8 @@ def test_the_help_wraps_at_the_terminal_not_where_the_docstring_does(
     lines = [line.strip("│ ") for line in out.splitlines()]
     assert any(line.startswith("Message costs are kept") and line.endswith(".") for line in lines)
     assert any("Operation to measure" in line and "all-to-all" in line for line in lines)
-    _, out, _ = paceline("probe", "--help")
-    assert sum(line.startswith("Example: ") for line in out.splitlines()) == 2
+    _, out, _ = paceline("doctor", "--help")
+    assert sum(line.startswith("Example: ") for line in out.splitlines()) == 4
 
 
 @pytest.mark.parametrize("verb", [verb.name for verb in command.VERBS])
