@@ -124,7 +124,7 @@ def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
             ["bench", "throughput", "lenet", "--precision", "fp16", "--device", "cpu"],
             ["fp16 training needs a GPU"],
         ),
-        (["probe", "--serve", "29461", "--folder", "/"], ["--serve answers and measures nothing"]),
+        (["probe", "--serve", "29461", "--folder", "/"], ["--serve only answers probes"]),
         (
             ["launch", "--check", "--nodes", "2", "s.py"],
             ["--check only reads the script"],

@@ -150,10 +150,10 @@ def test_text_of_the_environment_becomes_values() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("run.toml", "workers = \n", "no valid TOML"),
-        ("run.yaml", "workers: [1\n", "no valid YAML"),
+        ("run.toml", "workers = \n", "not valid TOML"),
+        ("run.yaml", "workers: [1\n", "not valid YAML"),
         ("run.yaml", "- 1\n", "must hold lines like 'workers: 4', got list"),
-        ("run.ini", "workers = 2\n", "ends in .toml, .yaml or .yml"),
+        ("run.ini", "workers = 2\n", "must end in .toml, .yaml or .yml"),
     ],
 )
 def test_a_broken_file_is_named(name: str, text: str, message: str, tmp_path: Path) -> None:

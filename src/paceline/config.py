@@ -3,7 +3,7 @@
     defaults  <  file (TOML or YAML)  <  environment (PACELINE_*)  <  flags
 
 One dataclass is the source of the flags of the command line, the keys of the file, the variables
-of the environment and the arguments of ``paceline.train``. A key that nobody knows is an error
+of the environment and the arguments of ``paceline.train``. An unknown key is an error
 with a suggestion. Over 300 lines, in one file: half of them are that one table. This module must
 not know protocols, devices or tasks: their names are checked by the families that own them.
 """
@@ -23,14 +23,14 @@ from .fields import LARGEST, Value, convert, read_length
 from .system.files import open_to_read, read_text
 
 MOST_WORKERS = 1_000_000
-"""Of a simulated run; `MOST_PROCESSES` of a live one."""
+"""Limit of a simulated run; `MOST_PROCESSES` is that of a live one."""
 MOST_PROCESSES = 1024
 _MOST_BYTES = 1 << 20
-"""Of a settings file."""
+"""Largest settings file."""
 _DEEPEST = 10
 PREFIX = "PACELINE_"
 OTHER_VARIABLES = ("PACELINE_DATA", "PACELINE_STARTED_BY", "PACELINE_ANEW")
-"""Variables of the environment that are ours and no setting of a run."""
+"""Environment variables of ours that are not settings of a run."""
 FILE_NAMES = ("paceline.toml", "paceline.yaml", "paceline.yml")
 """Files that are read from the current folder where none is named."""
 
@@ -105,8 +105,8 @@ class RunSettings:
     )
     preload: tuple[str, ...] = _setting(
         (),
-        "Import these modules once, before all workers begin, and not in each of them: lightning, "
-        "transformers.",
+        "Import these modules once, before the workers start, instead of in each of them: "
+        "lightning, transformers.",
         separator=",",
     )
     split: str = _setting(
@@ -117,14 +117,14 @@ class RunSettings:
     )
     batch_size: int | None = _setting(
         None,
-        "Number of samples in an update of a task, over all workers; a script says it to its "
+        "Number of samples in an update of a task, over all workers; a script sets it in its "
         "loader.",
         least=1,
     )
     mini_batch_size: int | None = _setting(
         None,
         "Number of samples of a task that a worker takes at once; an update averages K times as "
-        "many. A script says prepare(..., batch='per-worker').",
+        "many. A script calls prepare(..., batch='per-worker').",
         least=1,
     )
     accumulate: int | None = _setting(
@@ -133,7 +133,7 @@ class RunSettings:
         least=1,
     )
     lr: float | None = _setting(
-        None, "Learning rate of a task; a script says it to its optimizer.", above=0
+        None, "Learning rate of a task; a script sets it in its optimizer.", above=0
     )
     scale_lr: Literal["none", "linear", "sqrt"] = _setting(
         "none",
@@ -142,7 +142,7 @@ class RunSettings:
     )
     warmup: str | None = _setting(
         None,
-        "Let the learning rate grow to its value over this long, from the one before scaling or "
+        "Warm the learning rate up over this long, from its value before scaling or "
         "from 0: 5ep (epochs) or 200 (updates).",
     )
     epochs: int | None = _setting(None, "Stop after this many passes over the data.", least=1)
@@ -156,11 +156,11 @@ class RunSettings:
     seed: int = _setting(0, "Seed of the weights and of the data's order.", least=0, most=2**63 - 1)
     deterministic: bool = _setting(
         False,
-        "Use only operations that give the same bits each time; one that has no such form fails.",
+        "Use only deterministic operations; one that has no deterministic form fails.",
     )
     dropped: Literal["requeue", "skip"] = _setting(
         "requeue",
-        "What becomes of abandoned mini-batches: they are trained later (requeue), or are gone as "
+        "What happens to abandoned mini-batches: train them later (requeue), or drop them as "
         "in the papers (skip).",
     )
     slow: tuple[str, ...] = _setting((), "Make one worker slow: 1=5x; in phases 1=5x@60s/10s.")
@@ -169,16 +169,16 @@ class RunSettings:
     )
     fault: tuple[str, ...] = _setting(
         (),
-        "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'.",
+        "Inject a fault, to test how the run handles it: 'kill worker 1 at update 100'.",
         separator=";",
     )
     respawn: bool = _setting(
-        False, "Begin a new worker in the place of one that died, and the run again where all did."
+        False, "Start a new worker in place of one that died, and restart the run if all died."
     )
     on_worker_error: Literal["fail", "continue"] = _setting(
         "fail",
-        "What follows a worker's exception: the run ends (fail), or the others go on without it "
-        "(continue).",
+        "What happens after a worker's exception: the run ends (fail), or the others go on without "
+        "it (continue).",
     )
     stall_after: float | None = _setting(
         None, "Give up a worker that has been asleep or stopped for this many seconds.", above=0
@@ -188,21 +188,21 @@ class RunSettings:
     )
     nonfinite: Literal["error", "skip"] = _setting(
         "error",
-        "What follows a loss or gradient that is not finite: the run ends (error), or the update "
-        "is skipped (skip).",
+        "What happens after a loss or gradient that is not finite: the run ends (error), or the "
+        "update is skipped (skip).",
     )
     parameters: bool = _setting(
         False, "Show each layer in the plan: type, shapes, parameters, trainable ones, MB."
     )
     log: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = _setting(
         None,
-        "Write the metrics in this form, too; tensorboard, wandb and mlflow by their own clients.",
+        "Also write the metrics in this form; tensorboard, wandb and mlflow by their own clients.",
     )
     keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
     run_dir: str | None = _setting(None, "Write the run into this folder.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
     resume: str | None = _setting(
-        None, "Go on with this run: its folder, its name, latest, or auto (if there is one)."
+        None, "Resume this run: its folder, its name, latest, or auto (if there is one)."
     )
     checkpoint_every: str = _setting(
         "2min", "Save the run this often: 30s, 5min, 500 updates, 1 epoch or never."
@@ -332,7 +332,7 @@ def of_flags(flags: Mapping[str, object], *, is_call: bool = False) -> RunSettin
 
 
 def _joined(*layers: "_Layer") -> Resolved:
-    """The later ones win."""
+    """Join the layers; later ones win."""
     values: dict[str, Value] = {}
     origins = dict.fromkeys(NAMES, "default")
     for layer in layers:
@@ -364,11 +364,11 @@ def check(name: str, value: object, where: str = "") -> Value:
 
 
 def _apart(name: str, value: object) -> object:
-    """The values that stand in one text, where spaces do not separate them."""
+    """The values in one text, split at the setting's separator."""
     separator = RunSettings.__dataclass_fields__[name].metadata["separator"]
     if separator is None or not isinstance(value, str):
         return value
-    return [one.strip() for one in value.split(separator) if one.strip()]
+    return [word.strip() for word in value.split(separator) if word.strip()]
 
 
 def help_of(name: str) -> str:
@@ -377,7 +377,7 @@ def help_of(name: str) -> str:
 
 
 def default_of(name: str) -> Value:
-    """The value of a setting that nobody set."""
+    """The default of a setting."""
     return typing.cast(Value, RunSettings.__dataclass_fields__[name].default)
 
 
@@ -387,7 +387,7 @@ def flag_of(name: str) -> str:
 
 
 def refuse_too_many(num: int, flag: str) -> None:
-    """Raise ConfigError where one machine would have more processes than it carries."""
+    """Raise ConfigError for more processes than one machine carries."""
     if num > MOST_PROCESSES:
         raise ConfigError(f"{flag} must be <= {MOST_PROCESSES}, got {num}")
 
@@ -432,23 +432,23 @@ def _read(file: Path) -> Mapping[object, object]:
     except OSError as error:
         raise ConfigError(f"the settings file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"the settings file {file} is no text in UTF-8: {error}") from None
+        raise ConfigError(f"the settings file {file} is not UTF-8 text: {error}") from None
     if file.suffix == ".toml":
         import tomllib
 
         try:
             return typing.cast(Mapping[object, object], tomllib.loads(text))
         except (ValueError, RecursionError) as error:  # also of numbers and dates that are none
-            raise ConfigError(f"{file} is no valid TOML: {error}") from None
+            raise ConfigError(f"{file} is not valid TOML: {error}") from None
     if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"a settings file ends in .toml, .yaml or .yml, got {file}")
+        raise ConfigError(f"a settings file must end in .toml, .yaml or .yml, got {file}")
     import yaml
 
     try:
         _refuse_nested(yaml.scan(text), file)
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{file} is no valid YAML: {error}") from None
+        raise ConfigError(f"{file} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold lines like 'workers: 4', got {type(content).__name__}")
     return content
@@ -460,11 +460,11 @@ def _refuse_nested(tokens: Iterable[object], file: Path) -> None:
     for token in tokens:
         name = type(token).__name__
         if name == "AliasToken":
-            raise ConfigError(f"{file} repeats values by an alias (*): write each out")
+            raise ConfigError(f"{file} uses a YAML alias (*): write each value out")
         depth += name.endswith(("SequenceStartToken", "MappingStartToken"))
         depth -= name.endswith("EndToken")
         if depth > _DEEPEST:
-            raise ConfigError(f"{file} is no valid YAML: it is nested too deep")
+            raise ConfigError(f"{file} is not valid YAML: it is nested too deep")
 
 
 def _from_env(env: Mapping[str, str] | None) -> _Layer:

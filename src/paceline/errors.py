@@ -1,11 +1,11 @@
 """Every error that Paceline raises; the class says whose fault it is.
 
     PacelineError
-    |- ConfigError      yours: a setting, a name, a file, a script that asks for what cannot be
+    |- ConfigError      yours: a setting, a name, a file, a script that asks for the impossible
     |  `- FileError     a file or folder that cannot be used; an OSError, too
     |- WorkerError      a worker's: its script raised, it died, its loss is not finite
-    |  |- AllGone       nobody is left to go on: the run can only begin again
-    |  `- ScriptLost    the run came to its end, and the main worker's script did not
+    |  |- AllGone       no worker is left: the run can only be restarted
+    |  `- ScriptLost    the run ended, but the main worker's script did not
     |- LinkError        the wire's: shared memory, a socket or a peer is not there or too small
     `- ProtocolError    ours: an invariant of the pure core was broken; please report it
 
@@ -39,11 +39,11 @@ class WorkerError(PacelineError):
 
 
 class AllGone(WorkerError):
-    """All workers have died, or the process that they are forked from and they with it."""
+    """All workers have died, or the process they are forked from died and took them along."""
 
 
 class ScriptLost(WorkerError):
-    """The run came to its end, and the main worker died in what its script does behind that."""
+    """The run ended, and the main worker died in what its script does afterwards."""
 
 
 class LinkError(PacelineError):
@@ -51,15 +51,15 @@ class LinkError(PacelineError):
 
 
 class ProtocolError(PacelineError):
-    """The pure core was told or asked something impossible: a bug of Paceline."""
+    """The pure core got an impossible input: a bug in Paceline."""
 
 
 class Interrupted(KeyboardInterrupt, Generic[T]):
-    """The user ended what had begun; no error, so it is outside the tree.
+    """The user interrupted the work; not an error, so it is outside the tree.
 
     Args:
-        summary: what came of it until then.
-        number: the signal that ended it; Ctrl-C where it is not told.
+        summary: the result until then.
+        number: the signal that ended it; Ctrl-C by default.
     """
 
     def __init__(self, summary: T, number: int = 2) -> None:
@@ -69,7 +69,7 @@ class Interrupted(KeyboardInterrupt, Generic[T]):
 
 
 class BeginsAnew(BaseException):
-    """The run goes on from its newest checkpoint, in processes that begin anew: no error either."""
+    """The run restarts from its newest checkpoint in new processes; not an error either."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:

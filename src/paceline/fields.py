@@ -5,7 +5,7 @@
                                             has types of its own and a call has Python's
     name:number read_name("k-sync:3", ...)  one of a family's members, and its number
 
-Each raises TypeError or ValueError where the value is another, and who reads it says where it came
+Each raises TypeError or ValueError for any other value, and the caller says where it came
 from; of a name and its number ConfigError, with what may be written. Above 300 lines with
 all three. This module must not know files, nor which settings there are or what the values mean.
 """
@@ -38,7 +38,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def integer(value: Any) -> int:
-    """A whole number that 64 bits hold."""
+    """A whole number that fits into 64 bits."""
     if type(value) is not int:
         raise TypeError(f"{value!r:.50} is no whole number")
     if not -LARGEST <= value <= LARGEST:
@@ -47,7 +47,7 @@ def integer(value: Any) -> int:
 
 
 def whole(value: Any) -> int | None:
-    """Of a script, as a whole number, also NumPy's; None: it is none."""
+    """A script's whole number, also NumPy's; None where it is not one."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -219,7 +219,7 @@ _CONVERTERS: Mapping[Any, tuple[Callable[[object], Value], str]] = {
 
 
 class Length(NamedTuple):
-    """How long something lasts: so many epochs, or so many updates; the other one is 0."""
+    """A duration in epochs or in updates; the other one is 0."""
 
     epochs: float
     updates: int
@@ -278,8 +278,8 @@ def written(name: str, values: Sequence[object]) -> str:
 
 def spelled(name: str, arguments: Sequence[NameNumber]) -> str:
     """How a member is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
-    text = written(name, [one.symbol for one in arguments])
-    is_optional = any(one.default is not None for one in arguments)
+    text = written(name, [argument.symbol for argument in arguments])
+    is_optional = any(argument.default is not None for argument in arguments)
     return f"{name}[{text.removeprefix(name)}]" if is_optional else text
 
 

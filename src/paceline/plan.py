@@ -13,11 +13,11 @@ from typing import NamedTuple
 from .errors import ProtocolError
 
 _WAYS = {"peers": "between peers", "collective": "by torch.distributed"}
-"""How a path is said, where it is not the store's."""
+"""A path in words, other than the store's."""
 
 
 class LayerParameters(NamedTuple):
-    """What one layer holds by itself, without the layers in it.
+    """The parameters of one layer, without those of its sublayers.
 
     Attributes:
         name: in the model; empty: the model itself.
@@ -45,8 +45,8 @@ class CompressionPrice:
         compressor: as it is written.
         plain_bytes, sent_bytes: that a worker sends without it, and with it.
         spent_s: to encode and decode, measured on gradients of this model.
-        plain_s, sent_s: on the link, without it and with it; None: nobody knows the link.
-        latency_s, bytes_per_s: of that link, as measured between the workers; None: likewise.
+        plain_s, sent_s: on the link, without it and with it; None: the link is unknown.
+        latency_s, bytes_per_s: of that link, as measured between the workers; None: unknown.
     """
 
     compressor: str
@@ -60,7 +60,7 @@ class CompressionPrice:
 
     @property
     def wins(self) -> bool | None:
-        """Whether more is saved than spent; None: nobody knows."""
+        """Whether more is saved than spent; None: unknown."""
         if self.plain_s is None or self.sent_s is None:
             return None
         return self.plain_s - self.sent_s > self.spent_s
@@ -119,7 +119,7 @@ class Plan:
         pushes_per_update: K, pushes an update.
         samples_per_update: samples that an update averages.
         accumulate: mini-batches that a worker computes for a push, one after the other.
-        updates_per_epoch: updates an epoch; None when nobody knows before.
+        updates_per_epoch: updates an epoch; None where unknown before the run.
         epochs: epochs, or None without a limit.
         updates_total: updates of the whole run, or None without a limit.
         lr: learning rate at the start; nan where the optimizer has none.
@@ -134,7 +134,7 @@ class Plan:
             the store does.
         collective_why: in words.
         split: how the model is cut, and what a step takes then; empty: each worker has all of it.
-        update_floor: what moving an update's bytes takes at least, in words; empty: nobody knows.
+        update_floor: what moving an update's bytes takes at least, in words; empty: unknown.
     """
 
     task: str
@@ -175,7 +175,7 @@ class Plan:
                 raise ProtocolError(f"a plan needs {name} >= 1, got {getattr(self, name)}")
 
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """The plan as pairs of a label and what stands beside it."""
+        """The plan as pairs of a label and its text."""
         batches = f"{self.samples_per_update:,} samples an update"
         if self.samples_per_update == self.pushes_per_update * self.mini_batch_size:
             batches += f" = {self.pushes_per_update} x {self.mini_batch_size} (K x m)"
@@ -226,7 +226,7 @@ class Plan:
         return fields
 
     def _fragments_row(self) -> list[tuple[str, str]]:
-        """How often what is exchanged, and when it is merged."""
+        """What is exchanged how often, and when it is merged."""
         if self.fragments == 1 and not self.overlap:
             return []
         size, steps = format_bytes(self.update_bytes / self.pushes_per_update), self.local_steps
@@ -271,9 +271,9 @@ def _parameter_lines(layers: tuple[LayerParameters, ...]) -> Iterator[str]:
         return
     total = LayerParameters(
         "total", "", "",
-        sum(one.num_parameters for one in layers),
-        sum(one.num_trainable for one in layers),
-        sum(one.num_bytes for one in layers),
+        sum(layer.num_parameters for layer in layers),
+        sum(layer.num_trainable for layer in layers),
+        sum(layer.num_bytes for layer in layers),
     )  # fmt: skip
     rows = [("layer", "type", "shape", "parameters", "trainable", "MB")]
     rows += [

@@ -43,7 +43,7 @@ class Speed:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Speed":
         """From JSON; fields of another version are left out."""
-        names = {one.name for one in fields(cls)}
+        names = {field.name for field in fields(cls)}
         return record(cls, {name: value for name, value in values.items() if name in names})
 
     def write(self) -> dict[str, Value]:
@@ -72,7 +72,7 @@ class Finding:
         once_s: seconds that it costs once, before the first step (compilation).
         was_tried: whether there was time for it.
         reason: why it was not measured, or what to know of it.
-        is_apart: whether it was measured by itself, with batches from the loader or on a whole
+        is_apart: whether it was measured separately, with batches from the loader or on a whole
             batch, and is no part of ``before_s`` and ``after_s``.
     """
 
@@ -90,7 +90,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a trial came to.
+    """The result of a trial.
 
     Attributes:
         before_s, after_s: seconds a step without and with the whole choice.
@@ -112,7 +112,7 @@ class Outcome:
     @property
     def is_whole(self) -> bool:
         """Whether there was time for everything."""
-        return all(one.was_tried for one in self.findings)
+        return all(finding.was_tried for finding in self.findings)
 
     def write(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,11 +138,13 @@ class Outcome:
         )  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The whole in sentences: what helped, what did not, what it comes to."""
-        kept = [_kept(one, self._saved_s(one)) for one in self.findings if one.is_kept]
-        rest = [_left(one) for one in self.findings if not one.is_kept]
-        apart = [one.what for one in self.findings if one.is_kept and one.is_apart]
-        is_sum = any(not one.is_apart for one in self.findings if one.is_kept)
+        """The result in sentences: what helped, what did not, the total."""
+        kept = [
+            _kept(finding, self._saved_s(finding)) for finding in self.findings if finding.is_kept
+        ]
+        rest = [_left(finding) for finding in self.findings if not finding.is_kept]
+        apart = [finding.what for finding in self.findings if finding.is_kept and finding.is_apart]
+        is_sum = any(not finding.is_apart for finding in self.findings if finding.is_kept)
         without = f" beside {' and '.join(apart)}" if apart else ""
         together = (
             f"; together {self.before_s / self.after_s:.2f}x, {1000 * self.before_s:.1f} -> "

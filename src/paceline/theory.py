@@ -168,7 +168,7 @@ def is_closed_form(protocol: str, delay: Delay, num_workers: int, num_pushes: in
 
 
 def _is_even(protocol: str, delay: Delay, num_pushes: int) -> bool:
-    """Whether an update takes K E[X]/P: nobody ever waits, or nobody knows that he does."""
+    """Whether an update takes K E[X]/P: no worker waits, or steps are memoryless."""
     if protocol == "k-batch-sync":
         return _is_exponential(delay)
     return protocol in ("k-batch-async", "async") or (protocol == "k-async" and num_pushes == 1)

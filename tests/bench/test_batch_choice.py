@@ -11,8 +11,8 @@ import pytest
 from paceline.bench import batch_choice, training
 from paceline.bench.batch_choice import (
     BatchChoice,
+    BatchSizeQuestion,
     Choices,
-    Wish,
     _sizes,
     choices_json,
     compare_batch_sizes,
@@ -35,10 +35,10 @@ def row(batch_size: int, *seconds: float | None) -> BatchChoice:
 
 
 def choices(*rows: BatchChoice) -> Choices:
-    wish = Wish(spec="softmax", device="cpu", target=0.8)
+    question = BatchSizeQuestion(spec="softmax", device="cpu", target=0.8)
     return Choices(
-        wish=wish, task="softmax", source="digits", own_batch_size=32, own_rate=0.1, noise=NOISE,
-        rows=rows,
+        question=question, task="softmax", source="digits", own_batch_size=32, own_rate=0.1,
+        noise=NOISE, rows=rows,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
     found = replace(NOISE, signal=math.nan)
     monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: found)
     with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; give"):
-        compare_batch_sizes(Wish(spec="quadratic", device="cpu"), lambda text: None)
+        compare_batch_sizes(BatchSizeQuestion(spec="quadratic", device="cpu"), lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
 def test_no_batch_is_larger_than_the_data(
     own: int, asked: tuple[int, ...], found: list[int]
 ) -> None:
-    wish = Wish(spec="softmax", device="cpu", target=0.8, batch_sizes=asked)
-    assert _sizes(wish, own, 60) == found
+    question = BatchSizeQuestion(spec="softmax", device="cpu", target=0.8, batch_sizes=asked)
+    assert _sizes(question, own, 60) == found
     with pytest.raises(ConfigError, match="--batch-sizes 61: softmax has 60 samples to train on"):
-        _sizes(replace(wish, batch_sizes=(5, 61)), own, 60)
+        _sizes(replace(question, batch_sizes=(5, 61)), own, 60)
 
 
 def test_a_throughput_is_of_the_samples_that_were_there(monkeypatch: pytest.MonkeyPatch) -> None:

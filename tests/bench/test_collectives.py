@@ -124,7 +124,7 @@ def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
     assert [(one["name"], one["num_bytes"]) for one in json.loads(out)["rows"]] == [
         (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
     ]
-    assert "not kept: --collective auto goes by all collectives" in err
+    assert "not kept: --collective auto needs all collectives" in err
     assert read_ceilings(SECTION) == before
 
 
@@ -150,7 +150,7 @@ def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
     ("line", "said"),
     [
         ("--sizes 1GB", "--sizes '1GB' must read as 1KiB,64KiB,4MiB"),
-        ("--sizes 2", "--sizes needs sizes of 4 B and more"),
+        ("--sizes 2", "--sizes must be 4 B or more"),
         ("--workers 1", "needs --workers >= 2 and --rounds >= 1, got 1 and 5"),
         ("--names rings", "unknown collective 'rings'; did you mean 'ring'?"),
         ("broadcast --names ring", "ring has no broadcast; it has all-reduce, reduce-scatter"),
@@ -161,6 +161,13 @@ def test_what_cannot_be_measured_is_said_before_it_begins(say: Say, line: str, s
     code, _, err = say(f"bench collectives {line}")
     assert code != 0
     assert said in err
+
+
+def test_a_size_without_its_b_is_the_same_size() -> None:
+    assert sizes_of("64Ki, 1Mi,64,8B") == (8, 64, 65536, 1 << 20)
+    for text in ("64K", "KiB", "1KiMiB", "1.5MiB"):
+        with pytest.raises(ConfigError, match="must read as"):
+            sizes_of(text)
 
 
 def test_without_names_all_that_have_the_operation_are_measured() -> None:

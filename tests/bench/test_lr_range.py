@@ -13,8 +13,8 @@ import torch
 
 from paceline.bench import lr_range
 from paceline.bench.lr_range import (
+    LrQuestion,
     LrRange,
-    LrWish,
     draw_range,
     measure_range,
     range_json,
@@ -36,7 +36,7 @@ def measured(loss: Callable[[float], float], ramp: LrRamp = RAMP) -> LrRange:
     """As if the losses followed from the logarithm of the rate."""
     rates = [ramp.rate(version) for version in range(ramp.updates)]
     return LrRange(
-        wish=LrWish(ramp=ramp, workers=2), samples=64, source="made up", rates=tuple(rates),
+        question=LrQuestion(ramp=ramp, workers=2), samples=64, source="made up", rates=tuple(rates),
         losses=tuple(loss(math.log10(rate)) for rate in rates),
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_a_loss_stands_at_the_rate_of_its_own_update(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lr_range, "launch_run", lambda *given: None)
     monkeypatch.setattr(lr_range, "read_header", lambda path: Header(fields={"batch_size": 64}))
     monkeypatch.setattr(lr_range, "_losses", lambda run: iter(heard))
-    found = measure_range(LrWish(ramp=RAMP, workers=2))
+    found = measure_range(LrQuestion(ramp=RAMP, workers=2))
     assert found.rates[:3] == (RAMP.rate(0), RAMP.rate(2), RAMP.rate(3))
     assert len(found.rates) == len(found.losses) == 61
 
@@ -139,7 +139,7 @@ def test_a_run_ends_where_the_loss_has_grown_or_is_no_number() -> None:
 def test_real_workers_diverge_where_theory_says() -> None:
     """Plain descent on a quadratic is stable up to 2 / L, L = 1."""
     ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
-    found = measure_range(LrWish(ramp=ramp, workers=2, device="cpu"))
+    found = measure_range(LrQuestion(ramp=ramp, workers=2, device="cpu"))
     assert found.samples == 64
     assert found.rises is not None
     assert 2.0 < found.rates[found.rises] < 20.0
@@ -151,7 +151,7 @@ def test_real_workers_diverge_where_theory_says() -> None:
 def test_workers_with_local_steps_diverge_at_the_rate_that_is_told() -> None:
     """Not before 2 / L by itself; the noise of single steps ends it somewhat earlier."""
     ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
-    found = measure_range(LrWish(ramp=ramp, workers=2, protocol="local-sgd:4", device="cpu"))
+    found = measure_range(LrQuestion(ramp=ramp, workers=2, protocol="local-sgd:4", device="cpu"))
     assert 0.3 < found.rates[-1] < 20.0
     assert found.advised is not None
     assert 0.01 < found.advised < 0.5  # four steps an update: sooner than with one
@@ -310,7 +310,7 @@ def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
 def test_a_first_rate_that_is_too_high_is_told() -> None:
     ramp = LrRamp(spec="quadratic", lowest=1e30, highest=1e33, updates=20)
     with pytest.raises(ConfigError, match="begin lower"):
-        measure_range(LrWish(ramp=ramp, device="cpu"))
+        measure_range(LrQuestion(ramp=ramp, device="cpu"))
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:

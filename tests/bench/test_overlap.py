@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.bench import samples
+from paceline.bench.asynchrony import measure_asynchrony
 from paceline.bench.overlap import measure_overlap, measure_parallel
 from paceline.bench.samples import TimedTogether, measure_together, overlap_of, render_together
 from paceline.errors import ConfigError
@@ -65,6 +66,27 @@ def test_two_processes_work_at_once_on_a_cpu(say: Say) -> None:
     assert found["both"]["median_s"] > 0
 
 
+def test_a_measurement_that_fails_leaves_torchs_threads_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("paceline.bench.overlap.measure_together", fail)
+    monkeypatch.setattr("paceline.bench.asynchrony.make_backend", fail)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="no memory left"):
+            measure_overlap(torch.device("cpu"), 8, 2)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError, match="no memory left"):
+            measure_asynchrony(torch.device("cpu"), 100)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -81,5 +103,5 @@ def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
 
 def test_devices_without_queues_of_their_own_are_refused() -> None:
     for measure in (measure_overlap, measure_parallel):
-        with pytest.raises(ConfigError, match="knows cpu and cuda, got meta"):
+        with pytest.raises(ConfigError, match="supports cpu and cuda, got meta"):
             measure(torch.device("meta"), 8, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.bench import throughput
 from paceline.bench.throughput import (
-    Sweep,
+    ThroughputQuestion,
     ThroughputRow,
     crossings,
     draw_throughput,
@@ -86,7 +86,7 @@ def test_the_picture_is_xml_with_a_line_a_series() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_column_ends_where_memory_does() -> None:
-    asked = Sweep(
+    asked = ThroughputQuestion(
         models=("lenet",), batch_sizes=(4, 16, 100_000, 200_000), seconds=0.1,
         limit_bytes=300 * 2**20,
     )  # fmt: skip
@@ -131,7 +131,9 @@ def test_what_is_reached_stands_beside_the_ceiling_of_the_machine(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write_machine({"matmul_fp32_op_per_s": 1e15})
-    asked = Sweep(models=("mlp",), batch_sizes=(64,), seconds=0.05, threads=num_cores())
+    asked = ThroughputQuestion(
+        models=("mlp",), batch_sizes=(64,), seconds=0.05, threads=num_cores()
+    )
     (found,) = sweep(asked, "here", lambda said: None)
     assert found.peak_share is not None
     assert 0 < found.peak_share < 1

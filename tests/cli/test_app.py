@@ -74,6 +74,18 @@ def test_the_help_names_every_verb(paceline: Run) -> None:
         assert verb.help in out
 
 
+def test_the_help_wraps_at_the_terminal_not_where_the_docstring_does(
+    paceline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = paceline("bench", "collectives", "--help")
+    lines = [line.strip("│ ") for line in out.splitlines()]
+    assert any(line.startswith("Message costs are kept") and line.endswith(".") for line in lines)
+    assert any("Operation to measure" in line and "all-to-all" in line for line in lines)
+    _, out, _ = paceline("doctor", "--help")
+    assert sum(line.startswith("Example: ") for line in out.splitlines()) == 4
+
+
 @pytest.mark.parametrize("verb", [verb.name for verb in command.VERBS])
 def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
     code, out, _ = paceline(verb, "--help")
@@ -144,7 +156,7 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         (("train", "lenet", "--wrkers", "2"), "--wrkers. Did you mean --workers?"),
         (("launch", "--wrkers", "2", "train.py"), "'--wrkers' (before the script's name); did you"),
         (("train", "lenet", "--workers", "0"), "workers must be >= 1, got 0 (--workers)"),
-        (("train", "lenet", "--workers", "two"), "a whole number is wanted, got 'two'"),
+        (("train", "lenet", "--workers", "two"), "expected a whole number, got 'two'"),
         (("train", "lenet", "--engine", "ray"), 'Choose from: "local", "inline"'),
         (("train",), "TASK requires an argument"),
         (("launch",), "no script was named; write e.g. paceline launch --workers 4 train.py"),
@@ -304,7 +316,7 @@ def test_an_error_is_json_wherever_json_was_asked_for(
 def test_a_number_of_things_is_whole_or_refused(line: str, paceline: Run) -> None:
     code, _, err = paceline(*line.split())
     assert code == 2
-    assert "a whole number is wanted, got " in err
+    assert "expected a whole number, got " in err
 
 
 def test_settings_of_a_run_that_goes_on_are_those_that_it_had(

@@ -91,10 +91,10 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 2 --speeds 1", "--speeds needs one for each of 2 workers, got 1"),
         ("-n 2 --speeds 1,0", "the speed of a worker must be > 0, got 0"),
         ("-n 2 --speeds 1,nan", "the speed of a worker must be > 0, got nan"),
-        ("-n 2 --speeds 1,1e-300", "--speeds are beside this machine's 1, as 1,1,0.5, got 1e-300"),
-        ("-n 2 --speeds 1e9,1", "--speeds are beside this machine's 1, as 1,1,0.5, got 1e+09"),
+        ("-n 2 --speeds 1,1e-300", "this machine's 1, such as 1,1,0.5, got 1e-300"),
+        ("-n 2 --speeds 1e9,1", "this machine's 1, such as 1,1,0.5, got 1e+09"),
         ("-n 0", "-n must be >= 1, got 0"),
-        ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than what Python and torch take"),
+        ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than Python and torch alone take"),
         ("-n 2 --plot no/where.svg", "no is no folder"),
         ("-n 2 --memory 1e300GiB", "--memory '1e300GiB' must read as 512MiB or 2GiB"),
         ("-n 2 --memory 1e-300GiB", "--memory '1e-300GiB' must read as 512MiB or 2GiB"),
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: st
     ("line", "message"),
     [
         ("lenet -n 2 --input 1,8", "lenet is a task and has its own inputs: leave --input out"),
-        ("'' -n 2", "package.module:function is wanted, got ''"),
+        ("'' -n 2", "package.module:function is required, got ''"),
         ("'' -n 2 --input 1,8", "'' must read package.module:function"),
         (
             "nets/five.py:layers -n 2 --input 1,8",

@@ -125,17 +125,17 @@ def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
         ("plan quadratic --workers 4 --seconds nan", "seconds must be"),
         ("plan quadratic --workers 4 --seed -1", "seed must be >= 0, got -1 (--seed)"),
         ("plan quadratic --workers 4 --mini-batch-size 0", "mini-batch-size must be"),
-        ("plan quadratic --workers 4 --protocols async,async", "async is there twice"),
-        ("plan quadratic --workers 4 --slow 1=3x@1s/1s", "no slow phases"),
+        ("plan quadratic --workers 4 --protocols async,async", "async appears twice"),
+        ("plan quadratic --workers 4 --slow 1=3x@1s/1s", "does not support slow phases"),
         (
             "plan quadratic --workers 4 --memory 8GiB --protocols async --target-accuracy 0.5",
-            "--protocols, --target-accuracy: not with --memory",
+            "--protocols, --target-accuracy: no effect with --memory",
         ),
         (
             "plan quadratic --workers 4 --batch-size 4 --input 1,3",
             "--batch-size, --input: of the table of splits; add --memory",
         ),
-        ("plan '' --workers 4 --memory 8GiB", "package.module:function is wanted, got ''"),
+        ("plan '' --workers 4 --memory 8GiB", "package.module:function is required, got ''"),
         (
             "plan quadratic --workers 4 --profile runs/profile --mini-batch-size 64 "
             "--target-accuracy 0.5",

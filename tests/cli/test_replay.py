@@ -24,7 +24,7 @@ def test_a_run_by_the_command_line_is_made_again(say: Say) -> None:
 def test_a_place_where_no_model_can_be_saved_is_refused_before_the_work(say: Say) -> None:
     code, _, err = say("replay nowhere --save .")
     assert code == 2
-    assert ". is a folder; name a file in a folder that is there" in err
+    assert ". is a folder; name a file in an existing folder" in err
 
 
 def test_a_metric_that_is_no_number_is_null(say: Say) -> None:

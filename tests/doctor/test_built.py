@@ -170,7 +170,7 @@ def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["torch.nn:ReLU"], "wants the sizes of an input"),
+        (["torch.nn:ReLU"], "needs the shape of an input"),
         (["torch.nn:ReLU", "--input", "x"], "must be sizes >= 1"),
         (["collections:nothing", "--input", "1,2"], "collections:nothing could not be made"),
         (

@@ -100,7 +100,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
         ("export --model somenets:Plain", "--model needs --input"),
         ("export --model somenets:Plain --input 1,x", "must be sizes >= 1"),
         ("export --model somenets:Plain --input 1,4:int65", "did you mean 'int64'"),
-        ("export lenet --input 1,4", "--input belongs to --model"),
+        ("export lenet --input 1,4", "--input is only for --model"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:

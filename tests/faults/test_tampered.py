@@ -109,8 +109,8 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (ALIASES, "repeats values by an alias"),
-        (ALIASES.replace("a:", "slow:"), "repeats values by an alias"),
+        (ALIASES, "uses a YAML alias"),
+        (ALIASES.replace("a:", "slow:"), "uses a YAML alias"),
         ("workers: " + "9" * 5000, "workers.yaml"),
         ("workers: .inf", "workers must be a whole number"),
         ("lr: .inf", "lr must be finite, got inf"),
@@ -120,7 +120,7 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
             "updates must be a number that 64 bits hold, got one of 20000",
         ),
         ("updates: " + "9" * 40, "updates must be a number that 64 bits hold"),
-        ("[" * 100_000, "workers.yaml is no valid YAML"),
+        ("[" * 100_000, "workers.yaml is not valid YAML"),
         ("# " + "x" * 2**21, "it has more than 1,048,576 bytes"),
     ],
     ids=lambda text: text[:20],

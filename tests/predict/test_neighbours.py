@@ -1,9 +1,14 @@
 """Processes beside what is measured: they compute meanwhile, answer messages, and end."""
 
+import errno
+import subprocess
 import time
+from typing import Any
 
 import psutil
+import pytest
 
+from paceline.errors import LinkError
 from paceline.predict.neighbours import neighbours
 from paceline.predict.split_models import SplitQuestion
 
@@ -44,6 +49,35 @@ def test_a_model_that_no_other_process_can_make_is_measured_alone() -> None:
     with neighbours(SplitQuestion(spec="nowhere_to_be_found:model", num_workers=2), 2, 1) as beside:
         assert beside is None
     with neighbours(SplitQuestion(spec="quadratic", num_workers=1), 1, 1) as beside:
+        assert beside is None
+
+
+def test_a_process_that_cannot_start_is_an_error_and_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = list[subprocess.Popen[str]]()
+    popen = subprocess.Popen
+
+    def first_only(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        if started:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(popen(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", first_only)
+    with (
+        pytest.raises(LinkError, match="cannot start process 2 of the 2"),
+        neighbours(SplitQuestion(spec="quadratic", num_workers=3), 2, 1),
+    ):
+        pass
+    assert started[0].returncode is not None
+
+
+def test_a_process_that_does_not_get_ready_is_not_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.predict.neighbours._START_S", 0.0)
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is None
 
 

@@ -153,9 +153,9 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
         partition(question("chain", 7))
     with pytest.raises(ConfigError, match="2 samples cannot be 4 equal micro-batches; 2 are"):
         partition(question("chain", 2, batch_size=2))
-    with pytest.raises(ConfigError, match=r"--memory 1.0 MiB is less than what Python and torch"):
+    with pytest.raises(ConfigError, match=r"--memory 1.0 MiB is less than Python and torch"):
         partition(question("chain", 2, memory_bytes=1 << 20))
-    with pytest.raises(ConfigError, match="a model of your own needs the shape"):
+    with pytest.raises(ConfigError, match="your own model needs the shape"):
         partition(question("chain", 2, inputs=()))
     with pytest.raises(ConfigError, match=r"could not be made: .*no weights here .*py:\d+"):
         partition(question("broken", 2))

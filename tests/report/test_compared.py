@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.report import compared
 from paceline.report.chart import COLOURS, DASHES, style
 from paceline.report.compared import ComparedProtocol, Comparison, RunOutcome, outcome_of
 from paceline.report.compared_lines import draw_comparison, render_comparison
@@ -45,6 +46,12 @@ def test_the_clock_stands_still_between_epochs(outcome: RunOutcome) -> None:
     assert outcome.target_s == 4.5
     assert outcome.test_error == pytest.approx(0.2)
     assert (outcome.unused_pushes, outcome.abandoned_steps, outcome.dropped_samples) == (2, 1, 20)
+
+
+def test_times_before_between_and_after_epochs_count_the_training_so_far(run_dir: Path) -> None:
+    trained = compared._trained(summarize(run_dir))
+    times = [trained(t) for t in (-1.0, 0.0, 1.0, 2.5, 3.0, 4.0, 6.0, 9.0)]
+    assert times == [0.0, 0.0, 1.0, 2.5, 2.5, 2.5, 4.5, 4.5]
 
 
 def test_a_target_that_was_not_reached_is_said_with_the_best(run_dir: Path) -> None:

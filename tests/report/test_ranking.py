@@ -33,7 +33,7 @@ def test_only_who_wins_with_every_seed_is_clearly_ahead(wins: int, word: str) ->
 
 
 def test_who_is_not_told_apart_is_not_called_ahead() -> None:
-    assert how_sure(replace(advice(), are_alike=True)).endswith("not told apart, either will do")
+    assert how_sure(replace(advice(), are_alike=True)).endswith("difference, either will do")
 
 
 def test_where_all_diverged_nobody_is_advised_with_confidence() -> None:

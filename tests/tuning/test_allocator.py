@@ -94,7 +94,7 @@ def test_without_such_a_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(allocator, "_library", lambda: None)
     assert KeptMemory().options(subject(), Speed()) == ()
     one = subject().objects
-    with pytest.raises(ConfigError, match="--keep-memory always is a setting of glibc"):
+    with pytest.raises(ConfigError, match="--keep-memory always needs glibc"):
         KeptMemory().apply(Objects(model=one.model, optimizer=one.optimizer, sizes=one.sizes), True)
 
 

@@ -66,7 +66,7 @@ class Apart:
         self._send({"do": what, "with": arguments})
 
     def end(self) -> Answer:
-        """What the method that was begun returned; raises as `ask` does."""
+        """Return the started method's result; raises as `ask` does."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -82,7 +82,7 @@ class Apart:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has exited."""
         return self._process.poll() is not None
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Apart:
 
     def _send(self, message: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # that it died is said where it is read
+        with contextlib.suppress(BrokenPipeError):  # its death is reported by the next read
             print(json.dumps(message), file=self._process.stdin, flush=True)
 
     def _last_words(self) -> str:
@@ -139,7 +139,7 @@ def serve(target: str) -> None:
 
 
 def _find(target: str) -> Callable[..., object]:
-    """Import it; nothing of what is imported is garbage, so none is looked for meanwhile."""
+    """Import the object, without garbage collection: imports leave nothing to collect."""
     module, _, name = target.partition(":")
     gc.disable()
     try:

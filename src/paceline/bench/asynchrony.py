@@ -29,11 +29,11 @@ from .samples import (
 
 _PARTS = 10
 _SINGLE_CALLS = 40
-"""Taken apart before each part."""
+"""Timed one by one before each part."""
 _LEAST_S = 150e-6
-"""What the operation takes at least: well longer than to queue it."""
+"""Least time of the operation: well longer than queueing it."""
 _CLOSE = 0.1
-"""How near to what was measured a prediction is on a quiet machine."""
+"""Largest relative error of a prediction on a quiet machine."""
 _SPANS = (
     ("t1", "front end: until the back end begins"),
     ("t2", "back end: the operation"),
@@ -44,7 +44,7 @@ _SPANS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchrony(Measured):
-    """What was found on one backend.
+    """The times of one backend.
 
     Args:
         title: the back end, in words.
@@ -74,20 +74,22 @@ class Asynchrony(Measured):
 
 
 def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
-    """On the device's own backend, or on a stated queue where it is a CPU.
+    """Measure on the device's own backend, or on a `QueueBackend` where it is a CPU.
 
     Raises:
         ConfigError: too few calls, or a device that has neither.
     """
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"bench async knows cpu and cuda, got {device.type}")
+        raise ConfigError(f"bench async supports cpu and cuda, got {device.type}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one back end: an operation that uses all cores would meet itself
-    backend = make_backend(device)
     try:
-        return measure_backend(backend, calls)
+        backend = make_backend(device)
+        try:
+            return measure_backend(backend, calls)
+        finally:
+            backend.close()
     finally:
-        backend.close()
         torch.set_num_threads(threads)
 
 
@@ -101,7 +103,7 @@ def make_backend(device: torch.device) -> Backend:
 
 
 def _product(device: torch.device, size: int) -> tuple[int, Work]:
-    """A product that takes at least `_LEAST_S`, its matrices' size found by trying."""
+    """Find by trial the matrix size whose product takes at least `_LEAST_S`; return both."""
     while True:
         x, out = torch.randn(size, size, device=device), torch.empty(size, size, device=device)
 
@@ -114,7 +116,7 @@ def _product(device: torch.device, size: int) -> tuple[int, Work]:
 
 
 def measure_backend(backend: Backend, calls: int) -> Asynchrony:
-    """t1, t2 and t3 of single calls, then ``calls`` of both kinds, in parts."""
+    """Measure t1, t2 and t3 of single calls, then ``calls`` of both kinds, in parts."""
     if calls < _PARTS:
         raise ConfigError(f"--calls must be >= {_PARTS}, got {calls}")
     sizes = [calls // _PARTS + (part < calls % _PARTS) for part in range(_PARTS)]
@@ -151,7 +153,7 @@ def measure_backend(backend: Backend, calls: int) -> Asynchrony:
 
 
 def _calls_s(backend: Backend, count: int, *, is_waited_for: bool) -> float:
-    """So many calls, each waited for or all of them at the end."""
+    """Seconds of ``count`` calls, waiting for each or for all at the end."""
     start_s = time.perf_counter()
     for _ in range(count):
         backend.issue()
@@ -196,34 +198,34 @@ def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timi
     )
 
 
-def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
+def render_asynchrony(result: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
     """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
     parts = [
         (name, three_figures(one.mean_s), three_figures(one.median_s), quartiles(one), text)
         for name, text in _SPANS
-        for one in (getattr(found, name),)
+        for one in (getattr(result, name),)
     ]
     calls = [
-        _row("blocking", "n (t1 + t2 + t3)", found.blocking_s, found.blocking_predicted_s),
+        _row("blocking", "n (t1 + t2 + t3)", result.blocking_s, result.blocking_predicted_s),
         _row(
             "queued",
-            f"{found.parts} (t1 + t3) + n busy",
-            found.queued_s,
-            found.queued_predicted_s,
+            f"{result.parts} (t1 + t3) + n busy",
+            result.queued_s,
+            result.queued_predicted_s,
         ),
     ]
     return [
-        f"operation: {found.operation}",
-        f"back end: {found.title}",
+        f"operation: {result.operation}",
+        f"back end: {result.title}",
         "",
         *table(("", "mean", "median", "middle half", ""), parts),
         "",
-        *table((f"{found.calls:,} calls", "measured", "predicted", "error", "by"), calls),
-        f"by the means above; t1 + n t2 + t3 in {found.parts} parts, which take turns with single",
+        *table((f"{result.calls:,} calls", "measured", "predicted", "error", "by"), calls),
+        f"by the means above; t1 + n t2 + t3 in {result.parts} parts, which take turns with single",
         "calls, and with t2 as it is while others wait",
-        *_doubt(found),
-        f"queueing saves {1 - found.queued_s / found.blocking_s:.0%}; "
-        f"the queue holds {found.depth:,} operations, then it blocks the front end",
+        *_doubt(result),
+        f"queueing saves {1 - result.queued_s / result.blocking_s:.0%}; "
+        f"the queue holds {result.depth:,} operations, then it blocks the front end",
         "",
         "ten times a random 1000 x 1000 matrix and its square, as in the chapter (13.2.1):",
         *table(
@@ -239,11 +241,11 @@ def _row(name: str, formula: str, measured_s: float, predicted_s: float) -> tupl
     return (name, three_figures(measured_s), three_figures(predicted_s), f"{error:+.1%}", formula)
 
 
-def _doubt(found: Asynchrony) -> list[str]:
-    """What to think of a prediction that is far off."""
+def _doubt(result: Asynchrony) -> list[str]:
+    """A warning where a prediction is far off."""
     errors = (
-        found.blocking_predicted_s / found.blocking_s - 1,
-        found.queued_predicted_s / found.queued_s - 1,
+        result.blocking_predicted_s / result.blocking_s - 1,
+        result.queued_predicted_s / result.queued_s - 1,
     )
     if max(abs(error) for error in errors) <= _CLOSE:
         return []

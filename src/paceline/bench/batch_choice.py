@@ -19,8 +19,8 @@ _DRAWS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is asked for.
+class BatchSizeQuestion:
+    """The question.
 
     Args:
         spec: a task.
@@ -60,24 +60,24 @@ class BatchChoice:
 
     @property
     def samples_per_s(self) -> float:
-        return statistics.median(one.samples_per_s for one in self.runs)
+        return statistics.median(run.samples_per_s for run in self.runs)
 
     @property
     def updates(self) -> int:
-        return round(statistics.median(one.updates for one in self.runs))
+        return round(statistics.median(run.updates for run in self.runs))
 
     @property
     def seconds(self) -> float | None:
         """Median over the seeds; None where one of them did not reach the target."""
-        found = [one.seconds for one in self.runs if one.seconds is not None]
+        found = [run.seconds for run in self.runs if run.seconds is not None]
         return statistics.median(found) if len(found) == len(self.runs) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """All that was measured; ``rows`` is empty without a target."""
+    """All measurements; ``rows`` is empty without a target."""
 
-    wish: Wish
+    question: BatchSizeQuestion
     task: str
     source: str
     own_batch_size: int
@@ -88,26 +88,26 @@ class Choices:
     @property
     def quickest(self) -> BatchChoice | None:
         """The row that reached the target first."""
-        done = [one for one in self.rows if one.seconds is not None]
+        done = [row for row in self.rows if row.seconds is not None]
         return min(done, key=lambda one: one.seconds or 0.0) if done else None
 
 
-def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
+def compare_batch_sizes(question: BatchSizeQuestion, say: Callable[[str], None]) -> Choices:
     """Measure the noise, then train.
 
     Raises:
         ConfigError: the task is unknown, or has no accuracy to reach, or diverges, or a batch is
             larger than its data.
     """
-    task = load_task(wish.spec)
+    task = load_task(question.spec)
     splits = task.splits()
     num_samples = len(splits.train)  # type: ignore[arg-type]  # a map-style data set has a length
-    sizes = _sizes(wish, task.batch_size, num_samples) if wish.target is not None else []
-    say(f"{task.name}: gradient noise after {wish.after:,} updates")
-    noise = noise_of(task, splits, wish.device, after=wish.after, draws=_DRAWS)
+    sizes = _sizes(question, task.batch_size, num_samples) if question.target is not None else []
+    say(f"{task.name}: gradient noise after {question.after:,} updates")
+    noise = noise_of(task, splits, question.device, after=question.after, draws=_DRAWS)
     if not (math.isfinite(noise.signal) and math.isfinite(noise.trace)):
         raise ConfigError(
-            f"{task.name} diverges: after {wish.after:,} updates its gradients are not finite; "
+            f"{task.name} diverges: after {question.after:,} updates its gradients are not finite; "
             f"give fewer with --after, or the task a lower learning rate"
         )
     rows = []
@@ -115,28 +115,28 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
         rate = scaled_rate(task.learning_rate, task.batch_size, batch_size, noise.scale)
         say(f"{task.name}: training with batch {batch_size:,}, lr {rate:.3g}")
         runs: list[Reached] = []
-        for seed in range(wish.seeds):
+        for seed in range(question.seeds):
             if runs and runs[-1].seconds is None:
                 break  # another seed would not make it a batch size to take
-            training = TrainingRun(task, splits, wish.device, batch_size, rate, seed)
-            assert wish.target is not None
-            runs.append(train_to(training, wish.target, num_samples, task.epochs))
+            training = TrainingRun(task, splits, question.device, batch_size, rate, seed)
+            assert question.target is not None
+            runs.append(train_to(training, question.target, num_samples, task.epochs))
         rows.append(BatchChoice(batch_size=batch_size, learning_rate=rate, runs=tuple(runs)))
     return Choices(
-        wish=wish, task=task.name, source=splits.source, own_batch_size=task.batch_size,
+        question=question, task=task.name, source=splits.source, own_batch_size=task.batch_size,
         own_rate=task.learning_rate, noise=noise, rows=tuple(rows),
     )  # fmt: skip
 
 
-def _sizes(wish: Wish, own: int, num_samples: int) -> list[int]:
-    """The batch sizes to be trained with; no loader gives more than all samples."""
-    largest = max(wish.batch_sizes, default=0)
+def _sizes(question: BatchSizeQuestion, own: int, num_samples: int) -> list[int]:
+    """The batch sizes to train with; a batch has at most all samples."""
+    largest = max(question.batch_sizes, default=0)
     if largest > num_samples:
         raise ConfigError(
-            f"--batch-sizes {largest}: {wish.spec} has {num_samples:,} samples to train on, and no "
-            "batch has more"
+            f"--batch-sizes {largest}: {question.spec} has {num_samples:,} samples to train "
+            "on, and no batch can be larger"
         )
-    sizes = wish.batch_sizes or [max(1, own * times // 4) for times in (1, 2, 4, 8, 16)]
+    sizes = question.batch_sizes or [max(1, own * times // 4) for times in (1, 2, 4, 8, 16)]
     return sorted({min(size, num_samples) for size in sizes})
 
 
@@ -149,8 +149,8 @@ def render_choices(one: Choices) -> list[str]:
     low, high = (_samples(value) for value in one.noise.interval)
     lines = [
         f"noise scale  {_samples(one.noise.scale)} samples (95 %: {low} to {high}; "
-        f"{one.noise.draws} draws of {max(one.noise.squared):,} samples, after {one.wish.after:,} "
-        "updates)",
+        f"{one.noise.draws} draws of {max(one.noise.squared):,} samples, after "
+        f"{one.question.after:,} updates)",
         "             at that batch half of a gradient's square is noise; well above it, a larger "
         "batch saves few updates",
         "",
@@ -163,7 +163,7 @@ def render_choices(one: Choices) -> list[str]:
         return [*lines, *table(("batch", "noise", ""), shares)]
     times = [row.seconds for row in one.rows if row.seconds is not None]
     cells = [_cells(one, row, max(times, default=1.0)) for row in one.rows]
-    head = ("batch", "lr", "noise", "samples/s", "updates", f"time to {one.wish.target:g}", "")
+    head = ("batch", "lr", "noise", "samples/s", "updates", f"time to {one.question.target:g}", "")
     best = one.quickest
     told = (
         f"quickest     --batch-size {best.batch_size} --lr {best.learning_rate:.3g}"
@@ -206,18 +206,18 @@ def _samples(value: float) -> str:
 
 
 def choices_json(one: Choices) -> dict[str, object]:
-    """As one JSON object; what is infinite is null."""
+    """The result as one JSON object; infinite values are null."""
     return {
         "task": one.task,
         "source": one.source,
-        "device": one.wish.device,
+        "device": one.question.device,
         "noise_scale": _finite(one.noise.scale),
         "noise_scale_interval": [_finite(value) for value in one.noise.interval],
         "signal": one.noise.signal,
         "trace": one.noise.trace,
-        "after_updates": one.wish.after,
+        "after_updates": one.question.after,
         "noise_shares": {str(size): one.noise.measured_share(size) for size in one.noise.squared},
-        "target_accuracy": one.wish.target,
+        "target_accuracy": one.question.target,
         "rows": [
             {
                 "batch_size": row.batch_size,
@@ -254,14 +254,14 @@ def draw_choices(one: Choices) -> str:
         diagrams += [
             ("samples a second", Curve(name="throughput", points=speed, dots=speed)),
             (
-                f"seconds of training to test accuracy {one.wish.target:g}",
+                f"seconds of training to test accuracy {one.question.target:g}",
                 Curve(name="time to accuracy (median)", points=times, dots=times),
             ),
         ]
     last = len(diagrams) - 1
     return draw_chart(
         f"{one.task}: what a batch size is worth",
-        f"{one.source}; {one.wish.device}; noise scale {_samples(one.noise.scale)} samples",
+        f"{one.source}; {one.question.device}; noise scale {_samples(one.noise.scale)} samples",
         [
             Diagram(
                 label=label,

@@ -8,7 +8,7 @@ GPU the allocator says so; on a CPU the process sets itself a limit (RLIMIT_DATA
 machine has, so that its allocator says so, too, and nobody is killed.
 
 The search begins with two samples, since batch norm cannot train on one alone, doubles until
-memory ends, then halves in between: every batch that is said to fit has been trained with, and the
+memory ends, then halves in between: every batch reported to fit has been trained with, and the
 one above it was tried and did not. This module must not know which memory is left to whom.
 """
 
@@ -30,7 +30,7 @@ from .clock import elapsed_s
 from .device import limit_memory, peak_bytes, reset_peak
 
 _NO_KERNEL = re.compile("could not create a (primitive|memory)")
-"""What torch's kernels say of a batch that is too large for them, too."""
+"""What torch's kernels raise for a batch that is too large for them."""
 _SAMPLES = 64
 """Different samples; a larger batch repeats them."""
 _LEAST = 2
@@ -42,7 +42,7 @@ _ONCE = {"seconds": 0.0, "blocks": 1}
 
 
 def refuse_fp16(precision: str, device: str) -> None:
-    """Raise ConfigError where nothing would come of it."""
+    """Raise ConfigError for fp16 on a CPU."""
     if precision == "fp16" and torch.device(device).type == "cpu":
         raise ConfigError(
             "fp16 training needs a GPU: on a CPU gradients in fp16 are slow and overflow; "
@@ -75,8 +75,8 @@ class Stepper:
         data = task.splits().train
         count = min(_SAMPLES, len(data))  # type: ignore[arg-type]  # a map-style data set has a length
         samples = [data[i] for i in range(count)]
-        self._inputs = torch.stack([one[0] for one in samples])
-        self._targets = torch.stack([torch.as_tensor(one[1]) for one in samples])
+        self._inputs = torch.stack([sample[0] for sample in samples])
+        self._targets = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
         self._model = task.model().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), task.learning_rate)
         self._step(*self._batch(_LEAST))  # what is made once: gradients, state, code
@@ -84,7 +84,7 @@ class Stepper:
             limit_memory(self._device, limit_bytes)
 
     def measure(self, batch_size: int, seconds: float, blocks: int) -> Mapping[str, object]:
-        """Steps for about so long: samples a second of each block, and the most memory.
+        """Train for about ``seconds``: samples a second of each block, and peak memory.
 
         Returns:
             "per_s", "peak_bytes" and "op_per_sample"; or "ended", where memory ended.
@@ -109,7 +109,7 @@ class Stepper:
         return {"ended": said}
 
     def _operations(self, batch: tuple[Tensor, Tensor]) -> int:
-        """Of a step, as torch counts them: those of matrix products and convolutions."""
+        """Operations of a step as torch counts them: matrix products and convolutions."""
         with FlopCounterMode(display=False) as counted:
             self._step(*batch)
         return int(counted.get_total_flops())
@@ -147,10 +147,10 @@ class Largest:
 
 
 def largest_batch(does_fit: Callable[[int], bool], most: int) -> Largest:
-    """Find it by trying.
+    """Find the largest batch by trial.
 
     Args:
-        does_fit: trains with so many samples and says whether memory sufficed.
+        does_fit: trains with a batch of this size; whether memory sufficed.
         most: where to stop, >= 1.
 
     Example:
@@ -171,7 +171,7 @@ def largest_batch(does_fit: Callable[[int], bool], most: int) -> Largest:
 
 
 def do_fit_together(arguments: Mapping[str, object], batch: int, count: int) -> bool:
-    """Whether so many workers, each a `Stepper`, train with such a batch at the same time."""
+    """Whether ``count`` processes, each a `Stepper`, can train with the batch at once."""
     seats = [stepper_apart(arguments) for _ in range(count)]
     try:
         for seat in seats:
@@ -187,7 +187,7 @@ def do_fit_together(arguments: Mapping[str, object], batch: int, count: int) -> 
 
 
 class Trials:
-    """Trains with one batch after the other.
+    """Trains with one batch size after the other.
 
     Args:
         arguments: what a `Stepper` is made with.
@@ -200,7 +200,7 @@ class Trials:
         self._seat: Apart | None = None
 
     def does_fit(self, batch: int) -> bool:
-        """Whether it was trained with.
+        """Whether training with this batch worked.
 
         Raises:
             ConfigError: the task cannot be trained so at all.

@@ -1,7 +1,7 @@
 """The ranks of a measurement of collectives, each in a process of its own: calls for the clock.
 
     Seats    from outside: all do the same, the slowest one's time counts, blocks take turns
-    CollectiveSeat x P    in a process: so many calls, one after the other
+    CollectiveSeat x P    in a process: repeated calls
 
 Buffers are of zeros, which stay what they are however often they are added. This module must not
 know what the times are compared with.
@@ -41,7 +41,7 @@ _NUM_TURNS = 3
 _SIDE = 128
 """Of the matrices that are multiplied meanwhile: some 0.1 ms, as a small layer."""
 _COVERS = 2.0
-"""Times what a sum takes by itself a rank computes meanwhile, so that all of it could be hidden."""
+"""Computation beside a sum, as a multiple of the sum's own time, so that all could be hidden."""
 _LEAST_S = 1e-7
 
 
@@ -59,7 +59,7 @@ class CollectiveSeat:
         )
 
     def calls(self, name: str, operation: str, num_bytes: int, count: int) -> Answer:
-        """So many calls of a collective, one after the other."""
+        """Make ``count`` calls of a collective, one after the other."""
         what = Operation(operation)
         buffer = torch.zeros(num_bytes // 4 * (self._size if what is Operation.ALL_TO_ALL else 1))
         if name == NATIVE:
@@ -70,7 +70,7 @@ class CollectiveSeat:
         return self._timed(call, count)
 
     def rounds(self, kind: str, action: str, num_bytes: int, count: int) -> Answer:
-        """Rounds of one kind, see `RoundOfKind`, with messages of so many bytes."""
+        """Rounds of one kind, see `RoundOfKind`, with messages of ``num_bytes``."""
         rounds = ScheduledCollective(RoundOfKind(self._size, kind, Action(action)))
         buffer = torch.zeros(num_bytes // 4 * self._size)
         return self._timed(lambda: rounds.all_reduce(buffer), count)
@@ -96,7 +96,7 @@ class CollectiveSeat:
         return self._timed(lambda: one.copy_(other), 5)
 
     def check(self, name: str) -> Answer:
-        """Whether its all-reduce adds up."""
+        """Whether the collective's all-reduce is correct."""
         buffer = torch.full((self._size + 1,), float(self._rank + 1))
         ScheduledCollective(parse(name, self._size)).all_reduce(buffer)
         return {"is_right": bool((buffer == self._size * (self._size + 1) / 2).all())}
@@ -151,18 +151,18 @@ class Seats(contextlib.ExitStack):
         self._all("close")
 
     def adds_up(self, name: str) -> bool:
-        """Whether this collective's all-reduce does."""
+        """Whether this collective's all-reduce is correct, in every rank."""
         return all(answer["is_right"] for answer in self._all("check", name=name))
 
     def copy_bytes_per_s(self, num_bytes: int) -> float:
-        """What a process copies in a second, while the others do, too."""
+        """Bytes a second that a process copies while the others copy as well."""
         each_s = [float(one["seconds"]) for one in self._all("copy", num_bytes=num_bytes)]
         return num_bytes / statistics.median(each_s)
 
     def times(
         self, names: Sequence[str], operation: Operation, num_bytes: int, num_rounds: int
     ) -> Mapping[str, Timing]:
-        """Of a call of each of these collectives."""
+        """Timings of a call of each of these collectives."""
         what = operation.value
         return take_turns(
             {
@@ -173,7 +173,7 @@ class Seats(contextlib.ExitStack):
         )
 
     def cost(self, largest_bytes: int, say: Callable[[str], None]) -> HostCost:
-        """What rounds take, with messages up to so many bytes."""
+        """Measure what rounds cost, with messages up to ``largest_bytes``."""
         keys = [(kind, action) for kind in kinds_of(self._size) for action in Action]
         curves: dict[tuple[str, Action], Curve] = dict.fromkeys(keys, ())
         smaller = takewhile(lambda one: one < largest_bytes, _MESSAGES_BYTES[:-1])
@@ -204,7 +204,7 @@ class Seats(contextlib.ExitStack):
         Of these collectives those that are the fastest somewhere, beside torch's own.
 
         Args:
-            alone_s: by bytes, what torch's own takes by itself.
+            alone_s: by bytes, seconds of torch's own sum alone.
         """
 
         def seconds(name: str, num_bytes: int) -> float:

@@ -12,6 +12,7 @@ as of the others here, which makes more than 300 lines. This module must not kno
 """
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,15 +32,15 @@ from .collective_seat import HAVE_NATIVE, NATIVE, Seats
 from .samples import Measured, Timing
 
 NOT_KEPT = (
-    "not kept: --collective auto goes by all collectives, and by two sizes or more, the largest "
-    f"{format_bytes(FIRST_BUCKET_BYTES)} at least; leave --names and --sizes out"
+    "not kept: --collective auto needs all collectives and two sizes or more, the largest at least "
+    f"{format_bytes(FIRST_BUCKET_BYTES)}; leave --names and --sizes out"
 )
-"""What is said of a measurement that a run could not go by."""
+"""The message for a measurement that runs cannot use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesQuestion:
-    """What is measured.
+    """The question.
 
     Args:
         names: as collectives are written; empty: all that fit.
@@ -61,13 +62,13 @@ class CollectivesQuestion:
                 f"{self.num_ranks} and {self.num_rounds}"
             )
         if not self.sizes_bytes or min(self.sizes_bytes) < 4:
-            raise ConfigError("--sizes needs sizes of 4 B and more, such as 1KiB,64KiB,4MiB")
+            raise ConfigError("--sizes must be 4 B or more, such as 1KiB,64KiB,4MiB")
 
     @classmethod
     def read(
         cls, operation: str, *, workers: int, names: str | None, sizes: str, rounds: int
     ) -> "CollectivesQuestion":
-        """As the command line has it; raises ConfigError where it cannot be asked."""
+        """Read the command line's words; raises ConfigError where they are not valid."""
         try:
             what = Operation(operation)
         except ValueError:
@@ -82,7 +83,7 @@ class CollectivesQuestion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a run can go by the answer: between all collectives, for a bucket and more.
+        """Whether runs can use the answer: all collectives, for sizes up to a bucket or more.
 
         A time at one size alone would be the time at every size.
         """
@@ -90,7 +91,7 @@ class CollectivesQuestion:
         return not self.names and len(sizes) > 1 and max(sizes) >= FIRST_BUCKET_BYTES
 
     def fitting(self) -> list[str]:
-        """The collectives that are measured, each as it is written."""
+        """The names of the collectives to measure."""
         have = []
         for text in self.names or candidates(self.num_ranks):
             member = parse(text, self.num_ranks)
@@ -127,7 +128,7 @@ class MeasuredCollectives(Measured):
     rows: tuple[MeasuredCollective, ...]
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object, with where collectives cross."""
+        """The result as one JSON object, with the crossings."""
         return {
             "operation": self.operation.value,
             "num_ranks": self.num_ranks,
@@ -135,11 +136,11 @@ class MeasuredCollectives(Measured):
             "cost": self.cost.write(),
             "copy_bytes_per_s": self.copy_bytes_per_s,
             "rows": [row.to_json() for row in self.rows],
-            "crossings": [one._asdict() for one in self.crossings()],
+            "crossings": [crossing._asdict() for crossing in self.crossings()],
         }
 
     def blocks(self) -> dict[str, dict[int, tuple[float, ...]]]:
-        """Of ours: seconds by collective and size, block by block."""
+        """Seconds of our collectives, by name and size, block by block."""
         found: dict[str, dict[int, tuple[float, ...]]] = {}
         for row in self.rows:
             if row.predicted_s is not None:
@@ -147,19 +148,19 @@ class MeasuredCollectives(Measured):
         return found
 
     def crossings(self) -> list[Crossing]:
-        """Where one takes over from another, from small sizes to large ones."""
-        found = find_crossings(self.blocks(), self.predicted_s)
-        return sorted(found, key=lambda one: one.measured_bytes)
+        """Where one collective overtakes another, from small sizes to large."""
+        result = find_crossings(self.blocks(), self.predicted_s)
+        return sorted(result, key=lambda one: one.measured_bytes)
 
     def predicted_s(self, name: str, num_bytes: int) -> float:
-        """Seconds of the operation along a collective."""
+        """Predicted seconds of the operation with a collective."""
         return self.cost.seconds(parse(name, self.num_ranks), self.operation, num_bytes)
 
 
 def measure_collectives(
     question: CollectivesQuestion, say: Callable[[str], None] = lambda line: None
 ) -> MeasuredCollectives:
-    """The measurement.
+    """Measure the collectives of a question.
 
     Raises:
         ConfigError: a collective does not fit, or has no such operation.
@@ -211,29 +212,29 @@ def _rows(
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """``1KiB,4MiB`` in bytes, from small to large.
+    """The sizes of ``1KiB,4MiB`` in bytes, from small to large; ``64Ki`` is 64 KiB.
 
     Raises:
-        ConfigError: it reads otherwise.
+        ConfigError: a size is not a whole number of bytes, KiB or MiB.
 
     Example:
         >>> sizes_of("1MiB,64KiB,100")
         (100, 65536, 1048576)
     """
     sizes = set()
-    for one in text.split(","):
-        factor = next((1 << power for unit, power in _UNITS.items() if one.endswith(unit)), 1)
-        number = one.removesuffix("B").removesuffix("Ki").removesuffix("Mi").strip()
-        if not number.isdecimal():
+    for size in text.split(","):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
             raise ConfigError(f"--sizes {text!r} must read as 1KiB,64KiB,4MiB")
-        sizes.add(int(number) * factor)
+        sizes.add(int(match["number"]) << _POWERS[match["unit"]])
     return tuple(sorted(sizes))
 
 
-_UNITS = {"KiB": 10, "MiB": 20}
+_SIZE = re.compile(r"(?P<number>[0-9]+) *(?P<unit>(?:[KM]i)?)B?")
+_POWERS = {"": 0, "Ki": 10, "Mi": 20}
 
 
-def render_collectives(found: MeasuredCollectives) -> list[str]:
+def render_collectives(result: MeasuredCollectives) -> list[str]:
     """The table, what messages cost, and where one takes over from another."""
     header = ("", "size", "measured", "least to most", "bus GB/s", "predicted",
               "predicted/measured")  # fmt: skip
@@ -247,26 +248,26 @@ def render_collectives(found: MeasuredCollectives) -> list[str]:
             "" if row.predicted_s is None else format_duration(row.predicted_s),
             "" if not row.predicted_s else f"{row.predicted_s / row.timing.median_s:.2f}",
         )
-        for row in found.rows
+        for row in result.rows
     ]
     lines = [
-        f"{found.operation.value} between {found.num_ranks} processes of one thread",
+        f"{result.operation.value} between {result.num_ranks} processes of one thread",
         "",
         *table(header, rows),
         "",
-        *_messages(found.cost),
-        f"memory is copied at {found.copy_bytes_per_s / 1e9:.3g} GB/s by one process",
-        *_fastest(found),
-        *_crossings(found),
+        *_messages(result.cost),
+        f"memory is copied at {result.copy_bytes_per_s / 1e9:.3g} GB/s by one process",
+        *_fastest(result),
+        *_crossings(result),
     ]
-    if found.num_ranks > found.num_cores:
-        cores = f"{found.num_cores} core{'s' * (found.num_cores != 1)}"
-        lines.append(f"{found.num_ranks} processes share {cores}: they wait for one another, too")
+    if result.num_ranks > result.num_cores:
+        cores = f"{result.num_cores} core{'s' * (result.num_cores != 1)}"
+        lines.append(f"{result.num_ranks} processes share {cores}: they wait for one another, too")
     return lines
 
 
 def _messages(cost: HostCost) -> Iterator[str]:
-    """What the smallest and the largest message take."""
+    """Lines with the cost of the smallest and the largest message."""
     alone, ring = (cost.rounds[kind, Action.COPY] for kind in ("alone", "ring"))
     for (size, alone_s), (_, each_s) in ((alone[0], ring[0]), (alone[-1], ring[-1])):
         ring_s = format_duration(each_s)
@@ -276,18 +277,18 @@ def _messages(cost: HostCost) -> Iterator[str]:
         )
 
 
-def _fastest(found: MeasuredCollectives) -> Iterator[str]:
-    """What the fastest by prediction takes, over the fastest that was measured."""
+def _fastest(result: MeasuredCollectives) -> Iterator[str]:
+    """Lines that compare the predicted fastest with the measured fastest."""
     worst = 1.0
     times = {
         name: {size: statistics.median(one) for size, one in blocks.items()}
-        for name, blocks in found.blocks().items()
+        for name, blocks in result.blocks().items()
     }
     if len(times) < 2:
         return
     for size in sorted(next(iter(times.values()))):
         best = min(times, key=lambda name: times[name][size])
-        chosen = min(times, key=lambda name: found.predicted_s(name, size))
+        chosen = min(times, key=lambda name: result.predicted_s(name, size))
         over = times[chosen][size] / times[best][size]
         worst = max(worst, over)
         other = "" if chosen == best else f"; predicted: {chosen}, which took {over:.2f} of it"
@@ -295,24 +296,25 @@ def _fastest(found: MeasuredCollectives) -> Iterator[str]:
     yield f"the predicted one takes at most {worst:.2f} of the fastest"
 
 
-def _crossings(found: MeasuredCollectives) -> Iterator[str]:
+def _crossings(result: MeasuredCollectives) -> Iterator[str]:
     """The table of crossings, and how many were predicted within a factor of 2."""
-    crossings = found.crossings()
+    crossings = result.crossings()
     if not crossings:
         yield "none clearly takes over from another between these sizes"
         return
     rows = [
         (
-            f"{one.above} from {one.below}",
-            format_bytes(one.measured_bytes),
-            "nowhere" if one.predicted_bytes is None else format_bytes(one.predicted_bytes),
-            "" if one.predicted_bytes is None
-            else f"{one.predicted_bytes / one.measured_bytes:.2f}",
+            f"{crossing.above} from {crossing.below}",
+            format_bytes(crossing.measured_bytes),
+            "nowhere" if crossing.predicted_bytes is None
+            else format_bytes(crossing.predicted_bytes),
+            "" if crossing.predicted_bytes is None
+            else f"{crossing.predicted_bytes / crossing.measured_bytes:.2f}",
         )
-        for one in crossings
+        for crossing in crossings
     ]  # fmt: skip
     yield ""
     yield from table(("takes over", "measured at", "predicted at", "predicted/measured"), rows)
-    num_near = sum(one.is_near for one in crossings)
+    num_near = sum(crossing.is_near for crossing in crossings)
     yield f"predicted within a factor of 2: {num_near} of {len(crossings)}"
     yield ""

@@ -43,7 +43,7 @@ _HEADER = ("way", "first call", "a call", "middle half", "speed", "peak memory",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaysQuestion:
-    """What is to be compared.
+    """The question.
 
     Args:
         subject: as `exports.subject.find_subject` takes it.
@@ -76,21 +76,21 @@ class WaysQuestion:
 
     @property
     def work(self) -> dict[str, Any]:
-        """What every way does alike, as `ways.TimedWay` takes it."""
+        """The arguments of `ways.TimedWay` that all ways share."""
         names = ("subject", "batch_size", "device", "threads")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Measured):
-    """What one way came to. Where it failed, ``failure`` says why and the rest is None.
+    """The result of one way. Where it failed, ``failure`` says why and the rest is None.
 
     Args:
         first_call_s: from the model to the first output, compilation included.
         once_s: the one-time cost until it had settled, less settled calls.
         call: times of one settled call, a sample a block.
         peak_bytes: held at once while building and running (on a CPU by the whole process).
-        recompiles: graphs compiled anew when two other batch sizes came; None: not counted.
+        recompiles: graphs recompiled for two other batch sizes; None: not counted.
         graph_breaks: places where Python took over; None: not counted.
         other_batches_s: the first call of each of those two.
         other_batches_failure: why it does not run with them.
@@ -124,12 +124,12 @@ class WaysCompared:
 
     def to_json(self) -> dict[str, object]:
         """As one JSON object."""
-        ways = [one.to_json() for one in self.results]
+        ways = [result.to_json() for result in self.results]
         return {**self.question.work, "calls": self.calls, "ways": ways}
 
 
 def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysCompared:
-    """Build every way, let them take turns, and say what each came to.
+    """Build every way, time them in turns, and return each one's result.
 
     Args:
         say: is told what is being done, a line at a time.
@@ -143,7 +143,7 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
     with ExitStack() as stack:
         caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-cache-"))
         for way in names:
-            # A cache of its own, empty: the first call is that of somebody who never compiled this.
+            # Its own, empty cache: the first call compiles from scratch.
             environment = {"TORCHINDUCTOR_CACHE_DIR": str(Path(caches) / way)}
             seat = Apart("paceline.bench.ways:TimedWay", {"way": way, **question.work}, environment)
             stack.enter_context(seat)
@@ -162,7 +162,7 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
 
 
 def _prepared(way: str, seat: Apart, say: Callable[[str], None]) -> dict[str, Any]:
-    """What the way says of its first calls; or its ``failure``."""
+    """The way's facts about its first calls, or its ``failure``."""
     try:
         found = dict(seat.ask("prepare"))
     except PacelineError as error:
@@ -213,14 +213,14 @@ def _break_even(once_s: float, eager_once_s: float, gain: Gain) -> int | None:
 
 
 def render_ways(found: WaysCompared) -> list[str]:
-    """The table, then what a table cannot say."""
+    """The table, then notes."""
     asked = found.question
-    failed = [one for one in found.results if one.failure]
+    failed = [result for result in found.results if result.failure]
     return [
         f"{asked.subject}, batch {asked.batch_size}, forward, float32, {asked.device}, "
         f"{asked.threads} thread{'s' * (asked.threads != 1)}; {found.calls:,} calls each, in turns",
         "",
-        *table(_HEADER, [_row(one) for one in found.results]),
+        *table(_HEADER, [_row(result) for result in found.results]),
         "",
         *(f"{one.way}: not possible here: {one.failure}" for one in failed),
         *_other_batches(found),
@@ -254,17 +254,21 @@ def _ahead(one: Result, gain: Gain) -> str:
 def _other_batches(found: WaysCompared) -> list[str]:
     """What happened when the batch changed, and that all outputs agree."""
     lines = []
-    for one in found.results:
-        if len(one.other_batches_s) == 2 and one.recompiles is not None:
-            first, second = (three_figures(value) for value in one.other_batches_s)
-            breaks = f", {one.graph_breaks} graph breaks" if one.graph_breaks else ""
+    for result in found.results:
+        if len(result.other_batches_s) == 2 and result.recompiles is not None:
+            first, second = (three_figures(value) for value in result.other_batches_s)
+            breaks = f", {result.graph_breaks} graph breaks" if result.graph_breaks else ""
             lines.append(
-                f"{one.way}: two other batch sizes: {one.recompiles} recompiles ({first}, then "
-                f"{second}){breaks}"
+                f"{result.way}: two other batch sizes: {result.recompiles} recompiles ({first}, "
+                f"then {second}){breaks}"
             )
-        if one.other_batches_failure:
-            lines.append(f"{one.way}: fails with other batch sizes: {one.other_batches_failure}")
-    differences = [one.max_difference for one in found.results if one.max_difference is not None]
+        if result.other_batches_failure:
+            lines.append(
+                f"{result.way}: fails with other batch sizes: {result.other_batches_failure}"
+            )
+    differences = [
+        result.max_difference for result in found.results if result.max_difference is not None
+    ]
     lines.append(f"outputs differ from eager's by at most {max(differences):.1e}")
     return lines
 

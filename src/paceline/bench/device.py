@@ -1,4 +1,4 @@
-"""The device that is measured on: which one, and its memory.
+"""The device to measure on, and its memory.
 
     free_bytes            what a search may use     limit_memory    hold this process to so much
     reset_peak, peak_bytes       the most held
@@ -55,7 +55,7 @@ def free_bytes(device: str) -> int:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Hold this process, or this device's allocator, to so many bytes from here on."""
+    """Limit this process, or this device's allocator, to ``limit_bytes`` from now on."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
@@ -66,7 +66,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begin to look for the most; where the system cannot forget, it counts from the start."""
+    """Reset the peak; where the system cannot, it counts from the process's start."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif device.type == "cpu":

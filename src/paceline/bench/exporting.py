@@ -42,7 +42,7 @@ class Latency(Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export(Measured):
-    """What was written, and what it came to.
+    """The written file and its measurements.
 
     Args:
         format: the one that was used.
@@ -72,7 +72,7 @@ class Export(Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is asked for.
+    """The file to write.
 
     Args:
         form: a format's name.
@@ -129,7 +129,7 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
 
 
 def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> dict[str, Any]:
-    """Of the model and of the file, on the same samples: all, or as many as take a few seconds."""
+    """Accuracy of the model and of the file on the same samples: all, or a few seconds' worth."""
     if subject.checkpoint is None:
         return {"why_no_accuracy": "the weights are fresh; give --checkpoint RUN"}
     test = subject.task.splits().test if subject.task is not None else None

@@ -1,4 +1,4 @@
-"""What the places of this machine are connected by: a matrix of latency and bandwidth, measured.
+"""The links between this machine's cores: a measured matrix of latency and bandwidth.
 
     place a ---- shared memory, loopback ----> place b      for each two cores, one pair at a time
 
@@ -8,7 +8,7 @@
 A place is a core with a process on it; of a machine with more than eight, eight are taken, spread
 evenly. Out of the matrix comes the ring that moves most (`collectives/ring_search`); out of a
 machine that was recorded (`collectives/topology.RECORDED`) several at once, without measuring. Who
-spins and who sends is Python, whose own time is in each latency. Accelerators are not measured.
+spins and the sender is Python, whose own time is in each latency. Accelerators are not measured.
 This module must not know schedules. Question, measurement and table are one file, as of the others
 here, which makes more than 300 lines.
 """
@@ -76,10 +76,10 @@ class MeasuredLinks(Measured):
             name=f"this machine, {kind}", num_ranks=len(ranks), num_switches=0,
             links=tuple(
                 NetworkLink(
-                    source=ranks[one.source], destination=ranks[one.destination],
-                    bytes_per_s=one.bytes_per_s, latency_s=one.latency_s,
+                    source=ranks[pair.source], destination=ranks[pair.destination],
+                    bytes_per_s=pair.bytes_per_s, latency_s=pair.latency_s,
                 )
-                for one in self.pairs if one.kind == kind
+                for pair in self.pairs if pair.kind == kind
             ),
         )  # fmt: skip
 
@@ -107,7 +107,7 @@ class LinkSeat:
         self._own = torch.ones(num_bytes, dtype=torch.uint8)
 
     def spin(self, first: bool) -> Mapping[str, object]:
-        """There and back of one word: the least seconds of one way."""
+        """Send one word there and back; the least seconds of one way."""
         mine, other = (0, _LINE_WORDS) if first else (_LINE_WORDS, 0)
         words, start = self._words, self._words[other if first else mine]
         took = [0.0] * _ROUND_TRIPS
@@ -139,7 +139,7 @@ class LinkSeat:
         return {"port": self._server.getsockname()[1]}
 
     def accept(self) -> Mapping[str, object]:
-        """Answer single bytes, then say of each whole buffer that it is there."""
+        """Echo single bytes, then acknowledge each whole buffer."""
         end, _ = self._server.accept()
         self._server.close()
         with end:
@@ -163,7 +163,7 @@ class LinkSeat:
         return {"latency_s": min(one_s) / 2, "seconds": statistics.median(all_s)}
 
     def _sent_s(self, end: socket.socket, data: bytes | memoryview) -> float:
-        """Seconds until the other side has it, and has said so."""
+        """Seconds until the other side has acknowledged the buffer."""
         start_s = time.perf_counter()
         end.sendall(data)
         end.recv(1)
@@ -175,13 +175,13 @@ class LinkSeat:
 
 def numa_nodes(cores: Sequence[int], root: Path = _NODES) -> dict[int, int]:
     """The NUMA node of each core; 0 where the kernel does not say."""
-    found = dict.fromkeys(cores, 0)
+    result = dict.fromkeys(cores, 0)
     for node in root.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             for core in _listed((node / "cpulist").read_text()):
-                if core in found:
-                    found[core] = int(node.name.removeprefix("node"))
-    return found
+                if core in result:
+                    result[core] = int(node.name.removeprefix("node"))
+    return result
 
 
 def _listed(text: str) -> Iterator[int]:
@@ -202,7 +202,7 @@ def _usable() -> list[int]:
 
 
 def usual_cores() -> tuple[int, ...]:
-    """Up to eight of those that this process may use, spread evenly over them in their order."""
+    """Up to eight of the cores that this process may use, spread evenly."""
     cores = _usable()
     most = min(MOST_RANKS, len(cores))
     return tuple(cores[number * len(cores) // most] for number in range(most))
@@ -225,7 +225,7 @@ def measure_links(
         )
     if wrong := [core for core in cores if core not in usable]:
         known = ",".join(map(str, usable))
-        raise ConfigError(f"core {wrong[0]} may not be used here; --cores takes of {known}")
+        raise ConfigError(f"core {wrong[0]} is not available here; --cores can use {known}")
     pairs = list[MeasuredPair]()
     with _seats(cores, num_bytes) as seats:
         for source, destination in itertools.permutations(cores, 2):
@@ -292,18 +292,20 @@ def recorded(name: str) -> tuple[Topology, ...]:
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def render_links(found: MeasuredLinks) -> list[str]:
+def render_links(result: MeasuredLinks) -> list[str]:
     """Both matrices, the nodes, and the rings."""
-    cores = list(found.nodes)
+    cores = list(result.nodes)
     lines = [
-        f"{len(cores)} cores, one pair at a time; {found.num_bytes / 2**20:g} MiB; the core that "
+        f"{len(cores)} cores, one pair at a time; {result.num_bytes / 2**20:g} MiB; the core that "
         "has it on the left", "NUMA nodes: " + ", ".join(
-            f"{node}: cores {','.join(str(one) for one in cores if found.nodes[one] == node)}"
-            for node in sorted(set(found.nodes.values()))
+            f"{node}: cores {','.join(str(core) for core in cores if result.nodes[core] == node)}"
+            for node in sorted(set(result.nodes.values()))
         ),
     ]  # fmt: skip
     for kind in (MEMORY, LOOPBACK):
-        pairs = {(one.source, one.destination): one for one in found.pairs if one.kind == kind}
+        pairs = {
+            (pair.source, pair.destination): pair for pair in result.pairs if pair.kind == kind
+        }
         rows = [
             (
                 f"core {source}",
@@ -313,9 +315,9 @@ def render_links(found: MeasuredLinks) -> list[str]:
             )
             for source in cores
         ]  # fmt: skip
-        lines += ["", *table((kind, *(f"core {one}" for one in cores)), rows)]
+        lines += ["", *table((kind, *(f"core {core}" for core in cores)), rows)]
         # What several rings do to one another is not measured, pair by pair.
-        lines += _rings(found.topology(kind), cores, most=1)
+        lines += _rings(result.topology(kind), cores, most=1)
     return lines
 
 
@@ -325,48 +327,50 @@ def _cell(one: MeasuredPair) -> str:
 
 def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
     """The rings that move most together, and how much of the narrowest cut that is."""
-    found = find_rings(topology, most)
-    share = found.total_bytes_per_s / min(out for _, _, out in cuts(topology))
-    count = len(found.rings)
-    together = f", {found.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
+    result = find_rings(topology, most)
+    share = result.total_bytes_per_s / min(out for _, _, out in cuts(topology))
+    count = len(result.rings)
+    together = f", {result.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
     return [
-        f"{count} ring{'s' * (count != 1)} of {found.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
+        f"{count} ring{'s' * (count != 1)} of {result.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
         f"{share:.0%} of the narrowest cut:",
-        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in found.rings),
+        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in result.rings),
     ]
 
 
 def render_recorded(topologies: Sequence[Topology]) -> list[str]:
     """Of each: the narrowest link between each two ranks, and the rings."""
     lines = list[str]()
-    for one in topologies:
-        ranks = range(one.num_ranks)
+    for topology in topologies:
+        ranks = range(topology.num_ranks)
         rows = [
             (
                 f"rank {source}",
                 *(
-                    f"{_width(one, source, other) / 1e9:.3g}" if source != other else "-"
+                    f"{_width(topology, source, other) / 1e9:.3g}" if source != other else "-"
                     for other in ranks
                 ),
             )
             for source in ranks
         ]
-        lines += ["", *table((f"{one.name}, GB/s", *map(str, ranks)), rows)]
-        lines += _rings(one, ranks, _MOST_RINGS)
+        lines += ["", *table((f"{topology.name}, GB/s", *map(str, ranks)), rows)]
+        lines += _rings(topology, ranks, _MOST_RINGS)
     return lines[1:]
 
 
 def recorded_json(topologies: Sequence[Topology]) -> dict[str, object]:
     """As one JSON object."""
     rows = []
-    for one in topologies:
-        found = find_rings(one, _MOST_RINGS)
-        ranks = range(one.num_ranks)
+    for topology in topologies:
+        result = find_rings(topology, _MOST_RINGS)
+        ranks = range(topology.num_ranks)
         rows.append({
-            "name": one.name,
-            "bytes_per_s": [[_width(one, a, b) if a != b else None for b in ranks] for a in ranks],
-            "rings": [list(ring) for ring in found.rings],
-            "each_bytes_per_s": found.each_bytes_per_s,
+            "name": topology.name,
+            "bytes_per_s": [
+                [_width(topology, a, b) if a != b else None for b in ranks] for a in ranks
+            ],
+            "rings": [list(ring) for ring in result.rings],
+            "each_bytes_per_s": result.each_bytes_per_s,
         })  # fmt: skip
     return {"topologies": rows}
 

@@ -50,7 +50,7 @@ _BAR = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LrWish:
+class LrQuestion:
     """What is asked for.
 
     Args:
@@ -98,7 +98,7 @@ class LrRange:
             None.
     """
 
-    wish: LrWish
+    question: LrQuestion
     samples: int
     source: str
     rates: tuple[float, ...]
@@ -161,7 +161,7 @@ class LrRange:
             words = f"the loss does not fall between {self.rates[0]:.3g} and {self.rates[-1]:.3g}"
             if self.cut_after is not None:
                 return f"{words}, and {self._cut()}"
-            more = "" if self.wish.ramp.is_script else ", or another --init"
+            more = "" if self.question.ramp.is_script else ", or another --init"
             return f"{words}: take a higher --highest, more --updates{more}"
         steepest, lowest = self.rates[self.steepest], self.rates[self.lowest]
         words = f"the loss falls fastest at {steepest:.2g} and is least at {lowest:.2g}"
@@ -175,30 +175,30 @@ class LrRange:
 
     def _cut(self) -> str:
         """That the script's loop was over too early, and the way out."""
-        made, asked = self.cut_after or 0, self.wish.ramp.updates
+        made, asked = self.cut_after or 0, self.question.ramp.updates
         fewer = f", or --updates {made}" if made >= _FEWEST_UPDATES else ""
         words = f"the script's loop was over after {made} of {asked} updates"
         return f"{words}: give it more epochs{fewer}"
 
 
-def measure_range(wish: LrWish) -> LrRange:
+def measure_range(question: LrQuestion) -> LrRange:
     """Run the test.
 
     Raises:
         ConfigError: the task is unknown, or the run cannot be as asked.
         WorkerError: a worker failed.
     """
-    ramp = wish.ramp
+    ramp = question.ramp
     if ramp.is_script:
-        source, program = "the script's own data", script_program(ramp, wish.args)
+        source, program = "the script's own data", script_program(ramp, question.args)
     else:
-        source = load_task(ramp.spec, wish.workers, ramp.init).splits().source
+        source = load_task(ramp.spec, question.workers, ramp.init).splits().source
         program = ScriptProgram(path=_IN_WORKER, args=(ramp.write(),), is_module=True)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         run = Path(folder) / "run"
         settings = RunSettings(
-            workers=wish.workers, protocol=wish.protocol, device=wish.device, seed=wish.seed,
-            run_dir=str(run), checkpoint_every="never", nonfinite="skip",
+            workers=question.workers, protocol=question.protocol, device=question.device,
+            seed=question.seed, run_dir=str(run), checkpoint_every="never", nonfinite="skip",
             updates=ramp.updates if ramp.is_script else None,
         )  # fmt: skip
         summary = launch_run(program, settings, QuietObserver(io.StringIO()))
@@ -213,7 +213,7 @@ def measure_range(wish: LrWish) -> LrRange:
     if isinstance(summary, Summary) and summary.ended == "finished":
         cut_after = summary.updates if summary.updates < ramp.updates else None
     return LrRange(
-        wish=wish,
+        question=question,
         samples=header.number("batch_size"),
         source=source,
         rates=tuple(ramp.rate(version) for version, _ in found),
@@ -250,9 +250,9 @@ def render_range(one: LrRange) -> list[str]:
         )
         for i in chosen
     ]
-    wish = one.wish
-    where = f"{wish.workers} worker{'s' * (wish.workers != 1)}, {wish.protocol}"
-    lines = [f"{wish.ramp.spec}: {where}, {one.samples:,} samples an update; {one.source}", ""]
+    question = one.question
+    where = f"{question.workers} worker{'s' * (question.workers != 1)}, {question.protocol}"
+    lines = [f"{question.ramp.spec}: {where}, {one.samples:,} samples an update; {one.source}", ""]
     lines += [*table(("lr", "loss", "", ""), rows), ""]
     advised = one.advised
     return [*lines, f"--lr {advised:g}: {one.reason}" if advised is not None else one.reason]
@@ -262,10 +262,10 @@ def range_json(one: LrRange) -> dict[str, object]:
     """As one JSON object."""
     rises = one.rises
     return {
-        "task": one.wish.ramp.spec,
+        "task": one.question.ramp.spec,
         "source": one.source,
-        "workers": one.wish.workers,
-        "protocol": one.wish.protocol,
+        "workers": one.question.workers,
+        "protocol": one.question.protocol,
         "samples_per_update": one.samples,
         "rates": list(one.rates),
         "losses": list(one.losses),
@@ -301,11 +301,12 @@ def draw_range(one: LrRange) -> str:
             Curve(name=f"{words}: {one.rates[i]:.2g}", points=(smooth[i],), dots=(smooth[i],))
             for i, words in named
         ]
-    wish = one.wish
+    question = one.question
     advised = "no rate is advised" if one.advised is None else f"advised: {one.advised:g}"
     return draw_chart(
-        f"{wish.ramp.spec}: loss against learning rate",
-        f"{wish.workers} workers, {wish.protocol}, {one.samples:,} samples an update; {advised}",
+        f"{question.ramp.spec}: loss against learning rate",
+        f"{question.workers} workers, {question.protocol}, {one.samples:,} samples an update; "
+        f"{advised}",
         [
             Diagram(
                 label="training loss of an update",

@@ -57,8 +57,8 @@ class RampedScript:
         if schedulers := StraySchedulers(optimizer).found():  # prepared or not
             raise ConfigError(
                 f"tune lr sets the learning rate of each update, and so does "
-                f"{type(schedulers[0]).__name__}: leave it out while you test, and put it back "
-                "with the rate that was found"
+                f"{type(schedulers[0]).__name__}: remove it for the test, and restore it with the "
+                "rate found"
             )
         first = float(optimizer.param_groups[0]["lr"])
         if not first > 0.0:
@@ -76,9 +76,9 @@ class RampedScript:
         def step(*arguments: Any, **settings: Any) -> Any:
             _check(optimizer, scheduler)
             loss = prepared.gradients.loss
-            found = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
+            result = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
             self._hear(loss)
-            return found
+            return result
 
         replace_step(optimizer, step)
         return tuple(made)
@@ -97,7 +97,7 @@ def _check(optimizer: Optimizer, scheduler: LambdaLR) -> None:
     if rates != wanted:
         raise ConfigError(
             f"tune lr sets the learning rate of each update ({wanted[0]:g} now), and the script "
-            f"has set it to {rates[0]:g}: leave that out while you test"
+            f"has set it to {rates[0]:g}: remove that for the test"
         )
 
 
@@ -120,10 +120,10 @@ def script_program(ramp: LrRamp, args: Sequence[str]) -> ScriptProgram:
     path = Path(ramp.spec)
     if not path.is_file():
         raise ConfigError(f"there is no script {path}; name a file, or a task")
-    found = check_script(ScriptProgram(path=str(path)))
+    result = check_script(ScriptProgram(path=str(path)))
     return ScriptProgram(
         path=f"{__package__}.lr_script", args=(ramp.write(), str(path.resolve()), *args),
-        is_module=True, has_ranks=not found.has_group,
+        is_module=True, has_ranks=not result.has_group,
     )  # fmt: skip
 
 

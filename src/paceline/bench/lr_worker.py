@@ -93,10 +93,10 @@ def at_its_rate(pace: Pace, scheduler: LRScheduler, step: Callable[[], Any]) -> 
     is_local = pace.context.is_difference
     if is_local and pace.version:
         scheduler.step()
-    found = step()
+    result = step()
     if not is_local:
         scheduler.step()
-    return found
+    return result
 
 
 class Diverging:

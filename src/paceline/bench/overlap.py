@@ -87,14 +87,27 @@ def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
         return _on_gpu(device, size, count, work)
     if device.type == "cpu":
         return _on_cpu(size, count, work)
-    raise ConfigError(f"bench overlap knows cpu and cuda, got {device.type}")
+    raise ConfigError(f"bench overlap supports cpu and cuda, got {device.type}")
 
 
 def _on_cpu(size: int, count: int, work: str) -> Overlap:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one core computes, another copies
+    try:
+        ways = _cpu_ways(size, count)
+    finally:
+        torch.set_num_threads(threads)
+    notes = (
+        "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
+        f"computing uses 1 thread, copying 1, of {threads}",
+    )
+    return Overlap(work=work, ways=ways, notes=notes)
+
+
+def _cpu_ways(size: int, count: int) -> tuple[TimedTogether, ...]:
+    """Products and copies in turn, then with the copies in a second thread."""
     x = torch.rand(size, size)
     results, copies = _buffers(size, count), _buffers(size, count)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a core for the computation; the other is for who copies
 
     def compute(i: int) -> None:
         torch.mm(x, x, out=results[i])
@@ -113,18 +126,12 @@ def _on_cpu(size: int, count: int, work: str) -> Overlap:
             queue.put(lambda: copy(i))
 
         alone = (_each(compute, count), _each(copy, count))
-        ways = (
+        return (
             measure_together("blocking", *alone, _each(in_turn, count), ROUNDS),
             measure_together(
                 "by a second thread", *alone, _each(queued, count, queue.synchronize), ROUNDS
             ),
         )
-    torch.set_num_threads(threads)
-    notes = (
-        "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
-        f"computing uses 1 thread, copying 1, of {threads}",
-    )
-    return Overlap(work=work, ways=ways, notes=notes)
 
 
 def _on_gpu(device: torch.device, size: int, count: int, work: str) -> Overlap:
@@ -171,7 +178,7 @@ def _buffers(size: int, count: int) -> list[Tensor]:
 def _each(
     work: Callable[[int], object], count: int, wait: Callable[[], object] = lambda: None
 ) -> Callable[[], float]:
-    """A function that does so many pieces, waits for them, and returns the seconds."""
+    """A function that does ``count`` pieces of work, waits, and returns the seconds."""
 
     def whole() -> None:
         for i in range(count):
@@ -220,7 +227,7 @@ def measure_parallel(device: torch.device, size: int, count: int) -> Parallel:
         places = f"two streams of {device}" if is_one else "cuda:0 and cuda:1"
         result = _on_gpus("two streams" if is_one else "two devices", devices, size, count)
     else:
-        raise ConfigError(f"bench parallel knows cpu and cuda, got {device.type}")
+        raise ConfigError(f"bench parallel supports cpu and cuda, got {device.type}")
     work = f"{count} products of {size} x {size} matrices at each"
     return Parallel(places=places, work=work, result=result)
 

@@ -33,7 +33,7 @@ Work = Callable[[], object]
 class WorkQueue:
     """A queue with a thread of its own that works it off in order.
 
-    A full queue blocks who puts until it is half empty, not until one place is free: waking up
+    A full queue blocks ``put`` until it is half empty, not until one place is free: waking up
     costs as much as a short operation, and so it is paid once for many.
 
     Args:
@@ -293,5 +293,5 @@ def _event() -> torch.cuda.Event:
 
 
 def _hold(cycles: int) -> None:
-    """Keep the current stream busy for so many cycles of the device's clock."""
+    """Keep the current stream busy for ``cycles`` of the device's clock."""
     torch.cuda._sleep(cycles)

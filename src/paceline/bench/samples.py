@@ -33,7 +33,7 @@ class Measured:
 
     def to_json(self) -> dict[str, object]:
         """As one JSON object."""
-        names = (one.name for one in fields(self))  # type: ignore[arg-type]  # its children are
+        names = (field.name for field in fields(self))  # type: ignore[arg-type]  # its children are
         return {name: _json(getattr(self, name)) for name in names}
 
 

@@ -91,15 +91,15 @@ class ScalingQuestion:
                 raise ConfigError(f"{flag} must be >= {least}, got {value}")
         if self.engine == "torchrun":
             raise ConfigError(
-                "torchrun begins its workers itself; bench scaling begins others each time: use "
-                "--engine local"
+                "torchrun starts its workers itself; bench scaling starts new ones for each run: "
+                "use --engine local"
             )
         for number in self.workers:
             parse(self.protocol, number)
 
 
 class ScalingCase(NamedTuple):
-    """One row: so many workers with so much each."""
+    """One row: a number of workers, and each one's share of the batch."""
 
     kind: str
     workers: int
@@ -211,7 +211,7 @@ def measure_scaling(
                 try:
                     sample = _measure(question, case, about, keep)
                 except KeyboardInterrupt:
-                    if not any(set(found[rows[0]]) & set(found[one]) for one in rows[1:]):
+                    if not any(set(found[rows[0]]) & set(found[row]) for row in rows[1:]):
                         raise KeyboardInterrupt from None  # one run's summary is no comparison
                     raise Interrupted(_result(question, found, about, where)) from None
                 found[case][number] = sample
@@ -263,8 +263,8 @@ def read_sample(run: Path, about: dict[str, str]) -> ScalingSample:
     warm_s = tally.warm.seconds
     if not warm_s or not steps_s:
         raise ConfigError(
-            f"an epoch of {tally.header.number('num_samples'):,} samples is over after one update "
-            "or two: nothing between updates can be measured; give a smaller --batch-size"
+            f"an epoch of {tally.header.number('num_samples'):,} samples has only one or two "
+            "updates: nothing between updates can be measured; give a smaller --batch-size"
         )
     return ScalingSample(tally.warm.samples / warm_s, tally.warm.updates / warm_s, tuple(steps_s))
 
@@ -296,11 +296,11 @@ def _row(
     samples = runs.values()
     return ScalingRow(
         kind=case.kind, workers=case.workers, mini_batch_size=case.mini_batch_size,
-        samples_per_s=tuple(one.samples_per_s for one in samples),
-        speedups=speedups, efficiencies=tuple(one / case.workers for one in speedups),
-        step_s=statistics.median(statistics.median(one.steps_s) for one in samples),
-        p95_step_s=statistics.median(_p95(one.steps_s) for one in samples),
-        updates_per_s=statistics.median(one.updates_per_s for one in samples),
+        samples_per_s=tuple(sample.samples_per_s for sample in samples),
+        speedups=speedups, efficiencies=tuple(speedup / case.workers for speedup in speedups),
+        step_s=statistics.median(statistics.median(sample.steps_s) for sample in samples),
+        p95_step_s=statistics.median(_p95(sample.steps_s) for sample in samples),
+        updates_per_s=statistics.median(sample.updates_per_s for sample in samples),
     )  # fmt: skip
 
 
@@ -309,42 +309,43 @@ def _p95(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
-def render_scaling(found: MeasuredScaling) -> list[str]:
+def render_scaling(result: MeasuredScaling) -> list[str]:
     """What was measured, the table, and what the figures do not say."""
     header = ("", "mini-batch", "samples/s", "speed-up", "efficiency", "least to most", "step",
               "95 % within", "updates/s")  # fmt: skip
     rows = [
         (
-            ScalingCase(one.kind, one.workers, one.mini_batch_size).label,
-            f"{one.mini_batch_size:,}",
-            f"{statistics.median(one.samples_per_s):,.0f}",
-            _median(one.speedups, 2),
-            _median(one.efficiencies, 3),
-            _spread(one),
-            format_duration(one.step_s),
-            format_duration(one.p95_step_s),
-            f"{one.updates_per_s:,.1f}",
+            ScalingCase(row.kind, row.workers, row.mini_batch_size).label,
+            f"{row.mini_batch_size:,}",
+            f"{statistics.median(row.samples_per_s):,.0f}",
+            _median(row.speedups, 2),
+            _median(row.efficiencies, 3),
+            _spread(row),
+            format_duration(row.step_s),
+            format_duration(row.p95_step_s),
+            f"{row.updates_per_s:,.1f}",
         )
-        for one in found.rows
+        for row in result.rows
     ]
-    threads = f"{found.threads} thread{'s' * (found.threads != 1)}"
-    rounds = f"{found.rounds} round{'s' * (found.rounds != 1)}"
+    threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
+    rounds = f"{result.rounds} round{'s' * (result.rounds != 1)}"
     lines = [
-        f"{found.task}, {found.protocol}, {found.engine} engine on {found.device}; {found.source}",
-        f"{threads} a worker; {rounds} of {found.updates} steps a worker, in turn; medians",
+        f"{result.task}, {result.protocol}, {result.engine} engine on {result.device}; "
+        f"{result.source}",
+        f"{threads} a worker; {rounds} of {result.updates} steps a worker, in turn; medians",
         "",
         *table(header, rows),
         "",
-        *_shared(found),
+        *_shared(result),
     ]
-    if found.engine != "inline":  # no run goes by one whose workers were in one process
+    if result.engine != "inline":  # no run goes by one whose workers were in one process
         lines.append(
-            f"one worker's first run lies in {found.one_worker_run}: runs of more workers with "
-            f"--mini-batch-size {found.rows[0].mini_batch_size} --threads {found.threads} say "
+            f"one worker's first run lies in {result.one_worker_run}: runs of more workers with "
+            f"--mini-batch-size {result.rows[0].mini_batch_size} --threads {result.threads} say "
             "their efficiency by it"
         )
-    if found.interrupted_in:
-        lines.append(f"interrupted in {found.interrupted_in}")
+    if result.interrupted_in:
+        lines.append(f"interrupted in {result.interrupted_in}")
     return lines
 
 
@@ -357,43 +358,43 @@ def _spread(row: ScalingRow) -> str:
     values: Sequence[float] = row.efficiencies
     if row.workers == 1:
         middle = statistics.median(row.samples_per_s)
-        values = [one / middle for one in row.samples_per_s]
+        values = [rate / middle for rate in row.samples_per_s]
     return f"{min(values):.3f} to {max(values):.3f}" if values else "-"
 
 
-def _shared(found: MeasuredScaling) -> Iterator[str]:
+def _shared(result: MeasuredScaling) -> Iterator[str]:
     """One sentence where more workers than places make a figure that means little."""
-    many = [one.workers for one in found.rows if one.workers > found.places]
+    many = [row.workers for row in result.rows if row.workers > result.places]
     if many:
-        if found.device == "cpu":
+        if result.device == "cpu":
             what = f"core{'s' * (num_cores() != 1)}"
             places = f"{num_cores()} {what}"
         else:
-            places = f"{found.places} accelerator{'s' * (found.places != 1)}"
+            places = f"{result.places} accelerator{'s' * (result.places != 1)}"
         yield (
             f"{min(many)} workers and more share {places}: their efficiency says how these are "
             "shared, and little of how the task scales"
         )
 
 
-def draw_scaling(found: MeasuredScaling) -> str:
+def draw_scaling(result: MeasuredScaling) -> str:
     """The text of an SVG file: samples a second and efficiency against the number of workers."""
-    alone = found.rows[0]
+    alone = result.rows[0]
     one_per_s = statistics.median(alone.samples_per_s)
-    longest = math.log2(max(one.workers for one in found.rows))
+    longest = math.log2(max(row.workers for row in result.rows))
     places = [longest * number / _IDEAL_POINTS for number in range(_IDEAL_POINTS + 1)]
     ideal = tuple(Point(t=t, value=2**t * one_per_s) for t in places)
     even = tuple(Point(t=t, value=1.0) for t in (0.0, longest))
     speeds = [Curve(name="n times one worker", points=ideal)]
     shares = [Curve(name="n times one worker", points=even)]
-    for kind in dict.fromkeys(one.kind for one in found.rows[1:]):
-        rows = [alone, *(one for one in found.rows if one.kind == kind and one.efficiencies)]
+    for kind in dict.fromkeys(row.kind for row in result.rows[1:]):
+        rows = [alone, *(row for row in result.rows if row.kind == kind and row.efficiencies)]
         speeds.append(_curve(kind, rows, lambda one: one.samples_per_s))
         shares.append(_curve(kind, rows, lambda one: one.efficiencies))
     return draw_chart(
-        f"{found.task}: scaling over workers",
-        f"{found.protocol}, {found.engine} engine, {found.device}, threads a worker: "
-        f"{found.threads}; medians of {found.rounds} rounds; dots: each round",
+        f"{result.task}: scaling over workers",
+        f"{result.protocol}, {result.engine} engine, {result.device}, threads a worker: "
+        f"{result.threads}; medians of {result.rounds} rounds; dots: each round",
         [
             Diagram(label="samples a second", curves=tuple(speeds), from_zero=True),
             Diagram(
@@ -411,9 +412,9 @@ def _curve(
     return Curve(
         name=name,
         points=tuple(
-            Point(t=math.log2(one.workers), value=statistics.median(values(one))) for one in rows
+            Point(t=math.log2(row.workers), value=statistics.median(values(row))) for row in rows
         ),
         dots=tuple(
-            Point(t=math.log2(one.workers), value=value) for one in rows for value in values(one)
+            Point(t=math.log2(row.workers), value=value) for row in rows for value in values(row)
         ),
     )

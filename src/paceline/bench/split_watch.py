@@ -40,14 +40,14 @@ def seen_task() -> Task:
         return task.module()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = task.loss(outputs, targets)
-        if found.requires_grad:
+        result = task.loss(outputs, targets)
+        if result.requires_grad:
             watch.note()
-        return found
+        return result
 
     def data() -> Splits:
-        found = task.splits()
-        return Splits(train=found.train, test=None, source=found.source)
+        result = task.splits()
+        return Splits(train=result.train, test=None, source=result.source)
 
     return replace(task, model=model, loss=loss, data=data)
 

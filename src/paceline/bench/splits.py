@@ -38,7 +38,7 @@ _MOST_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSplitsQuestion:
-    """What is measured.
+    """The question.
 
     Args:
         workers: n, of each split but ``none``.
@@ -64,7 +64,7 @@ class LiveSplitsQuestion:
 
 
 class SplitSample(NamedTuple):
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         memory_bytes, sent_bytes, busy_s: of each worker; ``sent_bytes`` and ``busy_s`` an update.
@@ -82,7 +82,7 @@ class SplitSample(NamedTuple):
 def measure_splits(
     question: LiveSplitsQuestion, say: Callable[[str], None] = lambda line: None
 ) -> LiveSplits:
-    """Predict all, and run what runs.
+    """Predict every split, and run those that can run.
 
     Raises:
         ConfigError: the task or a name of ``only`` is unknown.
@@ -118,16 +118,16 @@ def measure_splits(
 
 
 def _wanted(report: SplitReport, only: Sequence[str]) -> list[SplitPrice]:
-    prices = {one.name: one for one in report.table.prices}
+    prices = {price.name: price for price in report.table.prices}
     for name in only:
         if name not in prices:
             raise unknown("split", name, prices)
-    return [one for one in prices.values() if not only or one.name in only]
+    return [price for price in prices.values() if not only or price.name in only]
 
 
 @dataclass(slots=True)
 class _Collected:
-    """What there is so far."""
+    """The result so far."""
 
     question: LiveSplitsQuestion
     batch_size: int
@@ -138,19 +138,19 @@ class _Collected:
     why: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in self.prices:
+        for price in self.prices:
             try:
-                if one.name != NONE:
-                    read_split(one.name, self.question.workers)
+                if price.name != NONE:
+                    read_split(price.name, self.question.workers)
             except ConfigError as error:
-                self.why[one.name] = str(error)
+                self.why[price.name] = str(error)
 
     def result(self, interrupted_in: str = "") -> LiveSplits:
         rows = [
-            _row(one, self.samples.get(one.name, []), self.why.get(one.name, ""))
-            for one in self.prices
+            _row(price, self.samples.get(price.name, []), self.why.get(price.name, ""))
+            for price in self.prices
         ]
-        timed = [(one.step_s, one.split) for one in rows if one.step_s is not None]
+        timed = [(row.step_s, row.split) for row in rows if row.step_s is not None]
         return LiveSplits(
             task=self.question.task, workers=self.question.workers, batch_size=self.batch_size,
             rounds=self.question.rounds, updates=self.question.updates, load=self.load,
@@ -162,14 +162,16 @@ class _Collected:
 
 def _row(price: SplitPrice, samples: Sequence[SplitSample], why: str) -> LiveSplit:
     def most(values: Callable[[SplitSample], Sequence[float]]) -> float | None:
-        found = [max(values(one)) for one in samples if values(one)]
+        found = [max(values(sample)) for sample in samples if values(sample)]
         return statistics.median(found) if found else None
 
-    balances = [statistics.mean(one.busy_s) / max(one.busy_s) for one in samples if one.busy_s]
+    balances = [
+        statistics.mean(sample.busy_s) / max(sample.busy_s) for sample in samples if sample.busy_s
+    ]
     is_priced = price.step_s is not None
     return LiveSplit(
         split=price.name,
-        steps_s=tuple(step_s for one in samples for step_s in one.steps_s),
+        steps_s=tuple(step_s for sample in samples for step_s in sample.steps_s),
         sent_bytes=most(lambda one: one.sent_bytes),
         memory_bytes=most(lambda one: one.memory_bytes),
         balance=statistics.median(balances) if balances else None,
@@ -182,7 +184,7 @@ def _row(price: SplitPrice, samples: Sequence[SplitSample], why: str) -> LiveSpl
 
 
 def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: Path) -> list[str]:
-    """What begins one run, as a user would write it."""
+    """The command that starts one run, as a user would write it."""
     workers, name = (1, "data") if split == NONE else (question.workers, split)
     return [
         sys.executable, "-m", "paceline", "train", f"{seen_task.__module__}:{seen_task.__name__}",
@@ -194,7 +196,7 @@ def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: P
 
 
 def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSample:
-    """One run; its files are thrown away.
+    """Make one run and delete its files.
 
     Raises:
         ConfigError: it did not end as it should; the run's own words.

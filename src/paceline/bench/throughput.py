@@ -1,8 +1,10 @@
-"""Images a second against model, batch size and precision, up to where memory ends.
+"""Images a second against model, batch size and precision, until memory runs out.
 
 Every model and precision has a process of its own (`batch_size.Stepper`); its batch grows until
 memory ends or a step takes very long. The tables of several machines merge into one: they are
-the same JSON with the machine's name in each row. This module must not know how a step is made.
+the same JSON with the machine's name in each row. Question,
+measurement and table are one file, a bit above 300 lines. This module must not know how a step is
+made.
 """
 
 import itertools
@@ -61,7 +63,7 @@ class ThroughputRow:
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """All that rows of several batch sizes have in common."""
+        """What rows of one series share."""
         return self.model, self.device, self.precision, self.machine
 
     @property
@@ -71,8 +73,8 @@ class ThroughputRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """What is to be measured.
+class ThroughputQuestion:
+    """The question.
 
     Args:
         models: tasks.
@@ -102,52 +104,57 @@ class Sweep:
             raise ConfigError(f"--seconds must be > 0 and finite, got {self.seconds}")
 
 
-def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[ThroughputRow]:
+def sweep(
+    question: ThroughputQuestion, machine: str, say: Callable[[str], None]
+) -> list[ThroughputRow]:
     """Measure every model, precision and batch size; smaller batches first.
 
     Raises:
         ConfigError: there is no such task.
     """
-    for model in asked.models:
+    for model in question.models:
         load_task(model)
     rows: list[ThroughputRow] = []
-    for model in asked.models:
-        for precision in asked.precisions:
-            for row in _column(asked, machine, model, precision):
+    for model in question.models:
+        for precision in question.precisions:
+            for row in _column(question, machine, model, precision):
                 rows.append(row)
                 said = f"{row.images_per_s:,.0f} images/s" if row.images_per_s else row.ended
                 say(f"{model} {precision} batch {row.batch_size}: {said}")
     return rows
 
 
-def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[ThroughputRow]:
+def _column(
+    question: ThroughputQuestion, machine: str, model: str, precision: str
+) -> list[ThroughputRow]:
     rows: list[ThroughputRow] = []
     place = ThroughputRow(
-        machine=machine, device=asked.device, model=model, precision=precision, batch_size=0
+        machine=machine, device=question.device, model=model, precision=precision, batch_size=0
     )
     arguments = {
-        "spec": model, "precision": precision, "device": asked.device, "threads": asked.threads,
-        "limit_bytes": asked.limit_bytes or free_bytes(asked.device),
+        "spec": model, "precision": precision, "device": question.device,
+        "threads": question.threads,
+        "limit_bytes": question.limit_bytes or free_bytes(question.device),
     }  # fmt: skip
     with stepper_apart(arguments) as seat:
-        for batch_size in asked.batch_sizes or _SIZES:
+        for batch_size in question.batch_sizes or _SIZES:
             row = replace(place, batch_size=batch_size)
             step_s = rows[-1].batch_size / (rows[-1].speed or math.inf) if rows else 0.0
-            if asked.batch_sizes is None and step_s > _LONG_S:
+            if question.batch_sizes is None and step_s > _LONG_S:
                 ended = f"{_NOT_TRIED}: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
                 rows.append(replace(row, ended=ended))
             else:
-                rows.append(_measured(row, seat, asked))
+                rows.append(_measured(row, seat, question))
             is_over = rows[-1].ended.startswith((_MEMORY, _NOT_TRIED)) or seat.has_ended
             if is_over:  # what else fails may be of this size: batch norm of one sample
                 break
     return rows
 
 
-def _measured(row: ThroughputRow, seat: Apart, asked: Sweep) -> ThroughputRow:
+def _measured(row: ThroughputRow, seat: Apart, question: ThroughputQuestion) -> ThroughputRow:
     """The row with its figures, or with why there are none."""
     try:
-        how = {"seconds": asked.seconds, "blocks": _BLOCKS}
+        how = {"seconds": question.seconds, "blocks": _BLOCKS}
         answer = seat.ask("measure", batch_size=row.batch_size, **how)
     except PacelineError as error:
         return replace(row, ended=str(error))
@@ -155,7 +162,7 @@ def _measured(row: ThroughputRow, seat: Apart, asked: Sweep) -> ThroughputRow:
         return replace(row, ended=f"{_MEMORY}: {answer['ended']}")
     per_s = [float(value) for value in answer["per_s"]]
     op_per_s = statistics.median(per_s) * float(answer["op_per_sample"])
-    most_op_per_s, _ = read_matmul(row.device, row.precision, asked.threads)
+    most_op_per_s, _ = read_matmul(row.device, row.precision, question.threads)
     return replace(
         row, images_per_s=statistics.median(per_s), least_per_s=min(per_s), most_per_s=max(per_s),
         peak_bytes=int(answer["peak_bytes"]),
@@ -164,7 +171,7 @@ def _measured(row: ThroughputRow, seat: Apart, asked: Sweep) -> ThroughputRow:
 
 
 def days(images: int, epochs: int, images_per_s: float) -> float:
-    """How many days so many images take, so many times.
+    """How many days ``epochs`` passes over ``images`` images take.
 
     Example: AlexNet on Places, 2.5 million images, was 6 days on a K40 (notes on GPU training).
         >>> round(days(2_500_000, 90, 434.0), 1)
@@ -174,7 +181,7 @@ def days(images: int, epochs: int, images_per_s: float) -> float:
 
 
 def to_json(rows: Sequence[ThroughputRow]) -> dict[str, object]:
-    """As one JSON object, which `merged` reads."""
+    """The table as one JSON object, which `merged` reads."""
     return {"rows": [asdict(row) for row in rows]}
 
 

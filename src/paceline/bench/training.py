@@ -40,18 +40,18 @@ from .clock import elapsed_s
 _EVALUATIONS_AN_EPOCH = 4
 _EVALUATION_BATCH = 1000
 MOST_S = 60.0
-"""After so much training a run gives up."""
+"""A run that has trained this long gives up."""
 _SMALL, _DOUBLINGS = 16, 5
 """Noise is measured with 16 to 512 samples."""
 _RESAMPLES = 500
 
 Gradient = Callable[[int], Tensor]
-"""So many fresh samples -> the mean of their gradients, flat."""
+"""A number of fresh samples -> the mean of their gradients, flat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What was measured at one point of the training.
+    """The measurement at one point of the training.
 
     Args:
         squared: batch size, from b to B -> mean of |G_batch|^2 over the draws.
@@ -115,7 +115,7 @@ def scaled_rate(rate: float, batch_size: int, other: int, scale: float) -> float
 
 
 def measure_noise(gradient: Gradient, small: int, doublings: int, draws: int) -> Noise:
-    """Draw gradients and tell the noise from the rest.
+    """Draw gradients and separate the noise from the mean.
 
     Args:
         small: b, >= 1.
@@ -215,15 +215,17 @@ class TrainingRun:
         self.samples += len(targets)
 
     def gradient(self, count: int) -> Tensor:
-        """The mean gradient of so many samples, drawn with replacement; parameters stay."""
+        """The mean gradient of ``count`` samples drawn with replacement; parameters stay."""
         data = self._splits.train
         index = torch.randint(len(data), (count,)).tolist()  # type: ignore[arg-type]  # a map-style data set has a length
         self._backward(*self._loader.collate_fn(fetch(data, index)))
-        found = [one.grad for one in self._model.parameters() if one.grad is not None]
+        found = [
+            parameter.grad for parameter in self._model.parameters() if parameter.grad is not None
+        ]
         return nn.utils.parameters_to_vector(found)
 
     def accuracy(self) -> float:
-        """On the test data.
+        """Accuracy on the test data.
 
         Raises:
             ConfigError: the task has none, or no accuracy.
@@ -235,12 +237,12 @@ class TrainingRun:
         with torch.no_grad():
             for inputs, targets in make_loader(self._splits.test, _EVALUATION_BATCH):
                 outputs = self._model(inputs.to(self._device))
-                found = self._task.metrics(outputs, targets.to(self._device))
-                its = accuracy_in(found)
+                result = self._task.metrics(outputs, targets.to(self._device))
+                its = accuracy_in(result)
                 if its is None:
                     raise ConfigError(
                         f"{self._task.name} has no accuracy to reach: it measures "
-                        f"{', '.join(found)}; name one acc, accuracy or ..._acc"
+                        f"{', '.join(result)}; name one acc, accuracy or ..._acc"
                     )
                 right, count = right + its[0], count + its[1]
         self._model.train()

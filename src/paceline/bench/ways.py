@@ -44,7 +44,7 @@ def _compiled(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
 
 
 def _by_file(name: str) -> Way:
-    """Written in a format and loaded again, as a program elsewhere would have it."""
+    """A way that writes the model in a format and loads it, as another program would."""
 
     def way(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
         form = FORMATS[name]
@@ -81,19 +81,19 @@ class TimedWay:
 
     def __init__(self, way: str, subject: str, batch_size: int, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        found = find_subject(subject)
+        result = find_subject(subject)
         self._way = WAYS[way]
         self._is_counted = way == "compile"
         self._device = torch.device(device)
-        self._model = found.model.to(self._device)
-        self._make = found.inputs
-        self._inputs = tuple(one.to(self._device) for one in found.inputs(batch_size))
+        self._model = result.model.to(self._device)
+        self._make = result.inputs
+        self._inputs = tuple(one.to(self._device) for one in result.inputs(batch_size))
         self._batch_size = batch_size
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-ways-")
         self._run: Run | None = None
 
     def prepare(self) -> Mapping[str, object]:
-        """Build it, call it the first times, and hold its output against the model's."""
+        """Build the way, make its first calls, and compare its output with the model's."""
         with torch.no_grad():
             synchronize()
             reset_peak(self._device)
@@ -116,7 +116,7 @@ class TimedWay:
         }
 
     def block(self, count: int) -> Mapping[str, object]:
-        """Call it so many times; the seconds of all of them."""
+        """Make ``count`` calls; their seconds."""
         run, inputs = self._run, self._inputs
         assert run is not None
         with torch.no_grad():
@@ -124,7 +124,7 @@ class TimedWay:
             return {"seconds": elapsed_s(lambda: run(*inputs), count)}
 
     def finish(self) -> Mapping[str, object]:
-        """Peak memory so far; then two other batch sizes: what is compiled anew for them."""
+        """Peak memory so far; then two other batch sizes: the recompilations they cause."""
         peak = peak_bytes(self._device)
         counters = torch._dynamo.utils.counters  # of torch.compile, in this process
         before = int(counters["stats"]["unique_graphs"])

@@ -6,6 +6,7 @@ even begin to load. This module must not know what a verb does.
 
 import importlib
 import itertools
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -28,7 +29,7 @@ class Verb(NamedTuple):
     group: str
     help: str
     file: str = ""
-    """Where that is not one of its own name."""
+    """The file, where it is not named after the verb."""
 
     @property
     def home(self) -> str:
@@ -38,24 +39,31 @@ class Verb(NamedTuple):
 VERBS = (
     Verb("train", "Train", "Train a built-in task or your own (pkg.module:task).", "run"),
     Verb("launch", "Train", "Run your own script with N workers.", "run"),
-    Verb("export", "Train", "A model to a file that runs without the Python that made it."),
-    Verb("tune", "Train", "Settings that are found by measuring: batch-size, lr."),
-    Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
-    Verb("plan", "Predict", "Which protocol and which K, or which split, and why.", "protocols"),
-    Verb("partition", "Predict", "Where to cut a model for n workers, and what that brings."),
-    Verb("compare", "Predict", "Protocols under the same stragglers and seeds.", "protocols"),
-    Verb("verify", "Predict", "Whether N workers compute what one does, on your own model."),
-    Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
-    Verb("doctor", "Measure", "What is wrong in a script, or could cost, with file and line."),
+    Verb("export", "Train", "Export a model to a file that runs without its Python code."),
+    Verb("tune", "Train", "Find settings by measuring: batch-size, lr."),
+    Verb("simulate", "Predict", "Simulate a protocol in virtual time, with thousands of workers."),
+    Verb("plan", "Predict", "Advise a protocol and K, or a split, and say why.", "protocols"),
+    Verb("partition", "Predict", "Find where to cut a model for n workers, and the gain."),
+    Verb(
+        "compare", "Predict", "Compare protocols under the same stragglers and seeds.", "protocols"
+    ),
+    Verb("verify", "Predict", "Check that N workers compute what one does, on your own model."),
+    Verb("bench", "Measure", "Measure one device: compilers, asynchrony, overlap."),
+    Verb("doctor", "Measure", "Find bugs and likely costs in a script, with file and line."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
-    Verb("watch", "Look at a run", "A run that is under way, live, until it ends."),
-    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
-    Verb("probe", "Machine", "What this machine takes: caches, memory, disk, arithmetic, links."),
-    Verb("env", "Machine", "What this machine is; why its accelerator cannot be used.", "machine"),
-    Verb("ps", "Machine", "Your training processes, what they hold, and ghosts.", "processes"),
-    Verb("clean", "Machine", "End ghosts and free what they hold; shown first.", "processes"),
-    Verb("data", "Machine", "Data sets here, and how to get them.", "machine"),
-    Verb("config", "Machine", "Settings, and where each came from.", "machine"),
+    Verb("watch", "Look at a run", "Follow a run live, until it ends."),
+    Verb("replay", "Look at a run", "Repeat a run from its trace, bit for bit.", "run"),
+    Verb("probe", "Machine", "Measure this machine: caches, memory, disk, arithmetic, links."),
+    Verb(
+        "env",
+        "Machine",
+        "Describe this machine; say why its accelerator cannot be used.",
+        "machine",
+    ),
+    Verb("ps", "Machine", "List your training processes, what they hold, and ghosts.", "processes"),
+    Verb("clean", "Machine", "End ghosts and free what they hold; lists them first.", "processes"),
+    Verb("data", "Machine", "List data sets here, and fetch them.", "machine"),
+    Verb("config", "Machine", "Show settings, and where each came from.", "machine"),
 )
 
 
@@ -70,7 +78,7 @@ def main(tokens: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(tokens: list[str]) -> int:
-    """Run the command line; the exit code: 0, 1 a run failed, 2 wrongly asked, 128 + a signal."""
+    """Run the command line; its exit code: 0, 1 a run failed, 2 a wrong command, 128 + a signal."""
     own = tokens
     try:
         own, rest = _translated(tokens)
@@ -84,7 +92,7 @@ def run(tokens: list[str]) -> int:
         if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
             _print_error("Interrupted", "interrupted before there was a result")
         return EXIT_SIGNAL + getattr(end, "signal", 2)
-    except BrokenPipeError:  # who read our output has gone (`| head`): nothing is left to say
+    except BrokenPipeError:  # the reader has gone (`| head`): there is nobody to tell
         lead_nowhere(sys.stdout)
         return EXIT_ERROR
     except (MemoryError, ImportError, RuntimeError) as error:
@@ -104,6 +112,7 @@ def make_app(tokens: Sequence[str]) -> App:
         help="PyTorch training over several workers, also when some are slow or die.",
         version=f"paceline {__version__}",
         help_format="plaintext",
+        help_formatter=HelpFormatter(),
         result_action="return_none",
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative_iterable=(), converter=_read),  # no --empty-delay
@@ -123,18 +132,58 @@ def make_app(tokens: Sequence[str]) -> App:
     return app
 
 
+class HelpFormatter:
+    """Cyclopts' own formatter over rejoined paragraphs, so that they wrap at the terminal's width.
+
+    Cyclopts keeps a docstring's line breaks in plain text; its markdown loads more than ``--help``
+    may take.
+    """
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        """Print one panel of commands or parameters."""
+        from cyclopts.help import DefaultFormatter
+
+        for entry in panel.entries:
+            _rejoin(entry.description)
+        DefaultFormatter()(console, options, panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        """Print the usage line."""
+        from cyclopts.help import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Print what the command does."""
+        from cyclopts.help import DefaultFormatter
+
+        _rejoin(description)
+        DefaultFormatter().render_description(console, options, description)
+
+
+_WRAPPED_LINE = re.compile(r"(?<!\n)\n(?!\n| |- |Example: |$)")
+"""A line break within a paragraph; lists, indented blocks and examples keep theirs."""
+
+
+def _rejoin(description: Any) -> None:
+    """Join the lines of each paragraph of an ``InlineText``, in place."""
+    text = getattr(description, "primary_renderable", None)
+    if text is not None and hasattr(text, "plain"):
+        text.plain = _WRAPPED_LINE.sub(" ", text.plain)
+
+
 def _read(kind: Any, tokens: Sequence[Token]) -> Any:
-    """A value as the parser reads it, but for whole numbers: it would round 2.5 to 2.
+    """A value as the parser reads it, except whole numbers: it would round 2.5 to 2.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a whole number.
     """
     if kind in (int, int | None):
         for token in tokens:
             try:
                 int(token.value)
             except ValueError:
-                raise ValueError(f"a whole number is wanted, got {token.value!r}") from None
+                raise ValueError(f"expected a whole number, got {token.value!r}") from None
     return convert(kind, tokens)
 
 
@@ -148,7 +197,7 @@ def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _fail(error: PacelineError, wants_json: bool) -> int:
-    """Say what went wrong: once on standard error, and as JSON where that was asked for."""
+    """Print the error on standard error, and as JSON if requested; return the exit code."""
     _say(f"error: {error}")
     if wants_json:
         _print_error(type(error).__name__, str(error))
@@ -156,7 +205,7 @@ def _fail(error: PacelineError, wants_json: bool) -> int:
 
 
 def _refused(error: OSError) -> PacelineError:
-    """What the system would not do, and with which file."""
+    """The error for what the system refused, with the file."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -167,7 +216,7 @@ def _refused(error: OSError) -> PacelineError:
 
 
 def _no_memory(error: Exception) -> LinkError:
-    """Why memory ran out. What is no such error is raised again."""
+    """The error for memory that ran out; any other error is raised again."""
     from ..system.limits import describe_limits, is_out_of_memory
 
     if not is_out_of_memory(error):
@@ -192,14 +241,14 @@ def _print_error(kind: str, message: str) -> None:
 
 
 def _wants_json(tokens: list[str]) -> bool:
-    """Whether a flag, the environment or the settings file asks for JSON, as far as they go."""
+    """Whether a flag, the environment or a readable settings file asks for JSON."""
     if "--json" in tokens or not tokens or tokens[0] not in _WITH_SETTINGS:
         return "--json" in tokens
     from pathlib import Path
 
     from ..config import resolve
 
-    flags = [*(part for one in tokens for part in _apart(one)), ""]
+    flags = [*(part for token in tokens for part in _apart(token)), ""]
     file = next((b for a, b in itertools.pairwise(flags) if a == "--config"), None)
     try:
         return resolve({}, Path(file) if file else None).settings.json
@@ -213,7 +262,7 @@ def _apart(token: str) -> Sequence[str]:
 
 
 def _in_one_line(error: CycloptsError) -> str:
-    """What the parser has to say, without its boxes."""
+    """The parser's message in one line, without boxes."""
     if isinstance(error, UnusedCliTokensError):
         verb = " ".join(error.command_chain or ())
         rest = " ".join(error.unused_tokens or ())

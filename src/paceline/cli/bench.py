@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 bench = App(
     name="bench",
-    help="What one device does, what collectives do between processes, what more workers bring.",
+    help="Measure one device, collectives between processes, and the gain of more workers.",
 )
 
 
@@ -57,9 +57,9 @@ NO_CALLS = CallFlags()
 
 @bench.command(name="compile")
 def compile_(
-    task: str = "chapter-mlp", /, *, asked: CallFlags = NO_CALLS, json: Json = False
+    task: str = "chapter-mlp", /, *, flags: CallFlags = NO_CALLS, json: Json = False
 ) -> None:
-    """Eager, TorchScript, torch.compile, export and AOTInductor on the same work.
+    """Compare eager, TorchScript, torch.compile, export and AOTInductor on the same work.
 
     Example: paceline bench compile lenet --batch-size 256
 
@@ -74,19 +74,19 @@ def compile_(
 
     question = WaysQuestion(
         subject=task,
-        ways=tuple(asked.ways.split(",")) if asked.ways else tuple(WAYS),
-        batch_size=asked.batch_size,
-        calls=asked.calls,
-        device=chosen_device(asked.device),
-        threads=chosen_threads(asked.threads),
+        ways=tuple(flags.ways.split(",")) if flags.ways else tuple(WAYS),
+        batch_size=flags.batch_size,
+        calls=flags.calls,
+        device=chosen_device(flags.device),
+        threads=chosen_threads(flags.threads),
     )
-    found = compare_ways(question, say)
-    show(json, found.to_json, lambda: render_ways(found))
+    result = compare_ways(question, say)
+    show(json, result.to_json, lambda: render_ways(result))
 
 
 @bench.command(name="async")
 def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> None:
-    """What queueing saves: t1, t2, t3 of an operation, n calls blocking and queued, the depth.
+    """Measure what queueing saves: t1, t2, t3 of an operation, n blocking and queued calls, depth.
 
     Example: paceline bench async --calls 2000
 
@@ -103,19 +103,19 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     from ..bench.device import chosen_device
 
     chosen = torch.device(chosen_device(device))
-    found = measure_asynchrony(chosen, calls)
+    result = measure_asynchrony(chosen, calls)
     toy = numpy_and_torch(chosen)
     chapter = [one.to_json() for one in toy.values()]
     show(
         json,
-        lambda: {"device": str(chosen), **found.to_json(), "chapter": chapter},
-        lambda: render_asynchrony(found, toy, chosen.type),
+        lambda: {"device": str(chosen), **result.to_json(), "chapter": chapter},
+        lambda: render_asynchrony(result, toy, chosen.type),
     )
 
 
 @bench.command
 def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False) -> None:
-    """One job as coroutines, threads and processes: waiting, in Python, in a library; their cost.
+    """Run jobs as coroutines, threads and processes: waiting, in Python, in a library; their cost.
 
     Example: paceline bench concurrency --jobs 16 --at-once 4
 
@@ -130,8 +130,8 @@ def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False
     from ..system.processors import num_cores
 
     usual = min(MOST_AT_ONCE, num_cores())
-    found = measure_concurrency(jobs, usual if at_once is None else at_once, say)
-    show(json, found.to_json, lambda: render_concurrency(found))
+    result = measure_concurrency(jobs, usual if at_once is None else at_once, say)
+    show(json, result.to_json, lambda: render_concurrency(result))
 
 
 @bench.command
@@ -144,7 +144,7 @@ def copies(
     device: str = "auto",
     json: Json = False,
 ) -> None:
-    """What pinned memory, non_blocking and channels last are worth on a model; CPU or device.
+    """Measure pinned memory, non_blocking and channels last on a model; CPU or device.
 
     Example: paceline bench copies resnet18 --batch-size 32
 
@@ -170,15 +170,15 @@ def copies(
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
-    found = measure_copies(subject, batch, torch.device(chosen_device(device)), say)
-    show(json, found.to_json, lambda: render_copies(found))
+    result = measure_copies(subject, batch, torch.device(chosen_device(device)), say)
+    show(json, result.to_json, lambda: render_copies(result))
 
 
 @bench.command
 def overlap(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
-    """Computing alone, copying alone, and both: how much of the shorter one is hidden.
+    """Time computing, copying, and both at once: how much of the shorter one is hidden.
 
     Example: paceline bench overlap --size 500 --count 20
 
@@ -198,12 +198,12 @@ def overlap(
     from ..bench.samples import render_together
 
     chosen = torch.device(chosen_device(device))
-    found = measure_overlap(chosen, _size(size, chosen.type), count)
-    table = render_together(found.ways, "computing", "copying")
+    result = measure_overlap(chosen, _size(size, chosen.type), count)
+    table = render_together(result.ways, "computing", "copying")
     show(
         json,
-        lambda: {"device": str(chosen), **found.to_json()},
-        lambda: [f"{found.work}, {chosen}", "", *table, "", *found.notes],
+        lambda: {"device": str(chosen), **result.to_json()},
+        lambda: [f"{result.work}, {chosen}", "", *table, "", *result.notes],
     )
 
 
@@ -211,7 +211,7 @@ def overlap(
 def parallel(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
-    """Independent work on two devices (or two streams, or two processes), alone and at once.
+    """Time independent work on two devices (or streams, or processes), alone and at once.
 
     Example: paceline bench parallel --device cpu
 
@@ -231,12 +231,12 @@ def parallel(
     from ..bench.samples import render_together
 
     chosen = torch.device(chosen_device(device))
-    found = measure_parallel(chosen, _size(size, chosen.type), count)
-    table = render_together((found.result,), "one", "other")
+    result = measure_parallel(chosen, _size(size, chosen.type), count)
+    table = render_together((result.result,), "one", "other")
     show(
         json,
-        lambda: {"device": str(chosen), **found.to_json()},
-        lambda: [found.places, found.work, "", *table],
+        lambda: {"device": str(chosen), **result.to_json()},
+        lambda: [result.places, result.work, "", *table],
     )
 
 
@@ -251,10 +251,10 @@ def collectives(
     rounds: int = 5,
     json: Json = False,
 ) -> None:
-    """Sums between processes of this machine: each collective, gloo's own, and what is predicted.
+    """Time sums between processes of this machine: each collective, gloo's own, and predictions.
 
-    What messages take here is kept in ~/.cache/paceline/ceilings.json, where --collective auto
-    finds it, unless --names or --sizes leave out what it goes by.
+    Message costs are kept in ~/.cache/paceline/ceilings.json for --collective auto, unless --names
+    or --sizes leave out what it needs.
 
     Example: paceline bench collectives --workers 4 --names ring,tree,hub --sizes 1KiB,1MiB
 
@@ -284,10 +284,10 @@ def collectives(
     question = CollectivesQuestion.read(
         operation, workers=workers, names=names, sizes=sizes, rounds=rounds
     )
-    found = measure_collectives(question, say)
-    if found.cost.native_s:  # of an all-reduce, which runs make
-        say(tell_kept(found.cost) if question.is_whole else NOT_KEPT)
-    show(json, found.to_json, lambda: render_collectives(found))
+    result = measure_collectives(question, say)
+    if result.cost.native_s:  # of an all-reduce, which runs make
+        say(tell_kept(result.cost) if question.is_whole else NOT_KEPT)
+    show(json, result.to_json, lambda: render_collectives(result))
 
 
 @bench.command
@@ -298,7 +298,7 @@ def links(
     mib: int | None = None,
     json: Json = False,
 ) -> None:
-    """What the cores here are connected by: latency, bandwidth, NUMA nodes; the rings in it.
+    """Measure the links between cores: latency, bandwidth, NUMA nodes; rings over them.
 
     Example: paceline bench links --topology dgx1
 
@@ -325,7 +325,7 @@ def links(
         if cores is not None or mib is not None:
             idle = "--mib" if cores is None else "--cores"
             raise ConfigError(
-                f"--topology {topology} measures nothing, so {idle} does nothing: leave one out"
+                f"--topology {topology} measures nothing, so {idle} has no effect; leave one out"
             )
         machines = recorded(topology)
         show(json, lambda: recorded_json(machines), lambda: render_recorded(machines))
@@ -334,8 +334,8 @@ def links(
     if not 1 <= size <= 1 << 20:
         raise ConfigError(f"--mib must be >= 1 and at most 1048576, got {size}")
     chosen = usual_cores() if cores is None else _numbers(cores, "--cores", "0,1")
-    found = measure_links(chosen, size << 20, say)
-    show(json, found.to_json, lambda: render_links(found))
+    result = measure_links(chosen, size << 20, say)
+    show(json, result.to_json, lambda: render_links(result))
 
 
 @Parameter(name="*")
@@ -390,8 +390,8 @@ NO_SCALING = ScalingFlags()
 
 
 @bench.command
-def scaling(task: str, /, *, asked: ScalingFlags = NO_SCALING, json: Json = False) -> None:
-    """What more workers bring: throughput, speed-up, efficiency and steps of real runs in turn.
+def scaling(task: str, /, *, flags: ScalingFlags = NO_SCALING, json: Json = False) -> None:
+    """Measure what more workers bring: throughput, speed-up, efficiency and steps of real runs.
 
     Example: paceline bench scaling lenet -n 1,2,4 --plot scaling.svg
 
@@ -402,41 +402,41 @@ def scaling(task: str, /, *, asked: ScalingFlags = NO_SCALING, json: Json = Fals
     """
     from ..bench.scaling import measure_scaling
 
-    writable(asked.plot)
+    writable(flags.plot)
     try:
-        found = measure_scaling(_scaling_question(task, asked), say)
+        result = measure_scaling(_scaling_question(task, flags), say)
     except Interrupted as end:
-        _show_scaling(end.summary, asked.plot, is_json=json)
+        _show_scaling(end.summary, flags.plot, is_json=json)
         raise
-    _show_scaling(found, asked.plot, is_json=json)
+    _show_scaling(result, flags.plot, is_json=json)
 
 
-def _show_scaling(found: "MeasuredScaling", plot: Path | None, *, is_json: bool) -> None:
+def _show_scaling(result: "MeasuredScaling", plot: Path | None, *, is_json: bool) -> None:
     from ..bench.scaling import draw_scaling, render_scaling
 
-    draw(plot, lambda: draw_scaling(found))
-    show(is_json, found.to_json, lambda: render_scaling(found))
+    draw(plot, lambda: draw_scaling(result))
+    show(is_json, result.to_json, lambda: render_scaling(result))
 
 
-def _scaling_question(task: str, asked: ScalingFlags) -> "ScalingQuestion":
+def _scaling_question(task: str, flags: ScalingFlags) -> "ScalingQuestion":
     from ..bench.scaling import STRONG, WEAK, ScalingQuestion, usual_workers
 
-    numbers = usual_workers(asked.device, asked.threads)
-    if asked.workers is not None:
-        numbers = _numbers(asked.workers, "--workers", "1,2,4")
-    kinds = (WEAK,) * asked.weak + (STRONG,) * asked.strong
+    numbers = usual_workers(flags.device, flags.threads)
+    if flags.workers is not None:
+        numbers = _numbers(flags.workers, "--workers", "1,2,4")
+    kinds = (WEAK,) * flags.weak + (STRONG,) * flags.strong
     return ScalingQuestion(
         task=task,
         workers=tuple(number for number in numbers if number != 1),
         kinds=kinds or (WEAK, STRONG),
-        protocol=asked.protocol,
-        batch_size=asked.batch_size,
-        updates=asked.updates,
-        rounds=asked.rounds,
-        engine=asked.engine,
-        threads=asked.threads,
-        device=asked.device,
-        seed=asked.seed,
+        protocol=flags.protocol,
+        batch_size=flags.batch_size,
+        updates=flags.updates,
+        rounds=flags.rounds,
+        engine=flags.engine,
+        threads=flags.threads,
+        device=flags.device,
+        seed=flags.seed,
     )
 
 
@@ -474,8 +474,8 @@ NO_SPLITS = SplitFlags()
 
 
 @bench.command
-def splits(task: str, /, *, asked: SplitFlags = NO_SPLITS, json: Json = False) -> None:
-    """Every split that runs here, live for a few steps, beside what `plan --memory` predicts.
+def splits(task: str, /, *, flags: SplitFlags = NO_SPLITS, json: Json = False) -> None:
+    """Run every possible split for a few steps, beside what `plan --memory` predicts.
 
     Example: paceline bench splits mlp -n 2 --only data --only network --plot splits.svg
 
@@ -486,36 +486,36 @@ def splits(task: str, /, *, asked: SplitFlags = NO_SPLITS, json: Json = False) -
     """
     from ..bench.splits import LiveSplitsQuestion, measure_splits
 
-    writable(asked.plot)
+    writable(flags.plot)
     question = LiveSplitsQuestion(
-        task=task, workers=asked.workers, only=tuple(asked.only or ()), updates=asked.updates,
-        rounds=asked.rounds, batch_size=asked.batch_size,
+        task=task, workers=flags.workers, only=tuple(flags.only or ()), updates=flags.updates,
+        rounds=flags.rounds, batch_size=flags.batch_size,
     )  # fmt: skip
     try:
-        found = measure_splits(question, say)
+        result = measure_splits(question, say)
     except Interrupted as end:
-        _show_splits(end.summary, asked.plot, is_json=json)
+        _show_splits(end.summary, flags.plot, is_json=json)
         raise
-    _show_splits(found, asked.plot, is_json=json)
+    _show_splits(result, flags.plot, is_json=json)
 
 
-def _show_splits(found: "LiveSplits", plot: Path | None, *, is_json: bool) -> None:
+def _show_splits(result: "LiveSplits", plot: Path | None, *, is_json: bool) -> None:
     from ..report.live_splits import draw_live_splits, render_live_splits
 
-    draw(plot, lambda: draw_live_splits(found))
-    show(is_json, found.to_json, lambda: render_live_splits(found))
+    draw(plot, lambda: draw_live_splits(result))
+    show(is_json, result.to_json, lambda: render_live_splits(result))
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags:
-    """What is measured here.
+    """What to measure.
 
     Parameters
     ----------
     batch_sizes
         Batch sizes to measure, from small to large, separated by commas [default: 1, 4, 16 ...
-        until memory ends, or a step takes 10 s].
+        until memory runs out, or a step takes 10 s].
     precision
         Number formats to measure, separated by commas: fp32,bf16,fp16.
     seconds
@@ -552,7 +552,7 @@ def throughput(
     plot: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Images a second and memory against batch size and precision, up to where memory ends.
+    """Measure images a second and memory by batch size and precision, until memory runs out.
 
     Example: paceline bench throughput lenet,resnet18 --precision fp32,bf16 --plot speed.svg
 
@@ -588,7 +588,9 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Thr
     others = merged(files, [])  # a file that cannot be read is noticed before the work
     if models is None and files:
         if here != NO_SWEEP:
-            raise ConfigError("--merge alone measures nothing here; name what is to be, too")
+            raise ConfigError(
+                "--merge alone measures nothing here; name the models to measure as well"
+            )
         return others
     return merged([], [*others, *_swept(models or "lenet", here)])
 
@@ -596,12 +598,12 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Thr
 def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
     """This machine's part of the table."""
     from ..bench.device import chosen_device, chosen_threads
-    from ..bench.throughput import Sweep, sweep
+    from ..bench.throughput import ThroughputQuestion, sweep
 
     name = here.machine or platform.node() or "here"
     rows = []
     for kind in here.device.split(","):
-        asked = Sweep(
+        question = ThroughputQuestion(
             models=tuple(models.split(",")),
             precisions=tuple(here.precision.split(",")),
             seconds=here.seconds,
@@ -610,8 +612,8 @@ def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
         )
         if here.batch_sizes is not None:
             sizes = _numbers(here.batch_sizes, "--batch-sizes", "1,16,256")
-            asked = replace(asked, batch_sizes=sizes)
-        rows += sweep(asked, name, say)
+            question = replace(question, batch_sizes=sizes)
+        rows += sweep(question, name, say)
     return rows
 
 

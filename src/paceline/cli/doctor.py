@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", negative=())
 @dataclass(frozen=True, kw_only=True)
 class DoctorFlags:
-    """What is asked.
+    """Flags of ``doctor``.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class DoctorFlags:
         Print the script as a listing, with what is wrong and what is right under each line; it is
         not run.
     notes
-        Print in lines what tensor cores would want, too; other forms have it anyway.
+        Also print advice for tensor cores; other formats always include it.
     strict
-        End with exit code 1 also for what could cost.
+        Also exit with code 1 for likely costs.
     rules
         List all rules.
     test_rules
@@ -86,14 +86,14 @@ class DoctorFlags:
 NO_FLAGS = DoctorFlags()
 
 
-def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLAGS) -> None:
-    """What is wrong in a training script, what a step is spent on, what each fix is worth here.
+def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLAGS) -> None:
+    """Find what is wrong in a training script, where a step's time goes, what each fix is worth.
 
     The script runs in a process of its own for some dozen steps, with its arguments; then fixes
     are tried between its steps, in turn with none, until it is clear whether they save 2 %. With
     --static it is only read. Exit code 0 where the file has no bug at the end, also after --fix
     --apply; 1 where it has one, mended by the diff of --fix or not; 2 where nothing could be read
-    or observed. A line that ends in # doctor: ok is not spoken of.
+    or observed. A line that ends in # doctor: ok is not reported.
 
     Example: paceline doctor train.py --lr 0.1
     Example: paceline doctor train.py --fix > fix.diff
@@ -105,21 +105,21 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     script
         A script of Python, or a model of your own, package.module:model.
     args
-        The script's own arguments; they stand behind -- where doctor has flags of the same name.
+        The script's own arguments; put them after -- where doctor has flags of the same name.
     """
-    way = _way(script, asked)
-    _refuse_idle(way, args, asked)
-    if asked.rules or asked.test_rules:
-        _about_rules(asked)
+    way = _way(script, flags)
+    _refuse_idle(way, args, flags)
+    if flags.rules or flags.test_rules:
+        _about_rules(flags)
     elif script is not None and way == _MODEL:
-        _show_model(script, asked)
+        _show_model(script, flags)
     else:
-        _show_script(_path(script, asked), args, asked)
+        _show_script(_path(script, flags), args, flags)
 
 
-def _show_script(path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
-    """Put it back; or read it, and what else is asked; the exit code is of its file at the end."""
-    if asked.undo:
+def _show_script(path: Path, args: Sequence[str], flags: DoctorFlags) -> None:
+    """Undo a fix, or read, fix, annotate or run the script; exit 1 if its file still has bugs."""
+    if flags.undo:
         from ..doctor.fixes.applying import undo
 
         undo(path)
@@ -127,17 +127,17 @@ def _show_script(path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
         return
     from ..doctor.examine import examine
 
-    found = examine(path)
-    if asked.fix:
-        _show_fixed(found, path, args, asked)
-        found = examine(path)
-    elif asked.annotate:
-        _show_annotated(found, path, asked)
-    elif asked.static:
-        _show_static(found, asked)
+    result = examine(path)
+    if flags.fix:
+        _show_fixed(result, path, args, flags)
+        result = examine(path)
+    elif flags.annotate:
+        _show_annotated(result, path, flags)
+    elif flags.static:
+        _show_static(result, flags)
     else:
-        _show_observed(found, path, args, asked)
-    if found.bugs or (asked.strict and found.costs):
+        _show_observed(result, path, args, flags)
+    if result.bugs or (flags.strict and result.costs):
         sys.exit(1)
 
 
@@ -153,7 +153,7 @@ _HEARD = {
     "with --static": {"static", "json", "sarif", "notes", "strict"},
     "where the script runs": {"json", "notes", "strict", "seconds", "only", "wait"},
 }
-"""Each way, as it is said of flags that would do nothing there, and those that do something."""
+"""Each way in words, and the flags that have an effect in it."""
 _RUNS = ("with --fix", "where the script runs")
 
 
@@ -161,113 +161,111 @@ _SPEC = re.compile(r"(?!\S*\.py:)[\w.]*:[\w.]*")
 """A module and a name in it; no line of a script, drive or address."""
 
 
-def _way(script: str | None, asked: DoctorFlags) -> str:
-    """Which of them is asked for: the first."""
+def _way(script: str | None, flags: DoctorFlags) -> str:
+    """The first way that the flags ask for."""
     is_spec = (
         script is not None and _SPEC.fullmatch(script) is not None and not Path(script).exists()
     )
     is_asked = (
-        asked.test_rules, asked.rules, bool(asked.input) or is_spec, asked.undo,
-        asked.fix and asked.static, asked.fix, asked.annotate, asked.static, True,
+        flags.test_rules, flags.rules, bool(flags.input) or is_spec, flags.undo,
+        flags.fix and flags.static, flags.fix, flags.annotate, flags.static, True,
     )  # fmt: skip
     return next(way for way, is_it in zip(_HEARD, is_asked, strict=True) if is_it)
 
 
-def _refuse_idle(way: str, args: Sequence[str], asked: DoctorFlags) -> None:
-    """What is given and would do nothing is refused, a misspelled flag among it.
+def _refuse_idle(way: str, args: Sequence[str], flags: DoctorFlags) -> None:
+    """Refuse flags that would do nothing, misspelled ones included.
 
     Raises:
-        ConfigError: there is such.
+        ConfigError: there is such a flag.
     """
-    if asked.sarif and way == "where the script runs":
-        raise ConfigError("--sarif has what is found by reading: give --static, too")
-    if asked.apply and way != "with --fix":
-        raise ConfigError(
-            "--apply writes what is proved by running: --fix --apply without --static"
-        )
+    if flags.sarif and way == "where the script runs":
+        raise ConfigError("--sarif holds only what is found by reading: add --static")
+    if flags.apply and way != "with --fix":
+        raise ConfigError("--apply needs a proof by running: use --fix --apply without --static")
     idle = [
-        f"--{one.name.replace('_', '-')}"
-        for one in fields(asked)
-        if one.name not in _HEARD[way] and getattr(asked, one.name) != one.default
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(flags)
+        if field.name not in _HEARD[way] and getattr(flags, field.name) != field.default
     ]
     if idle:
         do = "does" if len(idle) == 1 else "do"
         raise ConfigError(f"{', '.join(idle)} {do} nothing {way}: leave it out")
-    if asked.notes and (asked.json or asked.sarif):
-        raise ConfigError("--json and --sarif have the notes anyway: leave --notes out")
+    if flags.notes and (flags.json or flags.sarif):
+        raise ConfigError("--json and --sarif include the notes already; leave --notes out")
     if args and way not in _RUNS:
-        raise ConfigError(f"{' '.join(args)} is for a script that runs, and none does {way}")
-    if asked.only and not asked.seconds:
-        raise ConfigError("--only says which fixes are tried, and --seconds 0 tries none")
+        raise ConfigError(f"{' '.join(args)} is for a script, and none runs {way}")
+    if flags.only and not flags.seconds:
+        raise ConfigError("--only selects the fixes to try, and --seconds 0 tries none")
 
 
-def _show_model(spec: str, asked: DoctorFlags) -> None:
-    """A model that is made, and walked with inputs of these sizes."""
+def _show_model(spec: str, flags: DoctorFlags) -> None:
+    """Make a model, walk it with inputs of these shapes, and print the findings."""
     from ..doctor.built.checks import check
     from ..doctor.built.tables import render_model
     from ..doctor.built.walk import walk
     from ..doctor.findings import Severity
     from ..exports.subject import own_subject, parse_input
 
-    if not asked.input:
+    if not flags.input:
         raise ConfigError(
-            f"doctor {spec} wants the sizes of an input with the batch first: --input 64,3,32,32"
+            f"doctor {spec} needs the shape of an input, batch first: --input 64,3,32,32"
         )
-    shapes = [parse_input(one) for one in asked.input]
-    batches = {int(one.partition(",")[0].partition(":")[0]) for one in asked.input}
+    shapes = [parse_input(one) for one in flags.input]
+    batches = {int(one.partition(",")[0].partition(":")[0]) for one in flags.input}
     if len(batches) > 1:
-        raise ConfigError(f"each --input begins with the batch, got {sorted(batches)}")
+        raise ConfigError(f"every --input must have the same batch size, got {sorted(batches)}")
     (batch,) = batches
     seen = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
-    found = check(seen)
+    result = check(seen)
     show(
-        asked.json,
-        lambda: {"model": spec, "findings": [one.to_json() for one in found],
+        flags.json,
+        lambda: {"model": spec, "findings": [one.to_json() for one in result],
                  "parameters": seen.num_parameters, "output": list(seen.outputs)},
-        lambda: render_model(spec, seen, found),
+        lambda: render_model(spec, seen, result),
     )  # fmt: skip
-    bad = {Severity.BUG, Severity.COST} if asked.strict else {Severity.BUG}
-    if any(one.severity in bad for one in found):
+    bad = {Severity.BUG, Severity.COST} if flags.strict else {Severity.BUG}
+    if any(one.severity in bad for one in result):
         sys.exit(1)
 
 
-def _path(script: str | None, asked: DoctorFlags) -> Path:
+def _path(script: str | None, flags: DoctorFlags) -> Path:
     """The script.
 
     Raises:
-        ConfigError: there is none, or what is asked does not go together.
+        ConfigError: there is no script, or flags exclude each other.
     """
     if script is None:
-        raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
-    if asked.json and asked.sarif:
+        raise ConfigError("doctor needs a script: paceline doctor train.py, or --rules")
+    if flags.json and flags.sarif:
         raise ConfigError("--json and --sarif are two formats of one output; give one of them")
-    for name, value in (("--seconds", asked.seconds), ("--wait", asked.wait)):
+    for name, value in (("--seconds", flags.seconds), ("--wait", flags.wait)):
         if not 0 <= value < float("inf"):
             raise ConfigError(f"{name} must be a number of seconds >= 0, got {value:g}")
     return Path(script)
 
 
-def _show_static(found: "Diagnosis", asked: DoctorFlags) -> None:
+def _show_static(result: "Diagnosis", flags: DoctorFlags) -> None:
     from ..doctor.rendering import render_diagnosis
     from ..doctor.sarif import to_sarif
 
-    if asked.sarif:
-        print(encoder.dumps(to_sarif(found), indent=1))
+    if flags.sarif:
+        print(encoder.dumps(to_sarif(result), indent=1))
         return
-    show(asked.json, found.to_json, lambda: render_diagnosis(found, with_notes=asked.notes))
+    show(flags.json, result.to_json, lambda: render_diagnosis(result, with_notes=flags.notes))
 
 
-def _show_fixed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+def _show_fixed(result: "Diagnosis", path: Path, args: Sequence[str], flags: DoctorFlags) -> None:
     """The diff on standard output, all else on standard error."""
     from ..doctor.fixes.asked import fix, fix_by_text
 
-    _check_runs(found, path)
-    if asked.static:
-        report = fix_by_text(path, found)
+    _check_runs(result, path)
+    if flags.static:
+        report = fix_by_text(path, result)
     else:
         say("observing, then comparing")
-        report = fix(_run_of(path, args, asked), found, is_applied=asked.apply)
-    if asked.json:
+        report = fix(_run_of(path, args, flags), result, is_applied=flags.apply)
+    if flags.json:
         print(encoder.dumps(report.to_json()))
         return
     for line in report.lines():
@@ -275,77 +273,79 @@ def _show_fixed(found: "Diagnosis", path: Path, args: Sequence[str], asked: Doct
     print(report.diff, end="")
 
 
-def _check_runs(found: "Diagnosis", path: Path) -> None:
-    """Refuse what cannot be run.
+def _check_runs(result: "Diagnosis", path: Path) -> None:
+    """Refuse a script that cannot be run.
 
     Raises:
         ConfigError: it does not parse, or uses no torch.
     """
-    for one in found.findings:
-        if one.rule == "syntax":
-            raise ConfigError(f"{path}:{one.line} does not parse: {one.what}")
-    if not found.has_torch:
+    for finding in result.findings:
+        if finding.rule == "syntax":
+            raise ConfigError(f"{path}:{finding.line} does not parse: {finding.what}")
+    if not result.has_torch:
         raise ConfigError(f"{path} does not use torch, so there are no training steps to observe")
 
 
-def _run_of(path: Path, args: Sequence[str], asked: DoctorFlags) -> "ScriptRun":
+def _run_of(path: Path, args: Sequence[str], flags: DoctorFlags) -> "ScriptRun":
     from ..doctor.observed.launching import ScriptRun
 
     return ScriptRun(
-        script=path, args=tuple(args), price_s=asked.seconds, only=asked.only, first_s=asked.wait
+        script=path, args=tuple(args), price_s=flags.seconds, only=flags.only, first_s=flags.wait
     )
 
 
-def _show_annotated(found: "Diagnosis", path: Path, asked: DoctorFlags) -> None:
+def _show_annotated(result: "Diagnosis", path: Path, flags: DoctorFlags) -> None:
     from ..doctor.annotated import annotate, rights_of
     from ..doctor.examine import read
 
     text = read(path)
     right = rights_of(text)
     show(
-        asked.json,
-        lambda: {**found.to_json(), "right": [one._asdict() for one in right]},
-        lambda: annotate(text, found, right),
+        flags.json,
+        lambda: {**result.to_json(), "right": [one._asdict() for one in right]},
+        lambda: annotate(text, result, right),
     )
 
 
-def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
-    """Run it, unless it does not parse: then the line is the finding."""
+def _show_observed(
+    result: "Diagnosis", path: Path, args: Sequence[str], flags: DoctorFlags
+) -> None:
+    """Run the script; if it does not parse, show that line as the finding."""
     from ..doctor.observed.launching import observe
 
-    if any(one.rule == "syntax" for one in found.findings):
-        _show_static(found, asked)
+    if any(finding.rule == "syntax" for finding in result.findings):
+        _show_static(result, flags)
         return
-    _check_runs(found, path)
-    seen = observe(_run_of(path, args, asked))
-    if asked.only and not seen.prices:
-        say(f"--only {asked.only}: no fix whose name begins so was tried")
+    _check_runs(result, path)
+    seen = observe(_run_of(path, args, flags))
+    if flags.only and not seen.prices:
+        say(f"--only {flags.only}: no fix whose name begins so was tried")
     show(
-        asked.json,
-        lambda: {**found.to_json(), "measured": True, "observation": seen.to_json()},
-        lambda: _both(found, seen, asked),
+        flags.json,
+        lambda: {**result.to_json(), "measured": True, "observation": seen.to_json()},
+        lambda: _both(result, seen, flags),
     )
 
 
-def _both(found: "Diagnosis", seen: "Observation", asked: DoctorFlags) -> Iterator[str]:
+def _both(result: "Diagnosis", seen: "Observation", flags: DoctorFlags) -> Iterator[str]:
     from ..doctor.observed.lines import render_observation
     from ..doctor.rendering import render_bugs
 
-    yield from render_observation(found.script, seen)
-    yield from render_bugs(found, with_notes=asked.notes)
+    yield from render_observation(result.script, seen)
+    yield from render_bugs(result, with_notes=flags.notes)
 
 
-def _about_rules(asked: DoctorFlags) -> None:
+def _about_rules(flags: DoctorFlags) -> None:
     from ..doctor.catalogue import GROUPS, RULES
     from ..doctor.rendering import render_rules, render_tests
     from ..doctor.selftest import test_rules
 
-    if not asked.test_rules:
-        show(asked.json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
+    if not flags.test_rules:
+        show(flags.json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
              lambda: render_rules(GROUPS))  # fmt: skip
         return
     results = test_rules(RULES.values())
-    show(asked.json, lambda: {"examples": [one._asdict() for one in results]},
+    show(flags.json, lambda: {"examples": [result._asdict() for result in results]},
          lambda: render_tests(results))  # fmt: skip
-    if not all(one.is_right for one in results):
+    if not all(result.is_right for result in results):
         sys.exit(1)

@@ -93,8 +93,8 @@ def export(
         fixed_batch=file.fixed_batch,
         fallback=file.fallback,
     )
-    found = export_(_subject(task, source), wanted, say)
-    show(json, found.to_json, lambda: render_export(found))
+    result = export_(_subject(task, source), wanted, say)
+    show(json, result.to_json, lambda: render_export(result))
 
 
 def _subject(task: str | None, source: SourceFlags) -> "Subject":
@@ -105,7 +105,7 @@ def _subject(task: str | None, source: SourceFlags) -> "Subject":
 
     if (task is None) == (model is None):
         raise ConfigError(
-            "what is to be exported? Give a task or a run's folder (paceline export lenet), or "
+            "give a task or a run's folder (paceline export lenet), or "
             "--model package.module:function with --input, and not both"
         )
     if model is not None:
@@ -114,5 +114,5 @@ def _subject(task: str | None, source: SourceFlags) -> "Subject":
         return own_subject(model, [parse_input(text) for text in inputs], source.checkpoint)
     assert task is not None
     if inputs:
-        raise ConfigError("--input belongs to --model; a task's data says what goes in")
+        raise ConfigError("--input is only for --model; a task has its own input shape")
     return find_subject(task, source.checkpoint)

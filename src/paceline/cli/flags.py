@@ -60,7 +60,7 @@ class NodeFlags:
     nodes: Annotated[
         int | None,
         Parameter(help="Number of machines, each with --workers-per-node workers; without "
-                  "MASTER_ADDR all of them are begun here."),
+                  "MASTER_ADDR all of them are started here."),
     ] = None  # fmt: skip
     workers_per_node: Annotated[
         int | None, Parameter(help="Number of workers on each of --nodes.")
@@ -208,7 +208,9 @@ def _split_doctor(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags of ``doctor`` itself, wherever they stand, and what is the script's."""
     from .doctor import DoctorFlags
 
-    kinds = {f"--{one.name.replace('_', '-')}": one.type for one in dataclasses.fields(DoctorFlags)}
+    kinds = {
+        f"--{field.name.replace('_', '-')}": field.type for field in dataclasses.fields(DoctorFlags)
+    }
     switches = {name for name, kind in kinds.items() if kind is bool} | {"--help", "-h"}
     own: list[str] = []
     rest: list[str] = []
@@ -254,9 +256,9 @@ def writable(path: Path | None) -> None:
         return
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is no folder"
-        raise ConfigError(f"{path} {what}; name a file in a folder that is there")
+        raise ConfigError(f"{path} {what}; name a file in an existing folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{path} cannot be written: you may not; name another file")
+        raise ConfigError(f"{path} cannot be written: permission denied; name another file")
 
 
 def draw(path: Path | None, picture: Callable[[], str]) -> None:

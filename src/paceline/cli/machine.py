@@ -14,8 +14,8 @@ from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, given, say, show
 if TYPE_CHECKING:
     from ..data.fetch import Inspection
 
-data = App(name="data", help="Data sets here, and how to get them.")
-config = App(name="config", help="Settings, and where each came from.")
+data = App(name="data", help="List data sets here, and fetch them.")
+config = App(name="config", help="Show settings, and where each came from.")
 
 
 def env(
@@ -168,9 +168,9 @@ def show_settings(
 
 
 def _check_names(resolved: Resolved) -> None:
-    """Refuse what every run would refuse, whatever it trains and however it is begun.
+    """Refuse settings that every run would refuse.
 
-    Where nobody says how many workers there are, there may be as many as one machine carries; a
+    Without --workers, there may be as many as one machine carries; a
     split says how many itself, and is checked where they are given.
 
     Raises:

@@ -50,11 +50,11 @@ def partition(
     task: str,
     /,
     *,
-    asked: CutFlags,
+    flags: CutFlags,
     plot: Annotated[Path | None, Parameter(help="Write the picture to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
-    """Cut a model into n parts by what its layers take here; beside the even cut and the best.
+    """Cut a model into n parts by the measured cost of its layers; compare the even and best cuts.
 
     Example: paceline partition alexnet -n 4 --micro-batches 8
 
@@ -67,14 +67,14 @@ def partition(
     from ..report.splits import draw_partition, render_partition
 
     writable(plot)
-    question = _question(task, asked)
+    question = _question(task, flags)
     say("measuring")
-    found = cut(question)
-    draw(plot, lambda: draw_partition(found))
-    show(json, found.to_json, lambda: render_partition(found))
+    result = cut(question)
+    draw(plot, lambda: draw_partition(result))
+    show(json, result.to_json, lambda: render_partition(result))
 
 
-def planned_splits(task: str, asked: CutFlags, json: bool, idle: str = "") -> bool:
+def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bool:
     """Print the table of splits, if memory is asked about or the model is large; whether it was.
 
     Raises:
@@ -83,8 +83,8 @@ def planned_splits(task: str, asked: CutFlags, json: bool, idle: str = "") -> bo
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
 
-    question = replace(_question(task, asked), schedule="")
-    if asked.memory is None and not wants_splits(question):
+    question = replace(_question(task, flags), schedule="")
+    if flags.memory is None and not wants_splits(question):
         return False
     if idle:
         raise ConfigError(
@@ -97,7 +97,7 @@ def planned_splits(task: str, asked: CutFlags, json: bool, idle: str = "") -> bo
     return True
 
 
-def _question(task: str, asked: CutFlags) -> "SplitQuestion":
+def _question(task: str, flags: CutFlags) -> "SplitQuestion":
     """The flags as a question.
 
     Raises:
@@ -107,11 +107,11 @@ def _question(task: str, asked: CutFlags) -> "SplitQuestion":
     from ..predict.split_models import SplitQuestion
 
     return SplitQuestion(
-        spec=task, num_workers=asked.workers,
-        inputs=tuple(parse_input(one) for one in asked.input or ()),
-        memory_bytes=None if asked.memory is None else parse_memory(asked.memory),
-        speeds=() if asked.speeds is None else parse_speeds(asked.speeds),
-        micro_batches=asked.micro_batches, batch_size=asked.batch_size, schedule=asked.schedule,
+        spec=task, num_workers=flags.workers,
+        inputs=tuple(parse_input(one) for one in flags.input or ()),
+        memory_bytes=None if flags.memory is None else parse_memory(flags.memory),
+        speeds=() if flags.speeds is None else parse_speeds(flags.speeds),
+        micro_batches=flags.micro_batches, batch_size=flags.batch_size, schedule=flags.schedule,
     )  # fmt: skip
 
 
@@ -126,10 +126,12 @@ def parse_speeds(text: str) -> tuple[float, ...]:
         ConfigError: it is not that.
     """
     try:
-        speeds = tuple(float(one) for one in text.split(","))
+        speeds = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise ConfigError(f"--speeds {text!r} must read as 1,1,0.5") from None
-    for one in speeds:
-        if 0.0 < one < 1.0 / _MOST_SPEED or one > _MOST_SPEED:
-            raise ConfigError(f"--speeds are beside this machine's 1, as 1,1,0.5, got {one:g}")
+    for speed in speeds:
+        if 0.0 < speed < 1.0 / _MOST_SPEED or speed > _MOST_SPEED:
+            raise ConfigError(
+                f"--speeds are relative to this machine's 1, such as 1,1,0.5, got {speed:g}"
+            )
     return speeds

@@ -14,7 +14,7 @@ Plot = Annotated[
     Parameter(name=("--plot", "--picture"), help="Draw the picture into this SVG file."),
 ]
 
-probe = App(name="probe", help="What this machine takes: caches, memory, disk, arithmetic, links.")
+probe = App(name="probe", help="Measure this machine: caches, memory, disk, arithmetic, links.")
 
 
 @probe.default
@@ -52,7 +52,7 @@ def probe_(
 
     if serve is not None:
         if peer or plot is not None or json or folder != _HERE:
-            raise ConfigError("--serve answers and measures nothing: give it alone")
+            raise ConfigError("--serve only answers probes: use it without other flags")
         from ..probe.kernels import compiled
 
         with compiled() as kernels:
@@ -61,14 +61,14 @@ def probe_(
     if peer:
         find_peer(peer)
     if not folder.is_dir():
-        raise ConfigError(f"--folder {folder} is no folder; name one on the disk to measure")
-    found = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
-    draw(plot, lambda: draw_probe(found))
+        raise ConfigError(f"--folder {folder} is not a folder; name one on the disk to measure")
+    result = probe_machine(ProbeQuestion(folder=folder.absolute(), peer=peer), say)
+    draw(plot, lambda: draw_probe(result))
     try:
-        kept = f"kept in {keep(found)}"
+        kept = f"kept in {keep(result)}"
     except FileError as error:
         kept = f"not kept: {error}"
-    show(json, found.to_json, lambda: render_probe(found))
+    show(json, result.to_json, lambda: render_probe(result))
     say(kept)
 
 
@@ -83,7 +83,7 @@ def roofline(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Each layer of a model below what this machine can do: its operations, bytes, time and share.
+    """Compare each layer with this machine's limits: its operations, bytes, time and share.
 
     Example: paceline probe roofline lenet --plot roofline.svg
 
@@ -111,6 +111,6 @@ def roofline(
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
-    found = measure_roofline(subject, batch, torch.device(chosen_device(device)))
-    draw(plot, lambda: draw_roofline(found))
-    show(json, found.to_json, lambda: render_roofline(found))
+    result = measure_roofline(subject, batch, torch.device(chosen_device(device)))
+    draw(plot, lambda: draw_roofline(result))
+    show(json, result.to_json, lambda: render_roofline(result))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..processes.targets import Ends
 
 LOOK_S, LOOK_TO_END_S = 0.5, 2.0
-"""Between two looks, so that who does nothing can be told from who works; longer to end it."""
+"""Seconds between two looks, to tell idle processes from busy ones; longer before ending them."""
 _MOST_S = 3600.0
 
 
@@ -27,7 +27,7 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
     Parameters
     ----------
     look_s
-        How many seconds to look at the processes; one that uses nothing meanwhile is idle.
+        How many seconds to watch the processes; one that uses nothing meanwhile is idle.
     """
     from ..machine.source import MachineSource
     from ..processes.devices import busy_devices, device_memory
@@ -58,7 +58,7 @@ def clean(
     Without --yes nothing is touched. Never ended: processes that are no part of a training, of
     another user or container, and this command's own parents; a script or a notebook only if it is
     named.
-    Exit code 1 if something that was to be ended is still there.
+    Exit code 1 if a process or resource that should have gone is still there.
 
     Example: paceline clean
     Example: paceline clean 4711 --yes
@@ -70,7 +70,7 @@ def clean(
     wait_s
         How many seconds to wait between TERM and KILL.
     look_s
-        How many seconds to look at the processes before that.
+        How many seconds to watch the processes before that.
     """
     from ..processes.ending import left_before
     from ..processes.reading import look
@@ -111,12 +111,12 @@ def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleane
     ended = end(targets, wait_s, say)
     over = {one.pid for one in ended if one.is_over}
     now = look()
-    left = left_by([one for one in targets if one.pid in over], now)
+    left = left_by([target for target in targets if target.pid in over], now)
     taken = {port for one in now.processes for port in one.ports}
     return Cleaned(
         ends=ends, has_acted=True, ended=tuple(ended),
         leftovers=tuple(remove([*left, *before])),
-        kept_ports=tuple(sorted({port for one in targets for port in one.ports} & taken)),
+        kept_ports=tuple(sorted({port for target in targets for port in target.ports} & taken)),
     )  # fmt: skip
 
 

@@ -101,10 +101,10 @@ class PlanFlags:
     input: list[str] | None = None
 
 
-def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
+def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
     """Advise a protocol for a number of workers: measure here, predict, race, say why.
 
-    With --memory, or of a large model, how to split it instead.
+    With --memory, or for a large model, advise how to split it instead.
 
     Parameters
     ----------
@@ -115,23 +115,23 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     from ..report.ranking import render_advice
     from .partition import CutFlags, planned_splits
 
-    idle = _given(asked, {one.name for one in fields(asked)} - _OF_BOTH - _OF_SPLITS)
-    if asked.memory is not None and idle:
-        raise ConfigError(f"{idle}: not with --memory, which asks how to split the model")
+    idle = _given(flags, {field.name for field in fields(flags)} - _OF_BOTH - _OF_SPLITS)
+    if flags.memory is not None and idle:
+        raise ConfigError(f"{idle}: no effect with --memory, which plans how to split the model")
     cut = CutFlags(
-        workers=asked.workers, memory=asked.memory, micro_batches=asked.micro_batches,
-        batch_size=asked.batch_size, input=asked.input,
+        workers=flags.workers, memory=flags.memory, micro_batches=flags.micro_batches,
+        batch_size=flags.batch_size, input=flags.input,
     )  # fmt: skip
     if planned_splits(task, cut, json, idle):
         return
-    if given := _given(asked, _OF_SPLITS):
-        raise ConfigError(f"{given}: of the table of splits; add --memory")
+    if given := _given(flags, _OF_SPLITS):
+        raise ConfigError(f"{given}: only for the table of splits; add --memory")
     start_s = time.perf_counter()
 
     def say_when(text: str) -> None:
         say(f"{time.perf_counter() - start_s:5.0f} s  {text}")
 
-    advice = advise(_question(task, asked), say_when)
+    advice = advise(_question(task, flags), say_when)
     show(json, advice.to_json, lambda: render_advice(advice))
 
 
@@ -139,28 +139,28 @@ _OF_BOTH = {"workers"}
 _OF_SPLITS = {"memory", "batch_size", "micro_batches", "input"}
 
 
-def _given(asked: PlanFlags, names: Collection[str]) -> str:
+def _given(flags: PlanFlags, names: Collection[str]) -> str:
     """Which of these flags are."""
     return ", ".join(
-        "--" + one.name.replace("_", "-")
-        for one in fields(asked)
-        if one.name in names and getattr(asked, one.name) != one.default
+        "--" + field.name.replace("_", "-")
+        for field in fields(flags)
+        if field.name in names and getattr(flags, field.name) != field.default
     )
 
 
-def _question(task: str, asked: PlanFlags) -> "Question":
+def _question(task: str, flags: PlanFlags) -> "Question":
     from ..predict.advice import Question
     from ..predict.pursuit import Goal
 
     goal = None
-    if asked.target_accuracy is not None or asked.target_loss is not None:
-        goal = Goal(accuracy=asked.target_accuracy, loss=asked.target_loss)
-    protocols = None if asked.protocols is None else split_names(asked.protocols)
+    if flags.target_accuracy is not None or flags.target_loss is not None:
+        goal = Goal(accuracy=flags.target_accuracy, loss=flags.target_loss)
+    protocols = None if flags.protocols is None else split_names(flags.protocols)
     return Question(
-        task=task, workers=asked.workers, cores=asked.cores, profile=asked.profile,
-        protocols=protocols, delay=tuple(asked.delay or ()), slow=tuple(asked.slow or ()),
-        lr=asked.lr, init=asked.init, mini_batch_size=asked.mini_batch_size, seed=asked.seed,
-        race_s=asked.seconds, staleness=asked.staleness, goal=goal,
+        task=task, workers=flags.workers, cores=flags.cores, profile=flags.profile,
+        protocols=protocols, delay=tuple(flags.delay or ()), slow=tuple(flags.slow or ()),
+        lr=flags.lr, init=flags.init, mini_batch_size=flags.mini_batch_size, seed=flags.seed,
+        race_s=flags.seconds, staleness=flags.staleness, goal=goal,
     )  # fmt: skip
 
 
@@ -226,14 +226,15 @@ def compare(
     """
     from ..predict.comparison import compare as run_all
 
-    asked = _contest(task, protocols, contest, world, training)
+    plan_of_runs = _contest(task, protocols, contest, world, training)
+    lines = _Lines(len(plan_of_runs.protocols) * plan_of_runs.repeats)
     try:
-        found = run_all(asked, _Lines(len(asked.protocols) * asked.repeats), contest.run_dir)
+        result = run_all(plan_of_runs, lines, contest.run_dir)
     except Interrupted as end:
         _show(end.summary, json)
         raise
-    _show(found, json)
-    if not any(one.outcomes for one in found.contenders):
+    _show(result, json)
+    if not any(contender.outcomes for contender in result.contenders):
         sys.exit(1)
 
 
@@ -262,10 +263,10 @@ def _contest(
     )
 
 
-def _show(found: "Comparison", wants_json: bool) -> None:
+def _show(result: "Comparison", wants_json: bool) -> None:
     from ..report.compared_lines import render_comparison
 
-    show(wants_json, found.to_json, lambda: render_comparison(found, num_columns()))
+    show(wants_json, result.to_json, lambda: render_comparison(result, num_columns()))
 
 
 class _Lines:

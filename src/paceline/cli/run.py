@@ -86,9 +86,9 @@ def launch(
     Parameters
     ----------
     script
-        A Python file, or with -m a module. Flags of paceline stand before it.
+        A Python file, or with -m a module. Put paceline's flags before it.
     args
-        The script's own arguments; they are left as they are.
+        The script's own arguments, passed on unchanged.
     """
     from ..porting.porting import check_script
 
@@ -98,11 +98,11 @@ def launch(
         return
     flags = _run_among_ranks(program, nodes, flags, config)
     settings = settings_of(flags, config)
-    found = check_script(program)
-    notes = found.notes
-    if settings.workers > 1 and found.writes:
-        notes = (*notes, found.writes)
-    _run_program(replace(program, has_ranks=not found.has_group), settings, notes)
+    result = check_script(program)
+    notes = result.notes
+    if settings.workers > 1 and result.writes:
+        notes = (*notes, result.writes)
+    _run_program(replace(program, has_ranks=not result.has_group), settings, notes)
 
 
 def _check(
@@ -116,8 +116,8 @@ def _check(
     from ..porting.check import check
 
     of_nodes = {name for name, value in asdict(nodes).items() if value is not None}
-    asked = command.given(flags)
-    if spare := sorted((asked.keys() - {"json"}) | of_nodes):
+    settings = command.given(flags)
+    if spare := sorted((settings.keys() - {"json"}) | of_nodes):
         raise ConfigError(
             f"--check only reads the script, got {flag_of(spare[0])}, too; leave it out, or leave "
             "out --check to run"
@@ -140,7 +140,7 @@ def _check(
 def _run_among_ranks(
     program: Program, nodes: NodeFlags, flags: command.Flags, config: Path | None
 ) -> command.Flags:
-    """Does not come back where this process was begun as a rank, or ``--nodes`` asks for several.
+    """Run as a rank or on several nodes and never return, where that is asked for.
 
     Returns:
         The flags of a run on this machine.
@@ -149,28 +149,28 @@ def _run_among_ranks(
         ConfigError: there can be no such ranks, or a script is given what it has itself.
     """
     rank = find_rank(os.environ)
-    asked = Nodes.asked(nodes.nodes, nodes.workers_per_node)
+    cluster = Nodes.asked(nodes.nodes, nodes.workers_per_node)
     if rank is not None:
-        if asked is not None:
-            asked.check(rank.size)
+        if cluster is not None:
+            cluster.check(rank.size)
         _run_as_rank(rank, program, flags, config)
     resolved = resolve(command.given(flags), config)
     refuse_of_tasks(program, resolved)
-    if asked is None:
+    if cluster is None:
         settings = resolved.settings
         if settings.engine == "local" and is_split(settings):
             Nodes(count=1, workers=settings.workers).begin(resolved, sys.argv[1:])
         return flags
-    asked.refuse_workers(resolved)
-    if asked.count > 1:
-        asked.begin(resolved, sys.argv[1:])
-    return command.with_workers(flags, asked.workers)
+    cluster.refuse_workers(resolved)
+    if cluster.count > 1:
+        cluster.begin(resolved, sys.argv[1:])
+    return command.with_workers(flags, cluster.workers)
 
 
 def _run_as_rank(
     rank: RankOfWorld, program: Program, flags: command.Flags, config: Path | None
 ) -> NoReturn:
-    """This command was itself begun as one of several, by torchrun or its like: one worker."""
+    """Run as one worker: torchrun or a similar launcher started this command as a rank."""
     from ..engines.local.process import run_program
     from ..launch.ranks import run_as_rank
 
@@ -258,7 +258,7 @@ def _report_sample(run: Path, sample: int | None, position: int | None, *, is_js
     from ..trace.records import Header
 
     if sample is not None and position is not None:
-        raise ConfigError("--sample and --position name the same thing twice; give one of them")
+        raise ConfigError("--sample and --position both select a sample; give one of them")
 
     def draw(header: Header, epoch: int, num_samples: int) -> Sequence[int]:
         if position is not None:
@@ -268,8 +268,8 @@ def _report_sample(run: Path, sample: int | None, position: int | None, *, is_js
 
     wanted = sample if sample is not None else position
     assert wanted is not None
-    found = report_sample(run, wanted, draw)
-    show(is_json, lambda: asdict(found), lambda: render_sample(found))
+    result = report_sample(run, wanted, draw)
+    show(is_json, lambda: asdict(result), lambda: render_sample(result))
 
 
 def replay(
@@ -280,11 +280,11 @@ def replay(
     save: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Make a run again from its trace, in one process, and say whether it comes out equal.
+    """Repeat a run from its trace, in one process, and report whether the result is equal.
 
-    Every decision and every gradient is made again, at the parameters that its worker held. On
-    the machine of the run it is equal in every bit; where it is not, the first difference is
-    named and the exit code is 1. For example: paceline replay runs/latest --until 400
+    Every decision and gradient is recomputed at the parameters that its worker held. On the
+    machine of the run the result is equal in every bit; otherwise the first difference is
+    printed and the exit code is 1. For example: paceline replay runs/latest --until 400
 
     Parameters
     ----------
@@ -300,31 +300,31 @@ def replay(
     if save is not None and save.parent.is_dir():  # else it is made
         writable(save)
     start_s = time.perf_counter()
-    found = make_again(run, until=until, save=save, on_progress=_Progress().progress)
+    result = make_again(run, until=until, save=save, on_progress=_Progress().progress)
     seconds = time.perf_counter() - start_s
-    show(json, found.to_json, lambda: _lines(found, seconds, save))
-    if not found.is_equal:
+    show(json, result.to_json, lambda: _lines(result, seconds, save))
+    if not result.is_equal:
         sys.exit(1)
 
 
-def _lines(found: "Replayed", seconds: float, saved: Path | None) -> list[str]:
+def _lines(result: "Replayed", seconds: float, saved: Path | None) -> list[str]:
     """The result in a few lines."""
-    lines = [f"{found.pushes:,} pushes, {found.version:,} updates made again in {seconds:.1f} s"]
-    if found.difference:
-        lines.append(f"different: {found.difference}")
+    lines = [f"{result.pushes:,} pushes, {result.version:,} updates made again in {seconds:.1f} s"]
+    if result.difference:
+        lines.append(f"different: {result.difference}")
         lines.append(
             "the run before it is equal; what changed is the code, the data, the number of "
             "threads or the machine"
         )
-    elif found.is_model_equal is False:
+    elif result.is_model_equal is False:
         lines.append("different: every loss and decision is equal, but not the model that was left")
-    elif found.is_model_equal:
+    elif result.is_model_equal:
         lines.append("equal: every decision, every loss, and every bit of the model that was left")
     else:
         lines.append("equal so far: every decision and every loss")
-    if found.metrics:
-        values = ", ".join(f"test {name} {value:.4f}" for name, value in found.metrics.items())
-        lines.append(f"at version {found.version:,}: {values}")
+    if result.metrics:
+        values = ", ".join(f"test {name} {value:.4f}" for name, value in result.metrics.items())
+        lines.append(f"at version {result.version:,}: {values}")
     if saved is not None:
         lines.append(f"model: {saved}")
     return lines

@@ -24,7 +24,7 @@ _DEFAULT_UPDATES = 10_000
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WorldFlags:
-    """What the workers are put through.
+    """Stragglers, links and times of the workers.
 
     Parameters
     ----------
@@ -77,11 +77,11 @@ class TrainingFlags:
     epochs
         Stop after this many passes over the data [default: the task's].
     seconds
-        Stop after this many seconds; virtual ones are looked at when an epoch ends.
+        Stop after this many seconds; virtual ones are checked when an epoch ends.
     target_accuracy
         Stop at the end of the epoch that reaches this test accuracy (0 to 1).
     dropped
-        What becomes of abandoned mini-batches: they are trained later (requeue), or are gone as in
+        What happens to abandoned mini-batches: train them later (requeue), or drop them as in
         the papers (skip).
     nonfinite
         A gradient that is not finite ends the run (error), or the update is left out (skip).
@@ -150,7 +150,7 @@ def simulate(
     fragments
         Under local-sgd:H, exchange the parameters in this many parts, one every H/F local steps.
     overlap
-        Number of local steps that workers go on for while such an exchange is under way.
+        Number of local steps that workers continue during such an exchange.
     updates
         Stop after this many updates [default: 10,000 where only time is simulated].
     batched
@@ -190,12 +190,12 @@ def _simulate_time(
     wanted = _DEFAULT_UPDATES if updates is None else updates
     heard = _Progress(wanted)
     streaming = Streaming(num_fragments=asked.fragments, overlap_steps=asked.overlap)
-    found = forecast(
+    result = forecast(
         asked.protocol, asked.workers, world, wanted, staleness=asked.staleness,
         outer=asked.outer, streaming=streaming, run_dir=run_dir,
         on_progress=heard.progress,
     )  # fmt: skip
-    show(wants_json, found.to_json, lambda: render_forecast(found))
+    show(wants_json, result.to_json, lambda: render_forecast(result))
 
 
 def _simulate_training(
@@ -210,25 +210,25 @@ def _simulate_training(
 
     find_task(task)
     protocol_of(settings)
-    world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
+    world.conditions(settings.workers, 1.0)  # invalid conditions are refused before torch is loaded
     refuse_target(task, settings)
     folder = run_dir or _new_folder(settings, f"simulated-{task}")
     heard = _Progress(settings.updates, wants_json)
     try:
-        found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
+        result = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
     except Interrupted as end:
         summary = end.summary
         show(wants_json, summary.to_json, lambda: render_summary(summary))
         raise
     except ConfigError:
         if run_dir is None:
-            with suppress(OSError):  # it began, and files are there
+            with suppress(OSError):  # the run had started and left files
                 folder.rmdir()
         raise
     show(
         wants_json,
-        lambda: {**found.summary.to_json(), "forecast": found.forecast.to_json()},
-        lambda: [*render_summary(found.summary), "", *render_forecast(found.forecast)],
+        lambda: {**result.summary.to_json(), "forecast": result.forecast.to_json()},
+        lambda: [*render_summary(result.summary), "", *render_forecast(result.forecast)],
     )
 
 

@@ -9,13 +9,13 @@ from cyclopts import App, Parameter
 from ..errors import ConfigError
 from .flags import Json, draw, parse_memory, say, show, writable
 
-tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
+tune = App(name="tune", help="Find settings by measuring: batch-size, lr.")
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SearchFlags:
-    """Where the largest mini-batch has to fit.
+    """Flags of the search for the largest mini-batch.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class SearchFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NoiseFlags:
-    """What each batch size is worth.
+    """Flags that compare batch sizes.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def batch_size(
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RangeFlags:
-    """Over which rates, and by whom.
+    """Flags of the learning-rate range test.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def lr(
     task: str,
     /,
     *args: str,
-    asked: RangeFlags = NO_RANGE,
+    flags: RangeFlags = NO_RANGE,
     device: str = "auto",
     json: Json = False,
 ) -> None:
@@ -162,94 +162,96 @@ def lr(
     task
         A built-in task, package.module:task, or a script: it ends where its updates are made.
     args
-        The script's own arguments; they stand behind --.
+        The script's own arguments, after --.
     device
         Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
-    from ..bench.lr_range import LrWish, draw_range, measure_range, range_json, render_range
+    from ..bench.lr_range import LrQuestion, draw_range, measure_range, range_json, render_range
     from ..bench.lr_worker import LrRamp
 
-    if asked.batch_size is not None and asked.mini_batch_size is not None:
+    if flags.batch_size is not None and flags.mini_batch_size is not None:
         raise ConfigError("--batch-size and --mini-batch-size exclude each other; give one")
-    size = asked.batch_size if asked.mini_batch_size is None else asked.mini_batch_size
+    size = flags.batch_size if flags.mini_batch_size is None else flags.mini_batch_size
     if size is not None and size < 1:
-        flag = "--batch-size" if asked.mini_batch_size is None else "--mini-batch-size"
+        flag = "--batch-size" if flags.mini_batch_size is None else "--mini-batch-size"
         raise ConfigError(f"{flag} must be >= 1, got {size}")
-    writable(asked.plot)
+    writable(flags.plot)
     ramp = LrRamp(
-        spec=task, lowest=asked.lowest, highest=asked.highest, updates=asked.updates,
-        batch_size=size, init=asked.init,
-        batch="global" if asked.mini_batch_size is None else "per-worker",
+        spec=task, lowest=flags.lowest, highest=flags.highest, updates=flags.updates,
+        batch_size=size, init=flags.init,
+        batch="global" if flags.mini_batch_size is None else "per-worker",
     )  # fmt: skip
-    wish = LrWish(
-        ramp=ramp, args=args, workers=asked.workers, protocol=asked.protocol, device=device,
-        seed=asked.seed,
+    question = LrQuestion(
+        ramp=ramp, args=args, workers=flags.workers, protocol=flags.protocol, device=device,
+        seed=flags.seed,
     )  # fmt: skip
-    say(f"{task}: {asked.updates} updates at rates from {asked.lowest:g} to {asked.highest:g}")
-    found = measure_range(wish)
-    draw(asked.plot, lambda: draw_range(found))
-    show(json, lambda: range_json(found), lambda: render_range(found))
+    say(f"{task}: {flags.updates} updates at rates from {flags.lowest:g} to {flags.highest:g}")
+    result = measure_range(question)
+    draw(flags.plot, lambda: draw_range(result))
+    show(json, lambda: range_json(result), lambda: render_range(result))
 
 
 def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
-    """What is given and would do nothing is refused."""
+    """Refuse flags that would have no effect."""
     if worth.noise and worth.target_accuracy is None:
         trainings = (worth.batch_sizes, worth.seeds)
         if trainings != (NO_NOISE.batch_sizes, NO_NOISE.seeds):
-            raise ConfigError("--batch-sizes and --seeds are for trainings: add --target-accuracy")
+            raise ConfigError("--batch-sizes and --seeds need --target-accuracy")
     flags, others = (search, NO_SEARCH) if worth.noise else (worth, NO_NOISE)
     idle = [
-        "--" + one.name.replace("_", "-")
-        for one in fields(flags)
-        if getattr(flags, one.name) != getattr(others, one.name)
+        "--" + field.name.replace("_", "-")
+        for field in fields(flags)
+        if getattr(flags, field.name) != getattr(others, field.name)
     ]
     if idle:
         how = "not with" if worth.noise else "only with"
         raise ConfigError(f"{', '.join(idle)}: {how} --noise")
 
 
-def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> None:
+def _search(task: str, device: str, flags: SearchFlags, *, is_json: bool) -> None:
     """The largest mini-batch that fits."""
     from ..bench.batch_size import Trials, do_fit_together, largest_batch
     from ..bench.device import chosen_device, free_bytes
     from ..config import refuse_too_many
 
-    workers, most = asked.workers, asked.most
+    workers, most = flags.workers, flags.most
     refuse_too_many(workers, "--workers")
     if workers < 1 or most < 1:
         raise ConfigError(f"--workers and --most must be >= 1, got {workers} and {most}")
     chosen = chosen_device(device)
-    total_bytes = parse_memory(asked.memory) if asked.memory else free_bytes(chosen)
+    total_bytes = parse_memory(flags.memory) if flags.memory else free_bytes(chosen)
     each_bytes = total_bytes // workers
     arguments = {
-        "spec": task, "precision": asked.precision, "device": chosen, "threads": 1,
+        "spec": task, "precision": flags.precision, "device": chosen, "threads": 1,
         "limit_bytes": each_bytes,
     }  # fmt: skip
     with Trials(arguments, say) as trials:
-        found = largest_batch(trials.does_fit, most)
-    while workers > 1 and found.fits and not do_fit_together(arguments, found.fits, workers):
-        say(f"batch {found.fits:,}: not {workers} workers at once")
-        found = replace(found, fits=min(found.fits - 1, int(0.95 * found.fits)), ends=found.fits)
-    if not found.fits:
+        result = largest_batch(trials.does_fit, most)
+    while workers > 1 and result.fits and not do_fit_together(arguments, result.fits, workers):
+        say(f"batch {result.fits:,}: not {workers} workers at once")
+        result = replace(
+            result, fits=min(result.fits - 1, int(0.95 * result.fits)), ends=result.fits
+        )
+    if not result.fits:
         raise ConfigError(f"not even one sample of {task} fits into {each_bytes:,} bytes")
-    end = f"{found.ends:,} do not" if found.ends else f"the search ended at {most:,}"
+    end = f"{result.ends:,} do not" if result.ends else f"the search ended at {most:,}"
     fields = {
-        "task": task, "device": chosen, "workers": workers, "precision": asked.precision,
+        "task": task, "device": chosen, "workers": workers, "precision": flags.precision,
         "memory_bytes": total_bytes, "a_worker_bytes": each_bytes,
-        "mini_batch_size": found.fits, "does_not_fit": found.ends, "tried": found.tried,
+        "mini_batch_size": result.fits, "does_not_fit": result.ends, "tried": result.tried,
     }  # fmt: skip
     together = f"{workers} workers at once" if workers > 1 else "one worker"
     line = (
-        f"--mini-batch-size {found.fits}: fits on {chosen}, {together}, {end}; "
-        f"an update of full-sync averages {found.fits * workers:,} samples"
+        f"--mini-batch-size {result.fits}: fits on {chosen}, {together}, {end}; "
+        f"an update of full-sync averages {result.fits * workers:,} samples"
     )
     show(is_json, lambda: fields, lambda: [line])
 
 
-def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> None:
+def _compare(task: str, device: str, flags: NoiseFlags, *, is_json: bool) -> None:
     """Gradient noise, throughput and time to accuracy of each batch size."""
     from ..bench.batch_choice import (
-        Wish,
+        BatchSizeQuestion,
         choices_json,
         compare_batch_sizes,
         draw_choices,
@@ -257,18 +259,18 @@ def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> Non
     )
     from ..bench.device import chosen_device
 
-    writable(asked.plot)
-    wish = Wish(
+    writable(flags.plot)
+    question = BatchSizeQuestion(
         spec=task,
         device=chosen_device(device),
-        batch_sizes=_sizes(asked.batch_sizes or ""),
-        target=asked.target_accuracy,
-        after=asked.after,
-        seeds=asked.seeds,
+        batch_sizes=_sizes(flags.batch_sizes or ""),
+        target=flags.target_accuracy,
+        after=flags.after,
+        seeds=flags.seeds,
     )
-    found = compare_batch_sizes(wish, say)
-    draw(asked.plot, lambda: draw_choices(found))
-    show(is_json, lambda: choices_json(found), lambda: render_choices(found))
+    result = compare_batch_sizes(question, say)
+    draw(flags.plot, lambda: draw_choices(result))
+    show(is_json, lambda: choices_json(result), lambda: render_choices(result))
 
 
 def _sizes(text: str) -> tuple[int, ...]:

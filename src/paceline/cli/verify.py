@@ -20,16 +20,16 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
     task
         A built-in task, package.module:task, or a script (train.py) with Paceline's lines.
     args
-        The script's own arguments; they stand behind --.
+        The script's own arguments, after --.
     workers
         Numbers of workers, separated by commas; also -n.
     """
     from ..verification.verdict import render_verified
     from ..verification.verify import verify as run_all
 
-    found = run_all(task, _numbers(workers), args, say)
-    show(json, found.to_json, lambda: render_verified(found))
-    if not found.is_equal:
+    result = run_all(task, _numbers(workers), args, say)
+    show(json, result.to_json, lambda: render_verified(result))
+    if not result.is_equal:
         sys.exit(1)
 
 

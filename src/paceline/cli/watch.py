@@ -11,7 +11,7 @@ _EVERY_S = 1.0
 
 
 def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
-    """Show a run that is under way, live, until it ends; then its summary.
+    """Follow a run live until it ends; then print its summary.
 
     Exit code 1 if the run was cut off.
 
@@ -26,12 +26,12 @@ def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
     from ..report.summary import summarize
     from ..report.watch import watch as follow
 
-    os.nice(19 - os.nice(0))  # who trains goes first
+    os.nice(19 - os.nice(0))  # training goes first
     observer = choose_observer(json)
 
     def pause() -> None:
         if observer.trouble:
-            raise BrokenPipeError  # nobody watches any more, as behind `| head`
+            raise BrokenPipeError  # the reader has gone, as in `| head`
         time.sleep(_EVERY_S)
 
     try:
@@ -45,5 +45,5 @@ def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
 
         print(dumps(summary.to_json(), allow_nan=False))
     if not has_ended:
-        say(f"nobody is at work in {run} any more, and its trace has no end: it was cut off")
+        say(f"no process works on {run} any more, and its trace has no end: it was cut off")
         sys.exit(1)

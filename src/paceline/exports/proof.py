@@ -1,4 +1,4 @@
-"""A file that is only kept when it computes what the model computes.
+"""Writes a file, and keeps it only if it computes what the model computes.
 
 It is written beside its place, loaded, and run with several batch sizes on inputs that were not its
 example, and on their negatives (a branch that a trace forgot shows itself there). If it differs it
@@ -81,7 +81,7 @@ def write_proved(
         _write(subject, form, model, example, beside, fixed_batch)
         batches = BATCHES if fixed_batch is None else (fixed_batch,)
         run = form.load(beside)
-        found = {one: _difference(subject, model, run, one, precision) for one in batches}
+        found = {batch: _difference(subject, model, run, batch, precision) for batch in batches}
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def _write(
 def _difference(
     subject: Subject, model: nn.Module, run: Run, batch: int, precision: Precision
 ) -> float:
-    """The largest one over two inputs.
+    """The largest difference over two inputs.
 
     Raises:
         ConfigError: it is too large, or the file does not run.
@@ -156,7 +156,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:
-    """What the model itself says.
+    """The model's own output.
 
     Raises:
         ConfigError: it does not run on such an input, or returns something else than one tensor.
@@ -165,7 +165,7 @@ def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> 
         with torch.no_grad():
             wanted = model(*values)
     except Exception as error:  # the user's model may raise anything
-        shapes = " and ".join(str(tuple(one.shape)) for one in values)
+        shapes = " and ".join(str(tuple(value.shape)) for value in values)
         raise ConfigError(
             f"{subject.name} does not run on an input of {shapes}: {reason(error)}"
         ) from error
@@ -215,8 +215,8 @@ def accuracy_of(
         collate = collate_batch if isinstance(data, ArrayDataset) else None
         loader = DataLoader(data, batch_size=batch, drop_last=True, collate_fn=collate)
         for inputs, targets in loader:
-            found = subject.task.metrics(run(inputs), targets)
-            its = accuracy_in(found)
+            result = subject.task.metrics(run(inputs), targets)
+            its = accuracy_in(result)
             if its is None:
                 return None
             right, seen = right + its[0], seen + its[1]

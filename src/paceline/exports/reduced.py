@@ -115,7 +115,7 @@ def reduced(model: nn.Module, precision: Precision, inputs: tuple[Tensor, ...]) 
     own = copy.deepcopy(model)
     if precision is Precision.INT8:
         made = _with_int8(own)
-        if not any(isinstance(one, _Int8Linear | _Int8Conv2d) for one in made.modules()):
+        if not any(isinstance(module, _Int8Linear | _Int8Conv2d) for module in made.modules()):
             raise ConfigError(
                 "--precision int8: the model has no nn.Linear or nn.Conv2d layer, or "
                 "none but in nn.TransformerEncoderLayer(batch_first=True), which stays as it is"

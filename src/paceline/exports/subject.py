@@ -48,12 +48,12 @@ class InputShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model in evaluation mode, and what goes in.
+    """A model in evaluation mode, and its inputs.
 
     Args:
         name: for tables.
         model: on the CPU; its weights are those of the checkpoint, if there is one.
-        inputs: makes an example for a batch of so many; the same one each time.
+        inputs: makes an example batch of a given size; always the same one.
         task: what it was made from, or None: then there is no data to measure accuracy on.
         checkpoint: where the weights came from, or None for fresh ones of seed 0.
     """
@@ -83,7 +83,7 @@ def find_subject(spec: str, checkpoint: Path | None = None, num_workers: int = 1
     """
     torch.manual_seed(0)
     if not spec:
-        raise ConfigError("a task, a run's folder or package.module:function is wanted, got ''")
+        raise ConfigError("a task, a run's folder or package.module:function is required, got ''")
     if spec == CHAPTER:
         return _loaded(
             CHAPTER, chapter_mlp(), random_inputs([InputShape((512,), torch.float32)]), checkpoint
@@ -113,7 +113,7 @@ def import_subject(spec: str) -> None:
 def own_subject(
     spec: str, shapes: Sequence[InputShape], checkpoint: Path | None = None, flag: str = "--model "
 ) -> Subject:
-    """A model of the user's own.
+    """The user's own model.
 
     Args:
         spec: package.module:function, which takes no arguments and returns an ``nn.Module``; or
@@ -138,8 +138,8 @@ def own_subject(
         sys.path.insert(0, folder)  # as `python -m` has it
     torch.manual_seed(0)
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-        made = found if isinstance(found, nn.Module) else found()
+        result = getattr(importlib.import_module(module_name), attribute)
+        made = result if isinstance(result, nn.Module) else result()
     except PacelineError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -177,7 +177,7 @@ def parse_input(text: str) -> InputShape:
 def random_inputs(
     shapes: Sequence[InputShape],
 ) -> Callable[[int], tuple[Tensor, ...]]:
-    """Inputs from N(0, 1), or small whole numbers, the same for the same batch."""
+    """Inputs from N(0, 1), or small whole numbers; the same for the same batch size."""
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(batch)
@@ -217,7 +217,7 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
 
 
 def _task_of_run(folder: Path) -> str:
-    """What the task of a run is found by.
+    """The spec of a run's task.
 
     Raises:
         ConfigError: there is no run, or what it trained has no name to find it by.

@@ -3,7 +3,7 @@
     a profile: RUN's trace, or a short run made now        profiles.py
     each protocol and K in virtual time                    simulation.py: time, staleness, waste
     a race of all of them with real gradients              race.py: the loss after equal times
-    or, with a target: who is there first                  pursuit.py: the time to the target
+    or, with a target: which is there first                pursuit.py: the time to the target
 
 This module must not know terminals.
 """
@@ -11,6 +11,7 @@ This module must not know terminals.
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from ..report.forecast import Forecast
 from ..report.live import QuietObserver
 from ..report.ranking import Advice, RankedProtocol, Standing, Target
 from ..report.summary import Summary
+from ..run_dir import fresh_folder
 from ..simulation.timing import TimingRun
 from ..system.processors import num_cores
 from ..workloads import load_task
@@ -40,14 +42,14 @@ _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
 _PROFILE_STEPS = 100
 """Of each worker, at least, where it sleeps between them."""
 _ALIKE = 0.01
-"""Mean losses that differ by less, relatively, are not told apart."""
+"""Mean losses that differ by less, relatively, count as equal."""
 _ALIKE_TIMES, _CLEAR = 0.05, 0.75
 """Median times to a target that differ by less, where fewer seeds speak for the first, neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked.
+    """The question.
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
@@ -75,74 +77,74 @@ class Question:
     goal: Goal | None = None
 
 
-def advise(asked: Question, say: Say = lambda text: None) -> Advice:
+def advise(question: Question, say: Say = lambda text: None) -> Advice:
     """Measure, predict, race, advise.
 
     Raises:
         ConfigError: something asked for does not exist, or the profile is of something else.
     """
-    names = _names(asked)
-    task = load_task(asked.task, asked.workers, asked.init)
-    size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
+    names = _names(question)
+    task = load_task(question.task, question.workers, question.init)
+    size = question.mini_batch_size or max(1, task.batch_size // question.workers)
     splits = task.splits()
     task = replace(task, data=lambda: splits)  # every contender reads the same
-    if asked.goal is not None and asked.goal.accuracy is not None:
+    if question.goal is not None and question.goal.accuracy is not None:
         check_accuracy(task, "give --target-loss instead")
-    profile = _profile(asked, task, size, say)
-    conditions = _conditions(asked, profile)
-    training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
+    profile = _profile(question, task, size, say)
+    conditions = _conditions(question, profile)
+    training = Training(task=task, mini_batch_size=size, lr=question.lr, seed=question.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
-    say(f"{len(names)} protocols race for about {asked.race_s:g} s")
-    if asked.goal is None:
-        ranking = race(names, training, conditions, asked.race_s, say)
+    say(f"{len(names)} protocols race for about {question.race_s:g} s")
+    if question.goal is None:
+        ranking = race(names, training, conditions, question.race_s, say)
     else:
-        ranking = pursue(names, training, conditions, asked.goal, asked.race_s, say)
+        ranking = pursue(names, training, conditions, question.goal, question.race_s, say)
     candidates = tuple(
         RankedProtocol(
             forecast=forecasts[one.protocol], standing=one,
-            num_steps=parse(one.protocol, asked.workers).num_steps,
+            num_steps=parse(one.protocol, question.workers).num_steps,
         )
         for one in ranking
     )  # fmt: skip
     return Advice(
-        task=task.name, workers=asked.workers, cores=asked.cores, mini_batch_size=size,
+        task=task.name, workers=question.workers, cores=question.cores, mini_batch_size=size,
         profile_dir=str(profile.run_dir), profile_steps=profile.num_steps,
         step_s=profile.mean_step_s, push_s=profile.push_s, candidates=candidates,
         are_alike=_are_alike(ranking[:2]),
-        target=_target(asked.goal, ranking[0]),
+        target=_target(question.goal, ranking[0]),
     )  # fmt: skip
 
 
-def _names(asked: Question) -> tuple[str, ...]:
+def _names(question: Question) -> tuple[str, ...]:
     """The protocols to race; what is nonsense is refused before anything is loaded."""
-    refuse_too_many(asked.workers, "--workers")
-    if asked.workers < 2:
-        raise ConfigError(f"a protocol joins at least 2 workers, got --workers {asked.workers}")
-    names = asked.protocols or family(asked.workers)
-    if asked.cores is not None and asked.cores < 1:
-        raise ConfigError(f"cores must be >= 1, got {asked.cores}")
-    names = tuple(str(parse(name, asked.workers, asked.staleness)) for name in names)
+    refuse_too_many(question.workers, "--workers")
+    if question.workers < 2:
+        raise ConfigError(f"a protocol needs at least 2 workers, got --workers {question.workers}")
+    names = question.protocols or family(question.workers)
+    if question.cores is not None and question.cores < 1:
+        raise ConfigError(f"cores must be >= 1, got {question.cores}")
+    names = tuple(str(parse(name, question.workers, question.staleness)) for name in names)
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{name} is there twice in --protocols: give each once")
-    _check_numbers(asked)
-    parse_delays(asked.delay, asked.workers)
-    parse_slow(asked.slow, asked.workers)
+            raise ConfigError(f"{name} appears twice in --protocols; give each once")
+    _check_numbers(question)
+    parse_delays(question.delay, question.workers)
+    parse_slow(question.slow, question.workers)
     return names
 
 
-def _check_numbers(asked: Question) -> None:
-    check("seed", asked.seed, "--seed")
-    if not 0.0 < asked.race_s < math.inf:
-        raise ConfigError(f"seconds must be > 0 and finite, got --seconds {asked.race_s:g}")
-    if asked.lr is not None and not 0.0 < asked.lr < math.inf:
-        raise ConfigError(f"lr must be > 0 and finite, got --lr {asked.lr:g}")
-    if asked.mini_batch_size is not None and asked.mini_batch_size < 1:
-        raise ConfigError(f"mini-batch-size must be >= 1, got {asked.mini_batch_size}")
-    if phased := [text for text in asked.slow if "@" in text]:
+def _check_numbers(question: Question) -> None:
+    check("seed", question.seed, "--seed")
+    if not 0.0 < question.race_s < math.inf:
+        raise ConfigError(f"seconds must be > 0 and finite, got --seconds {question.race_s:g}")
+    if question.lr is not None and not 0.0 < question.lr < math.inf:
+        raise ConfigError(f"lr must be > 0 and finite, got --lr {question.lr:g}")
+    if question.mini_batch_size is not None and question.mini_batch_size < 1:
+        raise ConfigError(f"mini-batch-size must be >= 1, got {question.mini_batch_size}")
+    if phased := [text for text in question.slow if "@" in text]:
         raise ConfigError(
-            f"plan knows no slow phases, got --slow {phased[0]}: a worker that is always slow is "
-            "1=5x; phases can be simulated: paceline simulate"
+            f"plan does not support slow phases, got --slow {phased[0]}: a worker that is always "
+            "slow is 1=5x; phases can be simulated: paceline simulate"
         )
 
 
@@ -158,11 +160,13 @@ def family(num_workers: int) -> tuple[str, ...]:
     return (*names, "async")
 
 
-def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
+def _profile(question: Question, task: Task, size: int, say: Say) -> Profile:
     """The profile that was named, or one that is taken now."""
-    profile = read_profile(asked.profile or _measure(asked, task, size, say))
-    profile.check(task.name, sum(one.numel() for one in task.model().parameters()), size)
-    if asked.delay and not profile.delay:
+    profile = read_profile(question.profile or _measure(question, task, size, say))
+    profile.check(
+        task.name, sum(parameter.numel() for parameter in task.model().parameters()), size
+    )
+    if question.delay and not profile.delay:
         say(
             f"the profile {profile.run_dir} is of workers that never slept: after a sleep a step "
             "takes longer than it says; leave --profile out, or name a run under the same --delay"
@@ -170,54 +174,59 @@ def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
     return profile
 
 
-def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
+def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
     """A short run of workers on this machine; the folder where it lies.
 
     They have as many threads as the workers of any run here; no more than workers on ``cores`` get.
     """
-    workers = min(asked.workers, max(2, num_cores()))
+    workers = min(question.workers, max(2, num_cores()))
     threads = None
-    if asked.cores is not None:
-        threads = max(1, min(num_cores() // workers, asked.cores // asked.workers))
-    say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-    stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    flags = {  # with a folder of its own: runs/latest stays where it was
+    if question.cores is not None:
+        threads = max(1, min(num_cores() // workers, question.cores // question.workers))
+    say(f"a profile: {workers} workers train {task.name} for {question.profile_s:g} s")
+    folder = fresh_folder(f"profile-{task.name}")  # of its own: runs/latest stays where it was
+    flags = {
         "workers": workers, "threads": threads, "protocol": "k-batch-async:2", "path": "store",
-        "mini_batch_size": size, "delay": _pauses(asked, workers),
-        "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
-        "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
+        "mini_batch_size": size, "delay": _pauses(question, workers),
+        "seconds": question.profile_s, "seed": question.seed, "lr": question.lr,
+        "init": question.init, "nonfinite": "skip", "run_dir": str(folder),
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     settings = of_flags(given, is_call=True)
-    summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
-    assert isinstance(summary, Summary)  # it is no dry run
+    try:
+        summary = launch_run(TaskProgram(task=question.task), settings, QuietObserver())
+    finally:
+        with suppress(OSError):  # a run that wrote something stays
+            folder.rmdir()
+    assert isinstance(summary, Summary)  # not a dry run
     return Path(summary.run_dir)
 
 
-def _pauses(asked: Question, workers: int) -> tuple[str, ...]:
-    """What the workers of a profile sleep: what is asked about, so that their steps are as cold.
+def _pauses(question: Question, workers: int) -> tuple[str, ...]:
+    """The delays of a profile's workers: those of the question, so that caches are as cold.
 
-    Sleeps too long for `_PROFILE_STEPS` are cut to what leaves so many: they are as cold.
+    Sleeps too long for `_PROFILE_STEPS` are shortened until that many steps fit: caches are as
+    cold after them.
     """
-    longest_s = asked.profile_s / _PROFILE_STEPS
-    delays = parse_delays(asked.delay, asked.workers)[:workers]
+    longest_s = question.profile_s / _PROFILE_STEPS
+    delays = parse_delays(question.delay, question.workers)[:workers]
     return tuple(
-        f"{worker}={one.text if one.mean_s <= longest_s else f'{longest_s:g}s'}"
-        for worker, one in enumerate(delays) if one is not None
+        f"{worker}={delay.text if delay.mean_s <= longest_s else f'{longest_s:g}s'}"
+        for worker, delay in enumerate(delays) if delay is not None
     )  # fmt: skip
 
 
-def _conditions(asked: Question, profile: Profile) -> Conditions:
+def _conditions(question: Question, profile: Profile) -> Conditions:
     """What was measured, and the stragglers that are asked for.
 
     Those that the profile was given are left out.
     """
-    delays = parse_delays(asked.delay, asked.workers)
+    delays = parse_delays(question.delay, question.workers)
     return Conditions(
         delays=tuple(delay or NO_DELAY for delay in delays),
-        slow=parse_slow(asked.slow, asked.workers),
-        machine=profile.machine(asked.workers, asked.cores),
-        seed=asked.seed,
+        slow=parse_slow(question.slow, question.workers),
+        machine=profile.machine(question.workers, question.cores),
+        seed=question.seed,
     )
 
 
@@ -230,7 +239,7 @@ def _forecast(name: str, conditions: Conditions) -> Forecast:
 
 
 def _are_alike(first_two: Sequence[Standing]) -> bool:
-    """Whether the first two are not told apart."""
+    """Whether the first two count as equal."""
     if len(first_two) < 2:
         return False
     first, second = first_two

@@ -43,7 +43,7 @@ _WIDTH = 256
 
 
 class ExchangeCosts(NamedTuple):
-    """Seconds, between so many processes at the same time.
+    """Seconds of exchanges between ``size`` processes at the same time.
 
     Attributes:
         size: processes.
@@ -140,7 +140,7 @@ def _unit(
 
     def reduce() -> None:
         unit.show()
-        gradients.reverse()  # each step's is made anew
+        gradients.reverse()  # each step makes its gradient again
         weight.grad = gradients[0]
         unit.reduce()
         for piece in unit.pieces:
@@ -183,8 +183,8 @@ def _turn_s(group: TorchGroup, meet: Callable[[], object], meeting_s: float) -> 
         meet()
         start_s = time.perf_counter()
         for _ in range(_MEETINGS):
-            for one in works:
-                one()
+            for work in works:
+                work()
         meet()
         return time.perf_counter() - start_s
 

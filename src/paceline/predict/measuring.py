@@ -86,7 +86,7 @@ class Measuring:
     Args:
         inputs: of a batch.
         own_threads: of a worker.
-        beside: who computes meanwhile, as a run's other workers do.
+        beside: processes that compute meanwhile, as a run's other workers do.
     """
 
     def __init__(
@@ -259,6 +259,6 @@ def measuring_of(
     beside: Neighbours | None,
 ) -> Measuring | Counting:
     """The one that suits where the model is."""
-    if any(one.is_meta for one in model.parameters()):
+    if any(parameter.is_meta for parameter in model.parameters()):
         return Counting(model, inputs)
     return Measuring(model, inputs, own_threads, beside)

@@ -6,8 +6,8 @@
     all, in rounds                a step each, then all meet: where they are more than the cores
 
 So what several processes take from each other on one machine, memory above all, is in what is
-measured. A neighbour makes the model anew by its name, and ends with this process: its connection
-breaks. This module must not know what is measured.
+measured. A neighbour makes the model again from its name, and ends with this process because its
+connection breaks. This module must not know what is measured.
 """
 
 import base64
@@ -25,29 +25,32 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
+from ..errors import LinkError
 from ..splits.clocks import step_once, threads
 from ..tuning.allocator import keep, may_keep
 from .exchanges import ExchangeCosts, NeighbourGroup, measure, round_s
 from .split_models import SplitQuestion, find_model
 
 MOST_NEIGHBOURS = 3
-"""More of them would take longer to begin than all that is measured."""
+"""More would take longer to start than the whole measurement."""
 _PATIENCE = datetime.timedelta(seconds=90)
 _LONGEST = datetime.timedelta(hours=2)
-"""Of what is measured beside; where this process has died, its connection breaks at once."""
+"""Of a measurement; when this process dies, its connection breaks at once."""
 _LOOK_S = 0.02
+_START_S = 300.0
+"""A neighbour that has not made the model by then is killed, and the model is measured alone."""
 _END_S = 20.0
-"""Until one that was told to end is killed; it ends later where many processes compute."""
+"""Until a neighbour that was told to end is killed; ending is slow while many processes compute."""
 _ENOUGH_S = 0.05
-"""A neighbour computes for so long before anything is measured beside it."""
+"""How long a neighbour computes before anything is measured beside it."""
 
 
 class Neighbours:
     """This process's side.
 
     Args:
-        size: all processes, this one included.
-        computing: of them, that compute at the same time.
+        size: number of processes, this one included.
+        computing: how many of them compute at the same time.
     """
 
     def __init__(
@@ -56,40 +59,65 @@ class Neighbours:
         self._size, self._computing, self._turn = size, computing, 0
         self._threads = own_threads
         self._store: Any = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=_PATIENCE)
-        asked = base64.b64encode(pickle.dumps((question, computing, own_threads))).decode()
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self._store.port), str(rank), str(size)],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, text=True,
-            )
-            for rank in range(1, size)
-        ]  # fmt: skip
-        for one in self.processes:
-            assert one.stdin is not None
+        self.processes: list[subprocess.Popen[str]] = []
+        self._start()
+        request = base64.b64encode(pickle.dumps((question, computing, own_threads))).decode()
+        for process in self.processes:
+            assert process.stdin is not None
             with suppress(BrokenPipeError):
-                one.stdin.write(asked + "\n")
-                one.stdin.flush()
+                process.stdin.write(request + "\n")
+                process.stdin.flush()
+
+    def _start(self) -> None:
+        """Start the processes, all or none."""
+        for rank in range(1, self._size):
+            command = [
+                sys.executable, "-m", __name__, str(self._store.port), str(rank), str(self._size)
+            ]  # fmt: skip
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, text=True,
+                )  # fmt: skip
+            except OSError as error:
+                self._kill()
+                raise LinkError(
+                    f"cannot start process {rank} of the {self._size - 1} that compute while the "
+                    f"model is measured: {error.strerror or error}; free some memory or processes, "
+                    "or ask for fewer workers"
+                ) from error
+            self.processes.append(process)
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
     def are_there(self) -> bool:
-        """Whether all have made the model; waits until that is known."""
-        for rank, one in enumerate(self.processes, start=1):
+        """Whether all have made the model; waits until that is known, at most ``_START_S``."""
+        deadline_s = time.monotonic() + _START_S
+        for rank, process in enumerate(self.processes, start=1):
             while not self._store.check([f"here {rank}"]):
-                if one.poll() is not None:
+                if process.poll() is not None:
+                    return False
+                if time.monotonic() > deadline_s:
+                    self._kill()
                     return False
                 time.sleep(_LOOK_S)
         self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _PATIENCE)
         return True
 
     def exchanges(self) -> ExchangeCosts:
-        """Measured, while nobody computes the model."""
+        """Measure what exchanges cost while nobody computes the model."""
         self._say("exchange")
         with threads(self._threads):
             return measure(NeighbourGroup(self._group))
 
     @contextmanager
     def compute(self, batch_size: int) -> Iterator[None]:
-        """They compute meanwhile, as many samples each."""
+        """Let the neighbours compute meanwhile, ``batch_size`` samples each."""
         turn = self._say(f"compute {batch_size}")
         for rank in range(1, self._computing):
             self._store.wait([f"computes {turn} {rank}"], _PATIENCE)
@@ -99,12 +127,13 @@ class Neighbours:
             self._store.set(f"enough {turn}", "1")
 
     def taking_turns(self, batch_size: int, step: Callable[[], object], times: int) -> float:
-        """How many times as long a step takes all as it would if they shared the cores for nothing:
-        1.0 where each has its own, more where their memory and the cores' caches are in turns.
+        """How much longer a step of all takes than if sharing the cores cost nothing, as a factor.
+
+        1.0 where each has its own core, more where they take turns at memory and caches.
 
         Args:
-            step: this process's own, of so many samples.
-            times: that it is measured.
+            step: this process's own step, of ``batch_size`` samples.
+            times: how often it is measured.
         """
         if self._size <= self._computing:
             return 1.0
@@ -125,23 +154,25 @@ class Neighbours:
 
     def close(self) -> None:
         self._say("end")
-        for one in self.processes:
+        for process in self.processes:
             try:
-                one.wait(_END_S)
+                process.wait(_END_S)
             except subprocess.TimeoutExpired:
-                one.kill()
-                one.wait()
-            assert one.stdin is not None
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
             with suppress(BrokenPipeError):
-                one.stdin.close()
+                process.stdin.close()
 
 
 @contextmanager
 def neighbours(
     question: SplitQuestion, places: float, own_threads: int
 ) -> Iterator[Neighbours | None]:
-    """Those of a run of so many workers; None: it has one, or the model cannot be made in another
-    process (its module is not found there).
+    """Neighbours that stand for the other workers of a run.
+
+    None where the run has one worker, or where another process cannot make the model (its module
+    is not found there) or takes too long to.
 
     Args:
         places: workers that compute at the same time.
@@ -151,11 +182,11 @@ def neighbours(
     if size < 2:
         yield None
         return
-    found = Neighbours(question, size, min(max(1, int(places)), size), own_threads)
+    group = Neighbours(question, size, min(max(1, int(places)), size), own_threads)
     try:
-        yield found if found.are_there() else None
+        yield group if group.are_there() else None
     finally:
-        found.close()
+        group.close()
 
 
 def _serve(port: int, rank: int, size: int) -> None:

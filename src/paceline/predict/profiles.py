@@ -6,7 +6,7 @@
 
 The exchange of a step is the time from its grant to its push being heard, less the computing and
 the ordered delay: the messages both ways, the pull, and the coordinator's own time. The adding is
-measured by itself (``add_s``), since an update of one push adds nothing, and pushes at the same
+measured separately (``add_s``), since an update of one push adds nothing, and pushes at the same
 time are added one after the other. Where an exchange began with a new version, writing that is in
 it as well: what such steps take longer is ``apply_s``. A run between peers has no grants: its
 exchange is what its workers say they spent on it.
@@ -72,20 +72,24 @@ class Profile:
 
     @property
     def num_steps(self) -> int:
-        return sum(len(one) for one in self.work_s.values())
+        return sum(len(values_s) for values_s in self.work_s.values())
 
     @property
     def mean_step_s(self) -> float:
         """Seconds of computing a mini-batch."""
-        return statistics.fmean(value for one in self.work_s.values() for value in one)
+        return statistics.fmean(
+            value_s for values_s in self.work_s.values() for value_s in values_s
+        )
 
     @property
     def push_s(self) -> float:
         """Seconds beside it, from a grant to the next push."""
-        return statistics.fmean(value for one in self.exchange_s.values() for value in one)
+        return statistics.fmean(
+            value_s for values_s in self.exchange_s.values() for value_s in values_s
+        )
 
     def machine(self, num_workers: int, cores: int | None) -> Machine:
-        """What so many workers would meet, ``cores`` of them at the same time (None: all).
+        """The machine for ``num_workers`` workers, ``cores`` of them computing at once (None: all).
 
         With as many workers as the run had each has its own times, otherwise all share all.
 
@@ -157,30 +161,32 @@ def read_profile(run_dir: Path) -> Profile:
     records = read_trace(run_dir / FILE_NAME)
     header = next((one for one in records if isinstance(one, Header)), None)
     if header is None:
-        raise ConfigError(f"the trace in {run_dir} is empty: that run never began")
-    found = StepTimes(header)
+        raise ConfigError(f"the trace in {run_dir} is empty: the run never started")
+    result = StepTimes(header)
     for record in records:
         if isinstance(record, Resumed):
             break  # its workers' delays go on from a checkpoint, which this file does not hold
-        found.hear(record)
-    if (num_steps := sum(map(len, found.work_s.values()))) < FEWEST_STEPS:
+        result.hear(record)
+    if (num_steps := sum(map(len, result.work_s.values()))) < FEWEST_STEPS:
         raise ConfigError(
             f"{run_dir} has {num_steps} timed steps, at least {FEWEST_STEPS} are needed for a "
             "profile; take a longer run"
         )
-    apply_s, cores = found.apply_s(), header.number("cores") or None
-    alone, workers = 1.0 / found.sharing(cores), sorted(found.work_s)
+    apply_s, cores = result.apply_s(), header.number("cores") or None
+    alone, workers = 1.0 / result.sharing(cores), sorted(result.work_s)
     return Profile(
         run_dir=run_dir,
         task=header.text("task"),
         mini_batch_size=header.number("mini_batch_size"),
         batch_size=header.number("batch_size"),
         num_parameters=header.number("num_parameters"),
-        work_s={one: tuple(alone * work_s for work_s in found.work_s[one]) for one in workers},
-        exchange_s={one: found.exchange_s(one, apply_s, alone) for one in workers},
-        add_s=statistics.fmean(found.added_s or [0.0]),
+        work_s={
+            worker: tuple(alone * step_s for step_s in result.work_s[worker]) for worker in workers
+        },
+        exchange_s={worker: result.exchange_s(worker, apply_s, alone) for worker in workers},
+        add_s=statistics.fmean(result.added_s or [0.0]),
         apply_s=apply_s,
-        pause_s=found.pause_s(),
+        pause_s=result.pause_s(),
         delay=header.texts("delay"), slow=header.texts("slow"),
-        cores=cores, threads=found.threads, drift=drift_of(found.steps),
+        cores=cores, threads=result.threads, drift=drift_of(result.steps),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Protocols that race to a target in virtual time, with real gradients: who is there first.
+"""Protocols that race to a target in virtual time, with real gradients: which is there first.
 
     all contenders      looked at ever 2 % later     the worse half leaves as the budget runs down
     the first eight     again with other seeds       the median of their times; whose median is
@@ -6,7 +6,7 @@
 
 A training loss is reached when the mean over the pushes of the last fifth of the time is, as a live
 run would report it; a test accuracy when the mean of four looks, each over some test samples, is.
-Where nobody reaches it within the budget, who came nearest stands first. This module must not know
+Where none reaches it within the budget, the nearest comes first. This module must not know
 where the conditions come from, nor how it is shown.
 """
 
@@ -33,7 +33,7 @@ _FIRST_PUSHES = 4
 _LEAVE_AT = (0.15, 0.3, 0.45)
 """Shares of the budget at which the worse half leaves, if not enough have reached the target."""
 _BEHIND = 1.2
-"""A finalist whose median is so many times the best one's is out of it."""
+"""A finalist whose median is this many times the best one's is out."""
 _ROUND_SHARE = 0.6
 """Of the budget: for the first round; the rest is for the finalists' other seeds."""
 _TIME = attrgetter("to_target_s")
@@ -50,7 +50,7 @@ class Goal:
         if (self.accuracy is None) == (self.loss is None):
             raise ConfigError("give one target, --target-accuracy or --target-loss, not both")
         if self.accuracy is not None and not 0.0 < self.accuracy <= 1.0:
-            raise ConfigError(f"an accuracy is above 0 and at most 1, got {self.accuracy:g}")
+            raise ConfigError(f"an accuracy must be above 0 and at most 1, got {self.accuracy:g}")
         if not math.isfinite(self.value):
             raise ConfigError(f"a target must be finite, got {self.value}")
 
@@ -145,7 +145,7 @@ def pursue(
         budget_s: about how many real seconds it may take.
 
     Returns:
-        The first one first; ``target_s`` has the times of those who were run with several seeds.
+        The first one first; ``target_s`` has the times of those that ran with several seeds.
     """
     field = [Pursuer(text, training, conditions, goal) for text in protocols]
     begun_s = time.perf_counter()
@@ -200,10 +200,10 @@ def _finals(
     first_s: float, share: Callable[[], float], say: Callable[[str], None],
 ) -> list[Standing]:  # fmt: skip
     """Those who were there, with other seeds; the first one first."""
-    limit_s = 2.0 * max(one.reached_s for one in finalists)
-    field, out = [one.standing for one in finalists], list[Standing]()
-    for one in finalists:
-        one.standing.target_s = (one.reached_s,)
+    limit_s = 2.0 * max(finalist.reached_s for finalist in finalists)
+    field, out = [finalist.standing for finalist in finalists], list[Standing]()
+    for finalist in finalists:
+        finalist.standing.target_s = (finalist.reached_s,)
     for extra in range(1, MOST_SEEDS):
         if extra >= FEWEST_SEEDS:
             best_s = min(one.to_target_s for one in field)

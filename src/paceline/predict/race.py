@@ -2,7 +2,7 @@
 
     all contenders        the same virtual seconds   the training loss of their last fifth
     the better half       as much again              ...
-    the last two          once more with other seeds: who is ahead how often
+    the last two          once more with other seeds: which is ahead how often
 
 Every contender trains its own model at exactly the stale parameters that its protocol gives it
 (simulation/training.py), so what staleness and smaller batches cost is measured and not assumed.
@@ -39,7 +39,7 @@ LAST_SHARE = 0.2
 FEWEST_SAMPLES = 1000
 """A mean over fewer is at a target by luck."""
 _DIVERGED, _FIRST_PUSHES = 100.0, 20
-"""A loss that is so many times that of the first pushes comes to nothing any more."""
+"""A protocol whose loss is this many times that of the first pushes has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Racer:
 
     @property
     def is_judged(self) -> bool:
-        """Whether its loss is over so many samples that it is no luck."""
+        """Whether its loss is over enough samples not to be luck."""
         wanted = min(FEWEST_SAMPLES, self.work.num_samples)
         return sum(one.num_samples for one in self._last()) >= wanted
 
@@ -133,9 +133,9 @@ class Racer:
         if self._probe is None:
             self._probe = first_samples(self.work.splits.test, PROBE_SAMPLES)
         inputs, targets = self._probe
-        found = accuracy_in(self._task.metrics(self._outputs(inputs), targets))
-        assert found is not None
-        right, count = found
+        result = accuracy_in(self._task.metrics(self._outputs(inputs), targets))
+        assert result is not None
+        right, count = result
         return right / count if count else 0.0
 
     def _outputs(self, inputs: Tensor) -> Tensor:
@@ -152,19 +152,19 @@ class Racer:
 
 def check_accuracy(task: Task, instead: str) -> None:
     """Raise ConfigError, which says what to do ``instead``, unless it measures a test accuracy."""
-    found, test = {}, task.splits().test
+    result, test = {}, task.splits().test
     if test is not None:
         inputs, targets = first_samples(test, 2)
         with torch.no_grad():
-            found = task.metrics(task.model().eval()(inputs), targets)
-    if accuracy_among(found) is None:
+            result = task.metrics(task.model().eval()(inputs), targets)
+    if accuracy_among(result) is None:
         raise ConfigError(f"{task.name} measures no test accuracy: {instead}")
 
 
 def _mean(pushes: Sequence[_Heard]) -> float:
     """The mean loss over the samples."""
-    return math.fsum(one.loss * one.num_samples for one in pushes) / sum(
-        one.num_samples for one in pushes
+    return math.fsum(push.loss * push.num_samples for push in pushes) / sum(
+        push.num_samples for push in pushes
     )
 
 
@@ -181,7 +181,7 @@ def race(
         budget_s: about how many real seconds it may take.
 
     Returns:
-        The best first; who went further in the race stands before who did not.
+        The best first; those that went further in the race come before the others.
     """
     field = [Racer(text, training, conditions) for text in protocols]
     num_rounds = max(1, math.ceil(math.log2(len(field))) - 1)  # until two are left
@@ -246,7 +246,7 @@ def _race_again(
     until_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """The two at the head with other seeds; who is ahead more often is the first."""
+    """The two at the head with other seeds; the one ahead more often is first."""
     first, second = ranking[:2]
     losses = [[first.loss], [second.loss]]
     for extra in range(1, RACE_SEEDS):

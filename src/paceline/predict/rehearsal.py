@@ -138,7 +138,7 @@ def _batch_size(settings: RunSettings, task: Task, protocol: SyncProtocol) -> in
 
 def _check_profile(like: Path, task: Task, work: TrainingWork, mini_batch_size: int) -> None:
     """Whether the times were measured with this very model."""
-    num_parameters = sum(one.numel() for one in work.model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in work.model.parameters())
     read_profile(like).check(task.name, num_parameters, mini_batch_size, "--like")
 
 
@@ -203,7 +203,7 @@ class _Rehearsal:
         self._num_evaluated = 0  # inside the epoch
 
     def play(self, run: SimulatedRun, epoch_pushes: float, evaluations: int) -> None:
-        """The run to its end, with so many evaluations an epoch of so many pushes."""
+        """Make the whole run, with this many evaluations in an epoch of this many pushes."""
         if evaluations > 1:
             self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
         self._epoch_pushes, self._evaluations = epoch_pushes, evaluations

@@ -3,7 +3,7 @@
     settings -> conditions, protocol -> simulation/timing.py -> counts -> forecast, beside theory
                                      `-> simulation/engine.py, where a trace is wanted
 
-A bit above 300 lines, since what a run is put through and what is said of it are read together.
+A bit above 300 lines, since a run's conditions and its description are read together.
 This module must not know terminals, nor how time is made to pass.
 """
 

@@ -44,9 +44,9 @@ from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 _USUAL_BATCH = 32
 """Of a model that no task trains."""
 USUAL_MICRO_BATCHES = 8
-"""Of an update, where a cut is looked at by itself."""
+"""Micro-batches of an update, for a cut alone."""
 _LINE_BYTES = 64
-"""That a worker shows in a meeting, about."""
+"""About the bytes that a worker shows in a meeting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class PreparedModel:
 
     @property
     def num_parameters(self) -> int:
-        return sum(one.numel() for one in self.subject.model.parameters())
+        return sum(parameter.numel() for parameter in self.subject.model.parameters())
 
 
 def _anything(traced: TracedModel, batch_size: int) -> None:
@@ -130,9 +130,9 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
     return {
         "has_fixed_rows": traced.how == "torch.export",
         "pairs": find_pairs(traced, graph), "unit_bytes": unit_bytes(model),
-        "buffer_kinds": len({one.dtype for one in model.buffers()}),
+        "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
-        "num_parameters": sum(one.numel() for one in model.parameters()),
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
     }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def _moved(own_threads: int) -> dict[str, Any]:
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
     """0 where workers keep what a step frees."""
-    if sum(one.nbytes for one in model.parameters()) <= SMALL_BYTES or not lean_heap(os.environ):
+    if sum(p.nbytes for p in model.parameters()) <= SMALL_BYTES or not lean_heap(os.environ):
         return 0.0
     with threads(own_threads):
         return fresh_s_per_byte()
@@ -178,16 +178,16 @@ def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
         return None
     if memory_bytes <= process_bytes:
         raise ConfigError(
-            f"--memory {format_bytes(memory_bytes)} is less than what Python and torch take "
-            f"themselves: {format_bytes(process_bytes)}"
+            f"--memory {format_bytes(memory_bytes)} is less than Python and torch alone "
+            f"take: {format_bytes(process_bytes)}"
         )
     return memory_bytes - process_bytes
 
 
 def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
     """Seconds for a byte of parameters of the optimizer's step, and its copies of them."""
-    parameters = [one for one in subject.model.parameters() if one.requires_grad]
-    size = sum(one.nbytes for one in parameters)
+    parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+    size = sum(parameter.nbytes for parameter in parameters)
     if not size:
         return 0.0, 0
     if is_counted:
@@ -197,8 +197,8 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
         optimizer = subject.task.optimizer(parameters, subject.task.learning_rate)
     else:
         optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-    for one in parameters:
-        one.grad = torch.zeros_like(one)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     took_s = []
     for _ in range(3):
         start_s = time.perf_counter()
@@ -208,8 +208,8 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
         one for held in optimizer.state.values() for one in held.values()
         if isinstance(one, Tensor) and one.ndim
     ]  # fmt: skip
-    for one in parameters:
-        one.grad = None
+    for parameter in parameters:
+        parameter.grad = None
     return min(took_s[1:]) / size, round(sum(one.nbytes for one in state) / size)
 
 
@@ -227,8 +227,8 @@ class _Messages(NamedTuple):
 
 
 def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
-    """As ``paceline bench collectives`` has measured them between so many processes; else to those
-    beside this one; else to a socket. What is done together is measured where there are some.
+    """The cost of messages: as ``paceline bench collectives`` measured it between as many
+    processes, else to the neighbours, which then exchange as well, else over a socket.
 
     Args:
         places: workers that compute at the same time; more of them take turns.
@@ -250,20 +250,20 @@ def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Me
     return _Messages(link, source, _counted(known.cost, link, num_workers, places))
 
 
-def _measured(found: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
+def _measured(result: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
     """Those between fewer processes, where they are fewer than the workers, are made longer by what
     each sends, (n - 1) / n of it, and by how many share the cores."""
 
     def sent(num: int) -> float:
         return (num - 1) / num
 
-    sharing = max(1.0, num_workers / places) / max(1.0, found.size / places)
-    longer = sharing * sent(num_workers) / sent(found.size)
+    sharing = max(1.0, num_workers / places) / max(1.0, result.size / places)
+    longer = sharing * sent(num_workers) / sent(result.size)
     return Exchanges(
-        sum_s=lambda size, num: sharing * sent(num) / sent(found.size) * at(found.sum_s, size),
-        gather_s=lambda size: longer * at(found.gather_s, size),
-        reduce_s=lambda size: longer * at(found.reduce_s, size),
-        meeting_s=sharing * found.meeting_s, turn_s=sharing * found.turn_s,
+        sum_s=lambda size, num: sharing * sent(num) / sent(result.size) * at(result.sum_s, size),
+        gather_s=lambda size: longer * at(result.gather_s, size),
+        reduce_s=lambda size: longer * at(result.reduce_s, size),
+        meeting_s=sharing * result.meeting_s, turn_s=sharing * result.turn_s,
     )  # fmt: skip
 
 

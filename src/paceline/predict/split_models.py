@@ -26,9 +26,9 @@ class SplitQuestion:
         num_workers: n.
         inputs: of a model without a task: the shape of each, without the batch.
         memory_bytes: of each worker, with all that Python and torch take.
-        speeds: of each beside this machine; all 1 where nothing is said.
+        speeds: of each beside this machine; all 1 by default.
         micro_batches: of an update; None: as many as a run takes.
-        batch_size: of an update over all workers; the task's where nothing is said.
+        batch_size: of an update over all workers; the task's by default.
         schedule: of a pipeline; empty: as its run, 1f1b of a task, and of a model gpipe.
     """
 
@@ -77,7 +77,7 @@ def find_model(question: SplitQuestion) -> Subject:
     except PacelineError as error:
         if ":" in question.spec and "must be a paceline.Task" in str(error):
             raise ConfigError(
-                f"{question.spec} is no task; a model of your own needs the shape of what goes in, "
+                f"{question.spec} is not a task; your own model needs the shape of its input, "
                 f"such as --input 1,3,32,32"
             ) from None
         raise ConfigError(str(error).removeprefix("--model ")) from error  # `export` has that flag
@@ -89,5 +89,5 @@ def find_model(question: SplitQuestion) -> Subject:
 
 def is_too_large(model: nn.Module) -> bool:
     """Whether parameters, gradients and a copy of each do not fit the memory that is free here."""
-    size = sum(one.nbytes for one in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
     return 4 * size > min(psutil.virtual_memory().available, available_bytes())

@@ -22,7 +22,7 @@ from .split_models import SplitQuestion, is_too_large, on_meta
 
 
 def partition(question: SplitQuestion) -> PartitionReport:
-    """The cut for so many workers, beside the even one and the best of all.
+    """The cut for a number of workers, beside the even one and the best of all.
 
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
@@ -41,9 +41,9 @@ def partition(question: SplitQuestion) -> PartitionReport:
     micro_batch = costs.batch_size / num
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
     start_s = time.perf_counter()
-    found = best_cut(graph, pipeline, costs.places)
+    result = best_cut(graph, pipeline, costs.places)
     took_s = time.perf_counter() - start_s
-    cuts = {"best": found.placement, "even": even_cut(graph, pipeline)}
+    cuts = {"best": result.placement, "even": even_cut(graph, pipeline)}
     about = _about(question, made)
     if len(graph) <= MOST_NODES:
         if is_too_many(graph, pipeline):
@@ -60,8 +60,8 @@ def partition(question: SplitQuestion) -> PartitionReport:
         schedule=pipeline.schedule,
         rows=rows,
         alone_s=table.prices[0].step_s or 0.0,
-        is_exact=found.is_exact,
-        num_borders=found.num_borders,
+        is_exact=result.is_exact,
+        num_borders=result.num_borders,
         search_s=took_s,
     )
 
@@ -74,7 +74,7 @@ def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
         placement=cut,
         run=pipeline_step(cut, pipeline, cores),
         other=pipeline_step(cut, pipeline, cores, other),
-        update_s=max(one.update_s + one.first_s for one in cut.parts) * costs.sharing,
+        update_s=max(part.update_s + part.first_s for part in cut.parts) * costs.sharing,
         fits=is_allowed(cut, pipeline),
     )
 
@@ -93,7 +93,7 @@ def plan_splits(question: SplitQuestion) -> SplitReport:
         )
     table = price_splits(made.costs)
     for name in ("none", "data"):
-        row = next((one for one in table.prices if one.name == name), None)
+        row = next((price for price in table.prices if price.name == name), None)
         if row is not None and not row.fits:
             held = format_bytes(row.memory_bytes + made.costs.process_bytes)
             notes.append(f"one copy does not fit: {name} takes {held} of each worker")
@@ -106,7 +106,7 @@ def wants_splits(question: SplitQuestion) -> bool:
     made = on_meta(question)
     if made is None:
         return False
-    num_parameters = sum(one.numel() for one in made.model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in made.model.parameters())
     return num_parameters >= LARGE_MODEL or is_too_large(made.model)
 
 
@@ -128,7 +128,7 @@ def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str
                      f"{_rate(costs.pipeline.link)} ({made.link_source})"),
     ]  # fmt: skip
     if question.speeds:
-        rows.append(("speeds", ", ".join(f"{one:g}" for one in question.speeds)))
+        rows.append(("speeds", ", ".join(f"{speed:g}" for speed in question.speeds)))
     if question.memory_bytes is not None:
         own = format_bytes(costs.process_bytes)
         rows.append(

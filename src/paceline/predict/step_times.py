@@ -63,10 +63,10 @@ class StepTimes:
         self._num_granted: defaultdict[int, int] = defaultdict(int)
         self._num_pushed: defaultdict[int, int] = defaultdict(int)
         self._is_updated = False
-        self._last = -1  # who pushed last
+        self._last = -1  # the last to push
         self._spans: list[tuple[float, float]] = []  # from when to when somebody was at work
         self._busy_s = 0.0  # what they wanted of a core in them
-        self._ended_s: float | None = None  # when an epoch ended, while nothing has begun since
+        self._ended_s: float | None = None  # when an epoch ended, until something starts
         self._pauses_s: list[float] = []
         self._pushed_s = 0.0  # when somebody pushed last
         self._evaluation_s = 0.0
@@ -175,7 +175,7 @@ class _OrderedDelays:
             )
         self.num_steps = parse(header.text("protocol"), workers).num_steps
         self._seed = header.number("seed")
-        self.is_delayed = any(one is not None and one.mean_s for one in self._delays)
+        self.is_delayed = any(delay is not None and delay.mean_s for delay in self._delays)
         self._draws: dict[int, tuple[random.Random, int]] = {}  # of a member, and the next ticket
 
     def rest_s(self, worker: int, ticket: Ticket, compute_s: float, num_steps: int) -> float:

@@ -138,8 +138,8 @@ def _points(part: Diagram) -> list[Point]:
 
 def _ticks(part: Diagram, stop: float) -> tuple[float, ...]:
     """The values of its axis that goes up; the first and the last are its ends."""
-    points = [one for one in _points(part) if one.t <= stop and abs(one.value) <= LARGEST]
-    values = [one.value for one in points] or [0.0, 1.0]
+    points = [point for point in _points(part) if point.t <= stop and abs(point.value) <= LARGEST]
+    values = [point.value for point in points] or [0.0, 1.0]
     if part.mark is not None:
         values.append(part.mark[0])
     low, high = min(values), max(values)
@@ -187,13 +187,13 @@ def _curve(curve: Curve, panel: Panel, colour: str, dash: str) -> list[str]:
     for points, look in [*((one, _THIN) for one in curve.others), (curve.points, _THICK)]:
         if inside := _until(points, panel.stop):
             parts += line(panel, inside, colour, dash, look)
-    dots = [one for one in curve.dots if one.t <= panel.stop]
-    return [*parts, *(_dot(panel.x(one.t), panel.y(one.value), colour) for one in dots)]
+    dots = [dot for dot in curve.dots if dot.t <= panel.stop]
+    return [*parts, *(_dot(panel.x(dot.t), panel.y(dot.value), colour) for dot in dots)]
 
 
 def _until(points: Sequence[Point], stop: float) -> list[Point]:
     """A curve up to where the axis ends, to the pixel."""
-    inside = [one for one in points if one.t <= stop]
+    inside = [point for point in points if point.t <= stop]
     if inside and len(inside) < len(points):
         before, after = inside[-1], points[len(inside)]
         share = (stop - before.t) / (after.t - before.t)
@@ -227,7 +227,7 @@ def head(title: str, height: float) -> list[str]:
 
 
 def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
-    """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n.
+    """Round values that span ``[low, high]`` in about ``num_steps`` steps of 1, 2 or 5 times 10^n.
 
     A range that is empty, or too narrow for floats to have steps in it, is drawn wider. Both are
     to be at most ``LARGEST``.
@@ -283,7 +283,7 @@ def x_axis(panel: Panel, label: str, power: Callable[[int], str] | None = None) 
 def line(
     panel: Panel, points: Sequence[Point], colour: str, dash: str, look: str = 'stroke-width="2"'
 ) -> list[str]:
-    """A curve; ``look`` is what else is said of its stroke."""
+    """A curve; ``look`` is the other attributes of its stroke."""
     drawn = " ".join(f"{panel.x(p.t):.1f},{panel.y(p.value):.1f}" for p in points)
     if not drawn:
         middle = (LEFT + WIDTH - RIGHT) / 2

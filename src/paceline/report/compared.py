@@ -7,6 +7,8 @@ mean the same by them. A figure is the median over the seeds, with the least and
 it. This module must not know terminals, pictures or how a run was made.
 """
 
+import bisect
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -82,7 +84,9 @@ class ComparedProtocol:
     def figure(self, name: str) -> Spread:
         """A number of its outcomes; a target that was not reached lies behind all others."""
         missing = math.inf if name == "target_s" else math.nan
-        values = [missing if (v := getattr(one, name)) is None else v for one in self.outcomes]
+        values = [
+            missing if (v := getattr(outcome, name)) is None else v for outcome in self.outcomes
+        ]
         values = [value for value in values if not math.isnan(value)]
         if not values:
             return Spread(median=None, least=None, most=None)
@@ -124,13 +128,15 @@ class Comparison:
     @property
     def measure(self) -> str:
         """What the error of a run is: test error, or test loss where there is no accuracy."""
-        is_wrong = any(o.test_error is not None for one in self.contenders for o in one.outcomes)
+        is_wrong = any(
+            o.test_error is not None for contender in self.contenders for o in contender.outcomes
+        )
         return "test error" if is_wrong else "test loss"
 
     @property
     def has_curves(self) -> bool:
         """Whether every run was evaluated often enough that its errors are a curve."""
-        outcomes = [outcome for one in self.contenders for outcome in one.outcomes]
+        outcomes = [outcome for contender in self.contenders for outcome in contender.outcomes]
         return all(len(one.errors) >= FEWEST_EVALUATIONS for one in outcomes)
 
     @property
@@ -151,12 +157,12 @@ class Comparison:
             "interrupted_in": self.interrupted_in,
             "protocols": [
                 {
-                    "protocol": one.protocol,
-                    "runs": [outcome.to_json() for outcome in one.outcomes],
-                    "failures": list(one.failures),
-                    **{name: asdict(one.figure(name)) for name in FIGURES},
+                    "protocol": contender.protocol,
+                    "runs": [outcome.to_json() for outcome in contender.outcomes],
+                    "failures": list(contender.failures),
+                    **{name: asdict(contender.figure(name)) for name in FIGURES},
                 }
-                for one in self.contenders
+                for contender in self.contenders
             ],
         }
 
@@ -165,7 +171,9 @@ def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Ru
     """What is compared of a run."""
     trained = _trained(summary)
     measured = [(trained(one.t), one.value) for one in summary.accuracies]
-    test_losses = finite([Point(t=trained(one.t), value=one.value) for one in summary.test_losses])
+    test_losses = finite(
+        [Point(t=trained(loss.t), value=loss.value) for loss in summary.test_losses]
+    )
     errors = tuple(Point(t=t, value=1.0 - accuracy) for t, accuracy in measured)
     reached = (
         t for t, accuracy in measured if target_accuracy is not None and accuracy >= target_accuracy
@@ -183,20 +191,27 @@ def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Ru
         dropped_samples=summary.dropped_samples,
         unused_pushes=summary.discarded_pushes + summary.late_pushes,
         abandoned_steps=summary.superseded.count,
-        trained_s=sum(one.seconds for one in summary.epochs),
+        trained_s=sum(epoch.seconds for epoch in summary.epochs),
         ended=summary.ended,
         run_dir=summary.run_dir,
         errors=errors or test_losses,
-        losses=_smooth([Point(t=trained(one.t), value=one.value) for one in summary.losses]),
+        losses=_smooth([Point(t=trained(loss.t), value=loss.value) for loss in summary.losses]),
     )
 
 
 def _trained(summary: Summary) -> Callable[[float], float]:
-    """From seconds since the first step to seconds of training: what lies between epochs is not."""
-    spans = [(one.t - one.seconds, one.t) for one in summary.epochs]
+    """A function from seconds since the first step to seconds of training.
+
+    The time between epochs does not count. Epochs follow one another, so one search finds the last
+    that began before ``t``.
+    """
+    starts = [epoch.t - epoch.seconds for epoch in summary.epochs]
+    durations = [epoch.seconds for epoch in summary.epochs]
+    before = [0.0, *itertools.accumulate(durations)]
 
     def seconds(t: float) -> float:
-        return math.fsum(max(0.0, min(t, stop) - start) for start, stop in spans)
+        last = bisect.bisect_right(starts, t) - 1
+        return 0.0 if last < 0 else before[last] + min(t - starts[last], durations[last])
 
     return seconds
 

@@ -100,7 +100,7 @@ def _cells(shown: tuple[Column, ...], values: list[float | None]) -> list[str]:
 
 
 def _remarks(one: Comparison) -> list[str]:
-    """What a table cannot say: who did not get there, who failed, what was cut off."""
+    """Notes: protocols that missed the target, runs that failed or were cut off."""
     lines = ["", _EXPLAINED]
     for contender in one.contenders:
         lines += [f"{contender.protocol} {text}" for text in _of_contender(one, contender)]
@@ -147,7 +147,7 @@ def _chart(one: Comparison, width: int) -> list[str]:
 
 
 _HIGH, _LOW = 300, 170
-"""Pixels: a diagram by itself, one of two."""
+"""Pixels: a single diagram, and one of two."""
 
 
 def draw_comparison(one: Comparison) -> str:

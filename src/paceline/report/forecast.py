@@ -78,7 +78,7 @@ class Forecast:
         return None if theory is None else self.staleness_versions.mean - theory
 
     def to_json(self) -> dict[str, object]:
-        """The documented fields, in their order; what nobody knows is null."""
+        """The documented fields, in their order; unknown values are null."""
         fields: dict[str, object] = asdict(self)
         fields["staleness_histogram"] = {
             str(lag): count for lag, count in sorted(self.staleness_histogram.items())

@@ -84,28 +84,28 @@ class LiveSplits:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def render_live_splits(found: LiveSplits) -> list[str]:
+def render_live_splits(result: LiveSplits) -> list[str]:
     """What was measured, the table, and what its figures count."""
     header = ("split", "a step", "middle half", "predicted", "bytes sent", "predicted", "memory",
               "predicted", "balance", "predicted", "")  # fmt: skip
-    width = max((len(label) for label in found.about), default=0)
+    width = max((len(label) for label in result.about), default=0)
     return [
-        *(f"{label:<{width}}  {words}" for label, words in found.about.items()),
+        *(f"{label:<{width}}  {words}" for label, words in result.about.items()),
         "",
-        f"{found.task}: {found.rounds} round{'s' * (found.rounds != 1)} of {found.updates} updates "
-        f"in turn, {found.batch_size} samples each; load at the start {found.load:.1f}",
+        f"{result.task}: {result.rounds} round{'s' * (result.rounds != 1)} of {result.updates} "
+        f"updates in turn, {result.batch_size} samples each; load at the start {result.load:.1f}",
         "",
-        *table(header, [_cells(one, found) for one in found.rows]),
+        *table(header, [_cells(row, result) for row in result.rows]),
         "",
-        *(f"{one.split}: {one.why}" for one in found.rows if one.why),
+        *(f"{row.split}: {row.why}" for row in result.rows if row.why),
         *_COUNTED,
-        *_verdict(found),
+        *_verdict(result),
     ]  # fmt: skip
 
 
-def _cells(one: LiveSplit, found: LiveSplits) -> tuple[str, ...]:
-    marks = ["advised"] * (one.split == found.advised)
-    marks += ["fastest measured"] * (one.split == found.fastest)
+def _cells(one: LiveSplit, result: LiveSplits) -> tuple[str, ...]:
+    marks = ["advised"] * (one.split == result.advised)
+    marks += ["fastest measured"] * (one.split == result.fastest)
     if not one.steps_s:
         marks.append("not run")
     return (
@@ -133,26 +133,26 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _middle_half(values: Sequence[float]) -> str:
-    found = _quartiles(values)
-    return "-" if found is None else f"{three_figures(found[0])} to {three_figures(found[1])}"
+    result = _quartiles(values)
+    return "-" if result is None else f"{three_figures(result[0])} to {three_figures(result[1])}"
 
 
-def _verdict(found: LiveSplits) -> Iterator[str]:
+def _verdict(result: LiveSplits) -> Iterator[str]:
     """Whether the advised one was the fastest, and by how much another was."""
-    if found.interrupted_in:
-        yield f"interrupted in {found.interrupted_in}"
-    if not found.fastest:
+    if result.interrupted_in:
+        yield f"interrupted in {result.interrupted_in}"
+    if not result.fastest:
         return
-    if found.advised == found.fastest:
-        yield f"advised: {found.advised}, which is the fastest measured"
+    if result.advised == result.fastest:
+        yield f"advised: {result.advised}, which is the fastest measured"
         return
-    steps_s = {one.split: one.step_s for one in found.rows}
-    best_s, advised_s = steps_s[found.fastest], steps_s.get(found.advised)
+    steps_s = {row.split: row.step_s for row in result.rows}
+    best_s, advised_s = steps_s[result.fastest], steps_s.get(result.advised)
     if best_s is None or advised_s is None:
-        yield f"advised: {found.advised}, which was not run; fastest measured: {found.fastest}"
+        yield f"advised: {result.advised}, which was not run; fastest measured: {result.fastest}"
         return
     yield (
-        f"advised: {found.advised}; fastest measured: {found.fastest}, in "
+        f"advised: {result.advised}; fastest measured: {result.fastest}, in "
         f"{best_s / advised_s:.0%} of its time"
     )
 
@@ -170,9 +170,9 @@ class _BarGroup(NamedTuple):
     spread: Mapping[str, tuple[float, float] | None]
 
 
-def draw_live_splits(found: LiveSplits) -> str:
+def draw_live_splits(result: LiveSplits) -> str:
     """The text of an SVG file: measured dark, predicted pale, of each split."""
-    rows = {one.split: one for one in found.rows}
+    rows = {row.split: row for row in result.rows}
     groups = [
         _BarGroup(
             "a step (line: the middle half)", {k: one.step_s for k, one in rows.items()},
@@ -191,12 +191,12 @@ def draw_live_splits(found: LiveSplits) -> str:
         ),
     ]  # fmt: skip
     height = 100 + len(groups) * (_ROW * len(rows) + _GAP)
-    workers = f"{found.workers} workers, batch {found.batch_size}"
-    parts = head(f"{found.task}: splits measured and predicted, {workers}", height)
+    workers = f"{result.workers} workers, batch {result.batch_size}"
+    parts = head(f"{result.task}: splits measured and predicted, {workers}", height)
     parts.append(
         text(
-            LEFT, 44, f"dark: measured; pale: predicted; advised: {found.advised}; "
-            f"fastest measured: {found.fastest or 'none'}",
+            LEFT, 44, f"dark: measured; pale: predicted; advised: {result.advised}; "
+            f"fastest measured: {result.fastest or 'none'}",
         )
     )  # fmt: skip
     top = 88.0
@@ -207,7 +207,7 @@ def draw_live_splits(found: LiveSplits) -> str:
 
 
 def _bars(group: _BarGroup, names: Sequence[str], top: float, colour: str) -> Iterator[str]:
-    values = [one for rows in (group.measured, group.predicted) for one in rows.values() if one]
+    values = [row for rows in (group.measured, group.predicted) for row in rows.values() if row]
     values += [pair[1] for pair in group.spread.values() if pair is not None]
     scale = (WIDTH - LEFT - RIGHT - _VALUE) / max(values, default=1.0)
     yield text(LEFT, top - 12, group.label, weight="bold")

@@ -101,7 +101,7 @@ class TensorBoardLog(MetricsLog):
 
 
 class ClientLog(MetricsLog):
-    """A run at a server, by its own client, which knows where that is and who may write there.
+    """A run at a server, by its own client, which knows its address and credentials.
 
     Its identity lies in the run's folder, so that a run that goes on goes on there, too.
 
@@ -152,7 +152,7 @@ class ClientLog(MetricsLog):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            with suppress(Exception):  # what it could not do is said in its own log
+            with suppress(Exception):  # the client logs its own failures
                 self.end(has_failed=sys.exc_info()[0] is not None)
 
 
@@ -188,8 +188,8 @@ class MlflowLog(ClientLog):
         self._client = made = client.MlflowClient()
         if known is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "paceline"
-            found = made.get_experiment_by_name(name)
-            experiment = made.create_experiment(name) if found is None else found.experiment_id
+            result = made.get_experiment_by_name(name)
+            experiment = made.create_experiment(name) if result is None else result.experiment_id
             known = str(made.create_run(experiment, run_name=folder.name).info.run_id)
         else:
             made.update_run(known, status="RUNNING")

@@ -2,11 +2,11 @@
 
     runs/one/trace.jsonl   1 worker, the same program, model, mini-batch and machine -> its step
     runs/four              4 workers begin: the step goes into their trace's header, so that what
-                           is said of them today is said tomorrow, too
+                           is reported of them today is reported tomorrow, too
 
-A run counts only where all that `ALIKE` names is the same; where none does, nothing is said. What
-is not in a header is not compared, such as how batches are loaded. This module must not know how
-runs are carried out.
+A run counts only where all that `ALIKE` names is the same; where none does, nothing is reported.
+What is not in a header, such as how batches are loaded, is not compared. This module must not know
+how runs are carried out.
 """
 
 import os
@@ -31,7 +31,7 @@ ALIKE = (
 _ENGINES = ("local", "torchrun")
 """Where each worker is a process of its own."""
 _MOST_FOLDERS, _MOST_TRACES = 5_000, 200
-"""That are looked at, the newest traces first."""
+"""How many traces to read, the newest first."""
 _FEWEST_UPDATES, _MOST_UPDATES = 10, 1_000
 
 
@@ -69,11 +69,11 @@ def find_one_worker(folder: Path, header: Mapping[str, Any]) -> OneWorker | None
         return None
     for trace in _traces_beside(folder):
         with suppress(ConfigError, OSError):  # damaged, of another version, or gone
-            found = read_header(trace)
-            if _is_one_worker(found) and all(
-                found.fields.get(name) == header.get(name) for name in ALIKE
+            result = read_header(trace)
+            if _is_one_worker(result) and all(
+                result.fields.get(name) == header.get(name) for name in ALIKE
             ):
-                step_s = _step_s(trace, found)
+                step_s = _step_s(trace, result)
                 if step_s is not None:
                     day = time.strftime("%Y-%m-%d", time.localtime(trace.stat().st_mtime))
                     return OneWorker(step_s=step_s, run=trace.parent.name, day=day)

@@ -111,7 +111,7 @@ class Advice:
             "advised": self.advised,
             "why": why(self),
             "how_sure": how_sure(self),
-            "candidates": [_row(one) for one in self.candidates],
+            "candidates": [_row(candidate) for candidate in self.candidates],
             "target": None if self.target is None else asdict(self.target),
         }
 
@@ -145,11 +145,12 @@ def render_advice(advice: Advice) -> list[str]:
         f"{'protocol':<20}{'an update':>11}{'likely':>19}{'batches/s':>11}{'efficient':>11}"
         f"{'stale':>7}{'loss':>9}{'after':>9}{'to target' if advice.target else '':>11}".rstrip(),
     ]
-    for one in advice.candidates:
-        forecast, standing = one.forecast, one.standing
+    for candidate in advice.candidates:
+        forecast, standing = candidate.forecast, candidate.standing
         lines.append(
             f"{forecast.protocol:<20}{format_duration(forecast.time_per_update_s):>11}"
-            f"{_likely(forecast):>19}{one.pushes_per_s:>11,.1f}{100 * one.efficiency:>9.0f} %"
+            f"{_likely(forecast):>19}{candidate.pushes_per_s:>11,.1f}"
+            f"{100 * candidate.efficiency:>9.0f} %"
             f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
             f"{format_duration(standing.virtual_s):>9}{_to_target(standing):>11}".rstrip()
         )
@@ -174,7 +175,7 @@ def _likely(forecast: Forecast) -> str:
 def why(advice: Advice) -> str:
     """What sets the advised protocol apart from the others."""
     first = advice.candidates[0]
-    others = {one.forecast.protocol: one for one in advice.candidates[1:]}
+    others = {candidate.forecast.protocol: candidate for candidate in advice.candidates[1:]}
     base = others.get("full-sync") or next(iter(others.values()), None)
     if base is None:
         return "it was the only one asked about"
@@ -202,14 +203,14 @@ def how_sure(advice: Advice) -> str:
         f"seeds (mean loss {first.standing.loss:.4g} against {second.standing.loss:.4g})"
     )
     if advice.are_alike:
-        return f"{text}: not told apart, either will do"
+        return f"{text}: no clear difference, either will do"
     is_clear = first.standing.wins == RACE_SEEDS
     return f"{text}: {'clear' if is_clear else 'close, try both'}"
 
 
 def _how_sure_of_target(advice: Advice) -> str:
     """How clearly it is sooner there than the second."""
-    first, second = (one.standing for one in advice.candidates[:2])
+    first, second = (candidate.standing for candidate in advice.candidates[:2])
     if not second.target_s:
         seeds = "one seed" if len(first.target_s) == 1 else f"{len(first.target_s)} seeds"
         return f"only it was seen at the target, with {seeds}"
@@ -219,7 +220,7 @@ def _how_sure_of_target(advice: Advice) -> str:
         f"(median {_to_target(first)} against {_to_target(second)})"
     )
     if advice.are_alike:
-        return f"{text}: not told apart, either will do"
+        return f"{text}: no clear difference, either will do"
     return f"{text}: {'clear' if first.wins == num_seeds else 'close, try both'}"
 
 

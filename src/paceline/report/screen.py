@@ -121,7 +121,7 @@ def draw(progress: Progress, columns: int = 100) -> RenderableType:
     """The live part: where the run is, its workers, and the bar; as much as fits into columns."""
     room = columns + _GAP
     shown = []
-    has_input = any(one.input_share >= LEAST_INPUT for one in progress.workers)
+    has_input = any(worker.input_share >= LEAST_INPUT for worker in progress.workers)
     for name, width in _COLUMNS.items():
         if name == "input" and not has_input:
             continue
@@ -133,8 +133,8 @@ def draw(progress: Progress, columns: int = 100) -> RenderableType:
         workers.add_column(
             "" if name == "shares" else name, justify="left" if is_text else "right", no_wrap=True
         )
-    for one in progress.workers:
-        cells = dict(zip(_ORDER, _cells(one, has_input=has_input), strict=True))
+    for worker in progress.workers:
+        cells = dict(zip(_ORDER, _cells(worker, has_input=has_input), strict=True))
         workers.add_row(*(cells[name] for name in _ORDER if name in shown))
     bar = Table.grid(padding=(0, 1))
     share = progress.share_done

@@ -85,17 +85,17 @@ class PartitionReport:
             "schedule": self.schedule,
             "parts": [
                 {
-                    "worker": one.worker,
-                    "layers": [self.graph.nodes[i].name for i in one.nodes],
-                    "parameter_bytes": one.parameter_bytes,
-                    "forward_s": one.forward_s,
-                    "backward_s": one.backward_s + one.late_s,
-                    "activation_bytes": one.activation_bytes,
-                    "memory_bytes": one.memory_bytes,
-                    "out_bytes": one.out_bytes,
-                    "shared_parameters": list(one.cut_ties),
+                    "worker": part.worker,
+                    "layers": [self.graph.nodes[i].name for i in part.nodes],
+                    "parameter_bytes": part.parameter_bytes,
+                    "forward_s": part.forward_s,
+                    "backward_s": part.backward_s + part.late_s,
+                    "activation_bytes": part.activation_bytes,
+                    "memory_bytes": part.memory_bytes,
+                    "out_bytes": part.out_bytes,
+                    "shared_parameters": list(part.cut_ties),
                 }
-                for one in placement.parts
+                for part in placement.parts
             ],
             "balance": placement.balance,
             "cut_bytes": placement.cut_bytes,
@@ -122,11 +122,11 @@ class SplitReport:
             "notes": list(self.notes),
             "splits": [
                 {
-                    "split": one.name, "step_s": one.step_s, "sent_bytes": one.sent_bytes,
-                    "memory_bytes": one.memory_bytes, "balance": one.balance, "fits": one.fits,
-                    "why": one.why,
+                    "split": price.name, "step_s": price.step_s, "sent_bytes": price.sent_bytes,
+                    "memory_bytes": price.memory_bytes, "balance": price.balance,
+                    "fits": price.fits, "why": price.why,
                 }
-                for one in self.table.prices
+                for price in self.table.prices
             ],
             "advised": self.table.advised.name,
             "reason": self.table.reason,
@@ -167,10 +167,10 @@ def _drawn(report: PartitionReport) -> Iterator[str]:
     """Parts in a row, as many to a line as go on it, and what flows over each border."""
     parts = report.found.placement.parts
     line = "inputs -> "
-    for number, one in enumerate(parts):
-        piece = f"[ {_names(report.graph, one.nodes)} ]"
+    for number, part in enumerate(parts):
+        piece = f"[ {_names(report.graph, part.nodes)} ]"
         piece += (
-            " -> outputs" if number == len(parts) - 1 else f" ={format_bytes(one.out_bytes)}=> "
+            " -> outputs" if number == len(parts) - 1 else f" ={format_bytes(part.out_bytes)}=> "
         )
         if len(line) + len(piece) > 100:
             yield line.rstrip()
@@ -188,18 +188,18 @@ def _parts(report: PartitionReport) -> list[str]:
     parts = report.found.placement.parts
     rows = [
         (
-            f"{number} on worker {one.worker}",
-            f"{sum(report.graph.nodes[i].num_layers for i in one.nodes)}",
-            format_bytes(one.parameter_bytes), three_figures(one.forward_s),
-            three_figures(one.backward_s + one.late_s), format_bytes(one.activation_bytes),
-            f"{one.live}", format_bytes(one.memory_bytes), format_bytes(one.out_bytes),
+            f"{number} on worker {part.worker}",
+            f"{sum(report.graph.nodes[i].num_layers for i in part.nodes)}",
+            format_bytes(part.parameter_bytes), three_figures(part.forward_s),
+            three_figures(part.backward_s + part.late_s), format_bytes(part.activation_bytes),
+            f"{part.live}", format_bytes(part.memory_bytes), format_bytes(part.out_bytes),
         )
-        for number, one in enumerate(parts)
+        for number, part in enumerate(parts)
     ]  # fmt: skip
     names = ("part", "layers", "parameters", "forward", "backward", "kept", "alive", "memory", "on")
     shared = {
-        name: [str(number) for number, one in enumerate(parts) if name in one.cut_ties]
-        for name in dict.fromkeys(name for one in parts for name in one.cut_ties)
+        name: [str(number) for number, part in enumerate(parts) if name in part.cut_ties]
+        for name in dict.fromkeys(name for part in parts for name in part.cut_ties)
     }
     return [
         *table(names, rows),
@@ -210,14 +210,14 @@ def _parts(report: PartitionReport) -> list[str]:
 
 def render_splits(report: SplitReport) -> list[str]:
     """The table, the advice and why."""
-    rows = [_row(one) for one in report.table.prices]
-    impossible = [one for one in report.table.prices if one.step_s is None]
+    rows = [_row(price) for price in report.table.prices]
+    impossible = [price for price in report.table.prices if price.step_s is None]
     advised = report.table.advised
     what = "do not split" if advised.name == "none" else f"--split {advised.name}"
     reason = report.table.reason.removeprefix("do not split: ")
     return [
         *_labelled(report.about),
-        *(f"note: {one}" for one in report.notes),
+        *(f"note: {note}" for note in report.notes),
         "",
         *table(("split", "a step", "bytes an update", "memory a worker", "balance", ""), rows),
         *(f"{one.name}: {one.why}" for one in impossible),
@@ -241,7 +241,7 @@ def _row(one: SplitPrice) -> tuple[str, ...]:
 
 def draw_partition(report: PartitionReport) -> str:
     """The text of an SVG file: each piece in its part, then who computes when."""
-    rows = {one.action.rank for one in report.found.run.spans}
+    rows = {span.action.rank for span in report.found.run.spans}
     height = 150 + _ROW * len(rows) + 80
     parts = head(f"A cut into {len(rows)} parts", height)
     parts.append(text(LEFT, 44, dict(report.about)["model"]))
@@ -277,7 +277,7 @@ def _timeline(report: PartitionReport, top: float) -> Iterator[str]:
         LEFT, top - 14, f"{report.schedule}: forward dark, backward pale, bubble {run.bubble:.0%}",
         weight="bold",
     )  # fmt: skip
-    ranks = sorted({one.action.rank for one in run.spans})
+    ranks = sorted({span.action.rank for span in run.spans})
     for rank in ranks:
         yield text(LEFT - 8, top + _ROW * rank + 16, f"part {rank}", anchor="end")
     for action, start_s, stop_s in run.spans:

@@ -19,7 +19,7 @@ from .tally import Tally
 from .text import Point
 
 _MOST_DEVICES = 64
-"""That are named one by one."""
+"""How many are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class ScalingEfficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSummary:
-    """One epoch, whole or begun."""
+    """One epoch, complete or under way."""
 
     epoch: int
     """From 1."""
@@ -261,14 +261,16 @@ def _compressed(tally: Tally) -> CompressedBytes | None:
     assert tally.header is not None
     fields = tally.header.fields
     lives = [(0, tally.header)]
-    lives += [(one.version, Header(fields={**fields, **one.changes})) for one in tally.resumes]
+    lives += [
+        (resume.version, Header(fields={**fields, **resume.changes})) for resume in tally.resumes
+    ]
     ends = [*(begin for begin, _ in lives[1:]), tally.version]
     names, plain_bytes, sent_bytes = list[str](), 0, 0
     for (begin, header), end in zip(lives, ends, strict=True):
         name = header.text("compress", "none")
         if name != "none" and end > begin:
             names += [name] if name not in names else []
-            num_whole = sum(begin < one.end_version <= end for one in tally.epochs)
+            num_whole = sum(begin < epoch.end_version <= end for epoch in tally.epochs)
             # Of fragments, one an update; at the end of an epoch all of them.
             count = end - begin + (header.number("fragments", 1) - 1) * num_whole
             plain_bytes += count * header.number("plain_bytes")
@@ -288,9 +290,9 @@ def _accuracy(one: Evaluated) -> float | None:
 def _evaluations(tally: Tally, metric: Callable[[Evaluated], float | None]) -> tuple[Point, ...]:
     """A metric of the test data over time."""
     return tuple(
-        Point(t=one.t_s - tally.first_s, value=value)
-        for one in tally.evaluations
-        if (value := metric(one)) is not None
+        Point(t=evaluation.t_s - tally.first_s, value=value)
+        for evaluation in tally.evaluations
+        if (value := metric(evaluation)) is not None
     )
 
 
@@ -311,7 +313,7 @@ def _efficiency(tally: Tally, workers: int) -> ScalingEfficiency | None:
     alone = OneWorker.from_header(tally.header)
     if alone is None or not tally.warm.samples:
         return None
-    if any(one.workers != workers or one.changes.keys() & ALIKE for one in tally.resumes):
+    if any(resume.workers != workers or resume.changes.keys() & ALIKE for resume in tally.resumes):
         return None  # its seconds are of several kinds of run
     mini_batch_s = tally.header.number("mini_batch_size") * tally.warm.seconds / tally.warm.samples
     return ScalingEfficiency(
@@ -322,7 +324,7 @@ def _efficiency(tally: Tally, workers: int) -> ScalingEfficiency | None:
 
 def _seconds_per_epoch(tally: Tally) -> float | None:
     """Mean over the whole epochs; where none is whole, what one would take at this pace."""
-    whole = [one.seconds for one in tally.epochs if one.is_whole]
+    whole = [epoch.seconds for epoch in tally.epochs if epoch.is_whole]
     if whole:
         return sum(whole) / len(whole)
     assert tally.header is not None
@@ -389,22 +391,26 @@ def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
     accuracies, losses = _last(tally, _accuracy), _last(tally, lambda one: one.mean("loss"))
     return tuple(
         EpochSummary(
-            epoch=one.epoch + 1,
-            t=one.stop_s - tally.first_s,
-            seconds=one.seconds,
-            updates=one.updates,
-            is_whole=one.is_whole,
-            loss=_ratio(one.loss_sum, one.loss_samples),
-            test_accuracy=accuracies.get(one.epoch),
-            test_loss=losses.get(one.epoch),
+            epoch=epoch.epoch + 1,
+            t=epoch.stop_s - tally.first_s,
+            seconds=epoch.seconds,
+            updates=epoch.updates,
+            is_whole=epoch.is_whole,
+            loss=_ratio(epoch.loss_sum, epoch.loss_samples),
+            test_accuracy=accuracies.get(epoch.epoch),
+            test_loss=losses.get(epoch.epoch),
         )
-        for one in tally.epochs
+        for epoch in tally.epochs
     )
 
 
 def _last(tally: Tally, metric: Callable[[Evaluated], float | None]) -> dict[int, float]:
     """Of each epoch by the last evaluation that has it; others may measure something else."""
-    return {one.epoch: value for one in tally.evaluations if (value := metric(one)) is not None}
+    return {
+        evaluation.epoch: value
+        for evaluation in tally.evaluations
+        if (value := metric(evaluation)) is not None
+    }
 
 
 def _thin(tally: Tally, most: int = 240) -> tuple[Point, ...]:

@@ -169,7 +169,7 @@ class Tally:
     @property
     def trained_s(self) -> float:
         """Seconds of training, over all epochs."""
-        return sum(one.seconds for one in self.epochs)
+        return sum(epoch.seconds for epoch in self.epochs)
 
     def add(self, record: Record) -> None:
         """Count one record. Raises ConfigError where it contradicts those before."""
@@ -327,7 +327,7 @@ class Tally:
         self._leases.pop(ticket[:2], None)
 
     def _free_leases(self) -> None:
-        """What was at work, or in no update yet, is handed out anew."""
+        """Free the leases at work or in no update yet: they are granted again."""
         self.warm.paused()
         self._pushed.clear()
         self._leases.clear()

@@ -67,7 +67,7 @@ def _figures(summary: Summary, columns: int) -> list[str]:
         ("not used", _unused(summary)),
         ("abandoned", _abandoned(summary)),
         ("compressed", _compressed(summary)),
-        *(("slow", _slow(one)) for one in summary.slow_workers),
+        *(("slow", _slow(worker)) for worker in summary.slow_workers),
         ("time in all", format_duration(summary.total_s)),
         ("ended", summary.ended or "its trace was cut off"),
     ]
@@ -95,7 +95,7 @@ def _an_epoch(summary: Summary) -> str:
     if seconds is None:
         return "-"
     text = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3g}"
-    is_measured = any(one.is_whole for one in summary.epochs)
+    is_measured = any(epoch.is_whole for epoch in summary.epochs)
     return text if is_measured else f"{text} at this pace; none was finished"
 
 

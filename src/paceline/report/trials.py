@@ -43,14 +43,14 @@ class TrialsSummary:
         return {
             "run_dir": self.run_dir,
             "trials": [
-                {"name": one.name, "failure": one.failure or None, **one.summary.to_json()}
-                for one in self.trials
+                {"name": trial.name, "failure": trial.failure or None, **trial.summary.to_json()}
+                for trial in self.trials
             ],
         }
 
     def render(self) -> list[str]:
         """A table of them, as lines of plain text."""
-        rows = [_row(one) for one in self.trials]
+        rows = [_row(trial) for trial in self.trials]
         header = ("trial", "test accuracy", "loss", "updates", "time", "ended")
         return [*table(header, rows), f"files: {self.run_dir}"]
 
@@ -69,7 +69,7 @@ def _row(one: TrialSummary) -> Sequence[str]:
 
 def write_trials(place: OpenFolder, trials: Sequence[TrialSummary]) -> None:
     """Write down which they are."""
-    names = [{"name": one.name, "failure": one.failure} for one in trials]
+    names = [{"name": trial.name, "failure": trial.failure} for trial in trials]
     place.replace(TRIALS, json.dumps({"trials": names}, indent=2).encode() + b"\n")
 
 
@@ -93,7 +93,7 @@ def read_trials(run_dir: Path) -> TrialsSummary:
     path = run_dir / TRIALS
     try:
         rows = json.loads(read_text(open_to_read(path), _MOST_BYTES))["trials"]
-        found = [(str(one["name"]), str(one["failure"])) for one in rows]
+        found = [(str(row["name"]), str(row["failure"])) for row in rows]
         if odd := [name for name, _ in found if Path(name).name != name]:
             raise ValueError(f"{odd[0]!r:.100} is no name of a trial")
     except FileError:
@@ -111,6 +111,6 @@ def read_trials(run_dir: Path) -> TrialsSummary:
 
 
 def _unfinished(run_dir: Path, finished: set[str]) -> list[str]:
-    """The trial that has begun and not ended, if there is one."""
+    """The trial that has started and not ended, if there is one."""
     traces = sorted(run_dir.glob(f"*/{FILE_NAME}"))
     return [one.parent.name for one in traces if one.parent.name not in finished and has_begun(one)]

@@ -2,7 +2,7 @@
 
     the run --> trace.jsonl --(only what is new)--> tally --> progress --> an observer
 
-The run is asked nothing and waits for nobody: who watches reads a file that is written anyway, once
+The run is asked nothing and never waits: the watcher reads a file that is written anyway, once
 a second, and lets whoever else wants to compute go first. It ends when nobody is at work in the
 folder any more: the trace alone does not tell, since a run may go on behind an end. This module
 must not know terminals.
@@ -77,7 +77,7 @@ class WatchedRun:
         """As the run itself would show it."""
         tally, header = self.tally, self._header()
         trained_s, epochs = tally.trained_s, header.number("epochs")
-        losses = [one.loss for one in tally.updates[-_LAST:]]
+        losses = [update.loss for update in tally.updates[-_LAST:]]
         return Progress(
             t=tally.last_s,
             epoch=tally.epochs[-1].epoch if tally.epochs else 0,
@@ -95,8 +95,8 @@ class WatchedRun:
         """The first line, with what was changed where the run went on."""
         first = self.tally.header
         fields = {} if first is None else dict(first.fields)
-        for one in self.tally.resumes:
-            fields |= one.changes
+        for resume in self.tally.resumes:
+            fields |= resume.changes
         return Header(fields=fields)
 
     def _one(self, worker: int, trained_s: float) -> WorkerProgress:
@@ -121,7 +121,7 @@ class WatchedRun:
 def _left_s(tally: Tally, header: Header, trained_s: float) -> float | None:
     """Seconds to whichever end comes first; None: nobody can say."""
     ends_s = (_work_left_s(tally, header, trained_s), _time_left_s(tally, header))
-    return min((one for one in ends_s if one is not None), default=None)
+    return min((end_s for end_s in ends_s if end_s is not None), default=None)
 
 
 def _work_left_s(tally: Tally, header: Header, trained_s: float) -> float | None:
@@ -147,7 +147,7 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
 
     Args:
         folder: of the run.
-        observer: who is told.
+        observer: receives what happens.
         pause: returns when it is time for the next look.
 
     Raises:

@@ -113,11 +113,11 @@ class Fates:
                 self._ordered(record)
 
     def _resumed(self, record: Resumed) -> None:
-        """What no update has used is handed out anew, and cut anew for other workers."""
+        """Leases that no update has used are granted again, cut for the new number of workers."""
         self._version = record.version  # that of before, but for a trace that was damaged
         self._work.clear()
         for epoch, leases in self.epochs.items():
-            returned = [one for one in leases.values() if one.update is None]
+            returned = [lease for lease in leases.values() if lease.update is None]
             self._returned.setdefault(epoch, []).extend(returned)
             for one in returned:
                 del leases[one.lease.start]
@@ -125,7 +125,7 @@ class Fates:
     def _ordered(self, record: Ordered) -> None:
         match record.order:
             case Grant(ticket, leases, _):
-                known = [self._lease(one) for one in leases]
+                known = [self._lease(lease) for lease in leases]
                 self._work.setdefault(ticket[:2], []).extend(known)
                 self._current[ticket.member] = ticket[:2]
                 for one in known:
@@ -258,7 +258,7 @@ def report_sample(
 
     Args:
         sample: its index in the data set.
-        draw: the order of an epoch of so many samples, where it can be drawn again.
+        draw: the order of an epoch's samples, where it can be redrawn.
 
     Raises:
         ConfigError: there is no such run or sample, or its order was the user's own.
@@ -289,16 +289,16 @@ def report_sample(
 def render_sample(report: SampleReport) -> list[str]:
     """The report as lines for people."""
     lines = [f"sample {report.sample}"]
-    for one in report.fates:
-        where = f"epoch {one.epoch}, position {one.position}"
-        if one.update is None:
-            lines.append(f"  {where}: in no update: {one.reason}")
+    for fate in report.fates:
+        where = f"epoch {fate.epoch}, position {fate.position}"
+        if fate.update is None:
+            lines.append(f"  {where}: in no update: {fate.reason}")
             continue
-        stale = one.staleness_versions or 0
+        stale = fate.staleness_versions or 0
         age = "fresh" if not stale else f"{stale} version{'s' * (stale != 1)} stale"
-        lines.append(f"  {where}: update {one.update}, by worker {one.worker}, {age}")
-        if one.reason:
-            lines.append(f"    before that: {one.reason}")
+        lines.append(f"  {where}: update {fate.update}, by worker {fate.worker}, {age}")
+        if fate.reason:
+            lines.append(f"    before that: {fate.reason}")
     lines += ["", "epoch   samples      used   dropped      open     twice"]
     for ledger in report.ledgers:
         lines.append(

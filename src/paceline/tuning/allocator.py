@@ -56,9 +56,7 @@ def keep(is_kept: bool) -> None:
     """
     library = _library()
     if library is None:
-        raise ConfigError(
-            "--keep-memory always is a setting of glibc, which is not here; leave it out"
-        )
+        raise ConfigError("--keep-memory always needs glibc, which is not here; leave it out")
     if is_kept:
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
@@ -84,12 +82,12 @@ def _library() -> ctypes.CDLL | None:
 
 
 def may_keep() -> bool:
-    """Whether the C library has such a setting, and the user has not made it."""
+    """Whether the C library has such a setting, and the user has not set it."""
     return is_there() and not is_tuned()
 
 
 def is_tuned() -> bool:
-    """Whether the user has set up the C library's memory by himself."""
+    """Whether the user configured the C library's memory."""
     names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return any(name in os.environ for name in names) or "glibc.malloc." in tunables
@@ -97,7 +95,7 @@ def is_tuned() -> bool:
 
 @contextmanager
 def as_in_workers() -> Iterator[None]:
-    """Freed memory stays meanwhile, as it does in processes that an engine begins."""
+    """Keep freed memory meanwhile, as processes started by an engine do."""
     with kept_process():
         if may_keep():
             keep(True)
@@ -105,7 +103,7 @@ def as_in_workers() -> Iterator[None]:
 
 
 class kept_process:
-    """Leave threads and heap of the block's surroundings as they were."""
+    """Restore threads and heap settings after the block."""
 
     def __enter__(self) -> None:
         self._threads = torch.get_num_threads()

@@ -47,7 +47,9 @@ class Threads(Candidate):
             return ()
         now = torch.get_num_threads()
         fair = max(1, subject.num_cores // subject.num_workers)
-        return [one for one in dict.fromkeys((fair, fair // 2, 1)) if one >= 1 and one != now]
+        return [
+            count for count in dict.fromkeys((fair, fair // 2, 1)) if count >= 1 and count != now
+        ]
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
@@ -220,7 +222,9 @@ def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
         raise ConfigError(f"--compile {mode} needs {needed}, and there is none here; install it")
     import torch._inductor.config as inductor
 
-    if torch.get_num_threads() == 1:  # the other cores are other workers', who compile as well
+    if (
+        torch.get_num_threads() == 1
+    ):  # the other cores belong to other workers, which compile as well
         inductor.compile_threads = 1
     eager: Callable[..., Any] = model._call_impl
 
@@ -252,7 +256,7 @@ class LoaderWorkers(Candidate):
     """They help only where a step waits for its batch, so the trial compares the loader with one
     cached batch first and asks for options only if that is more than 2 % faster. Processes cost
     cores: no more are tried than the container's quota leaves, and none where samples might be
-    others then; what the loader takes is said.
+    others then; what the loader takes is reported.
     """
 
     name = "loader_workers"
@@ -266,7 +270,7 @@ class LoaderWorkers(Candidate):
         counts = [1]
         while counts[-1] * 2 <= fair:
             counts.append(counts[-1] * 2)
-        return [one for one in counts if one != speed.loader_workers]
+        return [count for count in counts if count != speed.loader_workers]
 
     def words(self, value: Value) -> str:
         return f"{value} loader worker{'s' * (value != 1)}"

@@ -83,7 +83,7 @@ def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fas
 def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
     """The speed that the settings name; ``--precision auto`` begins with fp32.
 
-    A process that an engine has begun for a worker keeps the memory that a step frees, as torch's
+    A process that an engine started for a worker keeps the memory that a step frees, as torch's
     allocator for CUDA does: asking the kernel for it again takes another time in every run.
     """
     precision = context.precision
@@ -217,7 +217,7 @@ def _key(
     settings = [
         sorted(k for k, v in g.items() if k != "params" and v) for g in optimizer.param_groups
     ]
-    modules = [type(one).__qualname__ for one in model.modules()]
+    modules = [type(module).__qualname__ for module in model.modules()]
     device = subject.device
     machine = processor_name(device)
     return key_of((

@@ -196,12 +196,12 @@ def gain_of(base: Timed, other: Timed, limit_s: Callable[[], float]) -> tuple[Qu
 
     An implausible gain is measured twice; the measurement that says less counts.
     """
-    found = quartiles(compare(base, other, limit_s()))
-    if found[1] <= IMPLAUSIBLE:
-        return found, True
+    result = quartiles(compare(base, other, limit_s()))
+    if result[1] <= IMPLAUSIBLE:
+        return result, True
     again = quartiles(compare(base, other, limit_s()))
-    less = min(found, again, key=lambda one: one[1])
-    return less, agree(max(found[1], again[1]), less[1])
+    less = min(result, again, key=lambda one: one[1])
+    return less, agree(max(result[1], again[1]), less[1])
 
 
 def agree(more: float, less: float) -> bool:

@@ -65,7 +65,7 @@ def remembered(
 ) -> tuple[Outcome, bool]:
     """The outcome of ``key``, and whether it was there; else it is measured and kept.
 
-    A file that is damaged or of another version is measured anew.
+    A damaged file or one of another version is ignored: measure again.
 
     Args:
         is_shared: whether other workers have to come to the same outcome, by the file. One worker

@@ -141,10 +141,10 @@ class _Trial:
     def _withdraw(self) -> None:
         """What seemed to help did not when all of it was measured once more."""
         self._findings = [
-            replace(one, is_kept=False, reason="not when measured again")
-            if one.is_kept and not one.is_apart
-            else one
-            for one in self._findings
+            replace(finding, is_kept=False, reason="not when measured again")
+            if finding.is_kept and not finding.is_apart
+            else finding
+            for finding in self._findings
         ]
 
     @property
@@ -189,11 +189,11 @@ class _Trial:
         self._is_steady &= is_steady
         is_kept = middle > WORTH and low > 1.0
         once_s = other.first_s - self._plain.first_s if one.name == "compile" else 0.0
-        found = replace(
+        result = replace(
             note, gain=middle, low=low, high=high, is_kept=is_kept, once_s=max(0.0, once_s),
             is_apart=one.needs_feed,
         )  # fmt: skip
-        self._findings.append(self._beyond_its_kin(found) if is_kept else found)
+        self._findings.append(self._beyond_its_kin(result) if is_kept else result)
         if not is_kept:
             other.close()
         return other if is_kept else None
@@ -212,14 +212,14 @@ class _Trial:
                 return f"changes {what}: {wanted:.6g} to {found:.6g}"
         return ""
 
-    def _beyond_its_kin(self, found: Finding) -> Finding:
+    def _beyond_its_kin(self, best: Finding) -> Finding:
         """Another option of the same kind was kept before: this one takes its place."""
-        for number, one in enumerate(self._findings):
-            if one.name == found.name and one.is_kept:
-                self._findings[number] = replace(one, is_kept=False, reason=f"{found.what} is more")
-                gains = [getattr(found, name) * one.gain for name in ("gain", "low", "high")]
-                found = replace(found, gain=gains[0], low=gains[1], high=gains[2])
-        return found
+        for number, kin in enumerate(self._findings):
+            if kin.name == best.name and kin.is_kept:
+                self._findings[number] = replace(kin, is_kept=False, reason=f"{best.what} is more")
+                gains = [getattr(best, name) * kin.gain for name in ("gain", "low", "high")]
+                best = replace(best, gain=gains[0], low=gains[1], high=gains[2])
+        return best
 
     def _together(self, plain: Arm, best: Arm) -> tuple[float, float]:
         """Seconds a step before and after, measured in turn once more."""
