@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.bench import samples
+from paceline.bench import overlap, samples
 from paceline.bench.overlap import measure_overlap, measure_parallel
 from paceline.bench.samples import TimedTogether, measure_together, overlap_of, render_together
 from paceline.errors import ConfigError
@@ -77,6 +77,23 @@ def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
+
+
+def test_a_failed_measurement_restores_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(overlap, "measure_together", fail)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="planted"):
+            measure_overlap(torch.device("cpu"), 8, 2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_devices_without_queues_of_their_own_are_refused() -> None:

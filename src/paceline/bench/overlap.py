@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..splits.clocks import threads
 from .apart import Apart
 from .clock import elapsed_s
 from .queues import WorkQueue
@@ -93,8 +94,6 @@ def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
 def _on_cpu(size: int, count: int, work: str) -> Overlap:
     x = torch.rand(size, size)
     results, copies = _buffers(size, count), _buffers(size, count)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a core for the computation; the other is for who copies
 
     def compute(i: int) -> None:
         torch.mm(x, x, out=results[i])
@@ -102,7 +101,8 @@ def _on_cpu(size: int, count: int, work: str) -> Overlap:
     def copy(i: int) -> None:
         copies[i].copy_(results[i])
 
-    with WorkQueue() as queue:
+    num_threads = torch.get_num_threads()
+    with threads(1), WorkQueue() as queue:  # one core computes, the other copies
 
         def in_turn(i: int) -> None:
             compute(i)
@@ -119,10 +119,9 @@ def _on_cpu(size: int, count: int, work: str) -> Overlap:
                 "by a second thread", *alone, _each(queued, count, queue.synchronize), ROUNDS
             ),
         )
-    torch.set_num_threads(threads)
     notes = (
         "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
-        f"computing uses 1 thread, copying 1, of {threads}",
+        f"computing uses 1 thread, copying 1, of {num_threads}",
     )
     return Overlap(work=work, ways=ways, notes=notes)
 
