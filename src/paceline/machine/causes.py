@@ -63,10 +63,10 @@ def find_cause(machine: Inventory) -> Usability:
 
 def _notes(machine: Inventory) -> list[str]:
     notes = [
-        f"{one.name} ({one.slot}): its maker's own software reaches it, torch alone does not; "
+        f"{card.name} ({card.slot}): its maker's own software reaches it, torch alone does not; "
         "Paceline trains on the CPU here"
-        for one in machine.cards
-        if one.maker is Maker.OTHER
+        for card in machine.cards
+        if card.maker is Maker.OTHER
     ]
     packages = machine.libraries.packages
     for package, name in (("cerebras_pytorch", "Cerebras"), ("poptorch", "Graphcore IPU")):
@@ -100,7 +100,7 @@ def _amd(machine: Inventory) -> Defect | None:
                 "without it", "docker run --device /dev/kfd --device /dev/dri IMAGE",
             )  # fmt: skip
         return Defect("amdgpu not loaded", "no driver has made /dev/kfd", "sudo modprobe amdgpu")
-    if not nodes["/dev/kfd"] or not all(ok for one, ok in nodes.items() if "renderD" in one):
+    if not nodes["/dev/kfd"] or not all(ok for node, ok in nodes.items() if "renderD" in node):
         return Defect("no permission", "you may not open /dev/kfd or /dev/dri/renderD*", _GROUPS)
     if not torch.version:
         return Defect("no torch", "torch is not installed for this Python",
@@ -127,7 +127,7 @@ def _amd(machine: Inventory) -> Defect | None:
 
 def _intel(machine: Inventory) -> Defect | None:
     nodes, torch = machine.drivers.nodes, machine.torch
-    renders = {one: ok for one, ok in nodes.items() if "renderD" in one}
+    renders = {node: ok for node, ok in nodes.items() if "renderD" in node}
     if not renders:
         if machine.drivers.container:
             return Defect(
@@ -152,7 +152,7 @@ def _intel(machine: Inventory) -> Defect | None:
 
 def _tpu(machine: Inventory) -> Defect | None:
     torch = machine.torch
-    closed = [one for one, ok in machine.drivers.nodes.items() if "/accel" in one and not ok]
+    closed = [node for node, ok in machine.drivers.nodes.items() if "/accel" in node and not ok]
     if closed:
         return Defect("no permission", f"you may not open {closed[0]}: it is another user's, or a "
                      "process has it", "sudo lsof /dev/accel*")  # fmt: skip

@@ -67,7 +67,7 @@ def _install(machine: Inventory) -> str:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall(r"\d+", text)[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 def _smi(machine: Inventory) -> str:
@@ -75,7 +75,7 @@ def _smi(machine: Inventory) -> str:
 
 
 def _cards_driven_by(machine: Inventory, driver: str) -> bool:
-    return any(one.driver == driver for one in machine.cards if one.maker is Maker.NVIDIA)
+    return any(card.driver == driver for card in machine.cards if card.maker is Maker.NVIDIA)
 
 
 def _in_container(machine: Inventory) -> bool:
@@ -83,7 +83,7 @@ def _in_container(machine: Inventory) -> bool:
 
 
 def _has_device_file(machine: Inventory) -> bool:
-    return any(re.fullmatch(r"/dev/nvidia\d+", one) for one in machine.drivers.nodes)
+    return any(re.fullmatch(r"/dev/nvidia\d+", node) for node in machine.drivers.nodes)
 
 
 # -- the hardware, and its driver ---------------------------------------------------------------
@@ -113,7 +113,7 @@ def _given_to_a_guest(machine: Inventory) -> Defect | None:
     return Defect(
         "vfio", "the device is set aside for a virtual machine (driver vfio-pci)",
         "sudo driverctl unset-override "
-        + next(one.slot for one in machine.cards if one.driver == "vfio-pci"),
+        + next(card.slot for card in machine.cards if card.driver == "vfio-pci"),
     )  # fmt: skip
 
 
@@ -223,8 +223,8 @@ def _no_files(machine: Inventory) -> Defect | None:
 
 def _not_allowed(machine: Inventory) -> Defect | None:
     closed = sorted(
-        one for one, is_open in machine.drivers.nodes.items()
-        if one.startswith("/dev/nvidia") and not is_open
+        node for node, is_open in machine.drivers.nodes.items()
+        if node.startswith("/dev/nvidia") and not is_open
     )  # fmt: skip
     lost = "Failed to initialize NVML: Unknown Error" in _smi(machine)
     if _in_container(machine) and (closed or lost):
@@ -271,9 +271,9 @@ def _hidden(machine: Inventory) -> Defect | None:
     value = machine.variables.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return None
-    names = [one.strip() for one in value.split(",")] if value.strip() else []
-    known = {str(one.index) for one in machine.gpus}
-    uuids = [one.uuid for one in machine.gpus]
+    names = [name.strip() for name in value.split(",")] if value.strip() else []
+    known = {str(gpu.index) for gpu in machine.gpus}
+    uuids = [gpu.uuid for gpu in machine.gpus]
     why = ""
     if not names or names[0] == "-1":
         why = "hides every device"
@@ -281,7 +281,7 @@ def _hidden(machine: Inventory) -> Defect | None:
         why = f"has {names[0]!r}, which is neither a number nor a device's UUID"
     elif names[0].isdigit() and known and names[0] not in known:
         why = f"names device {names[0]}, and there are {len(known)}, from 0"
-    elif names[0].startswith("GPU-") and not any(one.startswith(names[0]) for one in uuids):
+    elif names[0].startswith("GPU-") and not any(uuid.startswith(names[0]) for uuid in uuids):
         why = f"names {names[0]}, which is none of the devices here"
     elif len(names) != len(set(names)):
         why = "names a device twice, which hides all"
@@ -293,9 +293,9 @@ def _hidden(machine: Inventory) -> Defect | None:
 
 def _mig(machine: Inventory) -> Defect | None:
     text = _smi(machine)
-    if not any(one.is_mig for one in machine.gpus) or "No MIG devices found" not in text:
+    if not any(gpu.is_mig for gpu in machine.gpus) or "No MIG devices found" not in text:
         return None
-    index = next(one.index for one in machine.gpus if one.is_mig)
+    index = next(gpu.index for gpu in machine.gpus if gpu.is_mig)
     return Defect("MIG without instances", f"device {index} is in MIG mode, and has no instance",
                  f"sudo nvidia-smi mig -i {index} -cgi 0 -C")  # fmt: skip
 
@@ -303,7 +303,7 @@ def _mig(machine: Inventory) -> Defect | None:
 def _compute_mode(machine: Inventory) -> Defect | None:
     if not machine.gpus:
         return None
-    modes = {one.compute_mode for one in machine.gpus}
+    modes = {gpu.compute_mode for gpu in machine.gpus}
     if modes == {"Prohibited"}:
         return Defect("compute prohibited", "compute mode Prohibited: no program may compute there",
                      "sudo nvidia-smi -c DEFAULT")  # fmt: skip
@@ -390,12 +390,12 @@ def _stub(machine: Inventory) -> Defect | None:
 def _not_compiled_for(machine: Inventory) -> Defect | None:
     torch = machine.torch
     said = "no kernel image" in torch.error
-    capabilities = torch.capabilities or tuple(one.capability for one in machine.gpus)
-    missing = [one for one in capabilities if one and torch.archs and not _covers(torch.archs, one)]
+    capabilities = torch.capabilities or tuple(gpu.capability for gpu in machine.gpus)
+    missing = [capability for capability in capabilities if capability and torch.archs and not _covers(torch.archs, capability)]
     if not (said or missing):
         return None
     which = f"sm_{(missing or list(capabilities) or ['?'])[0].replace('.', '')}"
-    newest = max((_number(one) for one in torch.archs), default=0)
+    newest = max((_number(arch) for arch in torch.archs), default=0)
     is_new = bool(missing) and int(missing[0].replace(".", "")) > newest
     return Defect(
         "not compiled for it",

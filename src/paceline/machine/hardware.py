@@ -177,10 +177,10 @@ def read_drivers(source: MachineSource) -> Drivers:
     log = source.run("dmesg")
     return Drivers(
         loaded=frozenset(loaded & {*_MODULES}),
-        installed=frozenset(one for one in _MODULES if _is_installed(source, kernel, one)),
+        installed=frozenset(module for module in _MODULES if _is_installed(source, kernel, module)),
         other_kernels=any(
-            _is_installed(source, one, "nvidia")
-            for one in source.names("/lib/modules") if one != kernel
+            _is_installed(source, version, "nvidia")
+            for version in source.names("/lib/modules") if version != kernel
         ) or bool(source.names("/var/lib/dkms/nvidia")),
         nodes=_nodes(source), smi=source.run(*SUMMARY),
         libcuda=_has_libcuda(source, libraries.text if libraries is not None else ""),
@@ -211,8 +211,8 @@ def _nodes(source: MachineSource) -> dict[str, bool]:
 
 def _has_libcuda(source: MachineSource, libraries: str) -> bool:
     folders = [*source.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/lib/wsl/lib"]
-    there = [one for one in (*folders, *_LIBRARIES) if one and "stubs" not in one]
-    return "libcuda.so.1" in libraries or any(source.exists(f"{one}/libcuda.so.1") for one in there)
+    there = [folder for folder in (*folders, *_LIBRARIES) if folder and "stubs" not in folder]
+    return "libcuda.so.1" in libraries or any(source.exists(f"{folder}/libcuda.so.1") for folder in there)
 
 
 def _container(source: MachineSource) -> str:

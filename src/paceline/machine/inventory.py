@@ -47,18 +47,18 @@ class Inventory:
     def has(self, maker: Maker) -> bool:
         """Whether such an accelerator is here, by the bus, its driver's files, or its driver."""
         nodes = self.drivers.nodes
-        if maker is Maker.NVIDIA and (self.gpus or any(_is_nvidia(one) for one in nodes)):
+        if maker is Maker.NVIDIA and (self.gpus or any(_is_nvidia(node) for node in nodes)):
             return True
         if maker is Maker.NVIDIA and self.drivers.windows == 2 and "/dev/dxg" in nodes:
             return self.drivers.libcuda or self.drivers.smi is not None
-        if maker is Maker.TPU and any("/accel" in one for one in nodes):
+        if maker is Maker.TPU and any("/accel" in node for node in nodes):
             return True
-        return any(one.maker is maker for one in self.cards)
+        return any(card.maker is maker for card in self.cards)
 
     @property
     def has_accelerator(self) -> bool:
         """Whether one is here that torch could compute on."""
-        return any(self.has(one) for one in Maker if one is not Maker.OTHER)
+        return any(self.has(maker) for maker in Maker if maker is not Maker.OTHER)
 
     def to_json(self) -> dict[str, object]:
         """Its fields (docs/json.md)."""
@@ -106,9 +106,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):
         return sorted(value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value

@@ -125,7 +125,7 @@ def read_torch(source: MachineSource, ask: bool) -> Torch:
     said = _ask(source) if ask and version else None
     if said is None:
         return Torch(**torch)
-    warned = [str(one) for one in said.get("warnings", ()) if "CUDA" in str(one)]
+    warned = [str(warning) for warning in said.get("warnings", ()) if "CUDA" in str(warning)]
     return Torch(
         **torch, was_asked=True, is_available=bool(said.get("available")),
         computes=bool(said.get("computes")), kind=str(said.get("kind", "")),
@@ -159,7 +159,7 @@ def read_libraries(source: MachineSource) -> Libraries:
     return Libraries(
         python=platform.python_version(), system=platform.platform(),
         nvcc=match[1] if match else "",
-        cudnn=next(filter(None, (source.package(f"nvidia-cudnn-{one}") for one in _NVIDIA)), ""),
-        nccl=next(filter(None, (source.package(f"nvidia-nccl-{one}") for one in _NVIDIA)), ""),
+        cudnn=next(filter(None, (source.package(f"nvidia-cudnn-{suffix}") for suffix in _NVIDIA)), ""),
+        nccl=next(filter(None, (source.package(f"nvidia-nccl-{suffix}") for suffix in _NVIDIA)), ""),
         packages={name: version for name in _PACKAGES if (version := source.package(name))},
     )  # fmt: skip

@@ -19,7 +19,7 @@ def render(machine: Inventory, verdict: Usability) -> list[str]:
     """In lines."""
     return [
         *_verdict(machine, verdict),
-        *(f"{name + ':':<{_WIDTH}}{said}" for name, said in _rows(machine) if said),
+        *(f"{name + ':':<{_WIDTH}}{text}" for name, text in _rows(machine) if text),
     ]
 
 
@@ -49,7 +49,7 @@ def _rows(machine: Inventory) -> Iterator[tuple[str, str]]:
 def _processor(cpu: Processor) -> Iterator[tuple[str, str]]:
     yield "processor", cpu.name
     yield "cores", _cores(cpu)
-    caches = [f"{one.kind} {one.count} x {format_bytes(one.num_bytes)}" for one in cpu.caches]
+    caches = [f"{cache.kind} {cache.count} x {format_bytes(cache.num_bytes)}" for cache in cpu.caches]
     yield "caches", ", ".join(caches)
     bits = f"{cpu.vector_bits} bits" if cpu.vector_bits else "width not told"
     yield "vectors", ", ".join([bits, *cpu.matrices])
@@ -61,7 +61,7 @@ def _processor(cpu: Processor) -> Iterator[tuple[str, str]]:
 
 
 def _devices(machine: Inventory) -> Iterator[tuple[str, str]]:
-    nodes = {one.slot: _near(one) for one in machine.cards}
+    nodes = {card.slot: _near(card) for card in machine.cards}
     for gpu in machine.gpus:
         yield "device", _gpu(gpu) + nodes.pop(gpu.slot, "")
     for card in machine.cards:
@@ -81,7 +81,7 @@ def _software(machine: Inventory) -> Iterator[tuple[str, str]]:
     )  # fmt: skip
     yield "libraries", ", ".join(f"{name} {version}" for name, version in below if version)
     packages = [f"{name} {version}" for name, version in libraries.packages.items()]
-    yield "packages", ", ".join(one for one in packages if not one.startswith("torch "))
+    yield "packages", ", ".join(package for package in packages if not package.startswith("torch "))
     yield "Python", f"{libraries.python}, {libraries.system}"
     if drivers.container or drivers.windows:
         yield "inside of", drivers.container or f"WSL {drivers.windows}"

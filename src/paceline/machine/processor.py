@@ -85,9 +85,9 @@ def read_processor(source: MachineSource) -> Processor:
     flags = {*_row(info, "flags").split(), *_row(info, "Features").split()}
     numbers = _span(source.text(f"{_CPU}/online")) or _counted(info)
     places = {
-        (source.text(f"{_CPU}/cpu{one}/topology/physical_package_id"),
-         source.text(f"{_CPU}/cpu{one}/topology/core_id"))
-        for one in numbers
+        (source.text(f"{_CPU}/cpu{number}/topology/physical_package_id"),
+         source.text(f"{_CPU}/cpu{number}/topology/core_id"))
+        for number in numbers
     }  # fmt: skip
     is_told = all(package and core for package, core in places) and bool(places)
     channels, modules = _memory_layout(source)
@@ -98,7 +98,7 @@ def read_processor(source: MachineSource) -> Processor:
         sockets=len({package for package, _ in places}) if is_told else None,
         usable_cores=num_cores(source.root / "sys/fs/cgroup"),
         caches=_caches(source, numbers), vector_bits=_vector_bits(source, flags),
-        matrices=tuple(one for one in _MATRICES if one in flags),
+        matrices=tuple(instruction for instruction in _MATRICES if instruction in flags),
         nodes=_nodes(source), memory_bytes=_kibibytes(source.text("/proc/meminfo"), "MemTotal"),
         memory_channels=channels, memory_modules=modules,
         governor=source.text(f"{_CPU}/cpu0/cpufreq/scaling_governor"),
@@ -132,7 +132,7 @@ def _caches(source: MachineSource, numbers: list[int]) -> tuple[Cache, ...]:
 
 
 def _nodes(source: MachineSource) -> tuple[NumaNode, ...]:
-    names = [one for one in source.names(_NODE) if re.fullmatch(r"node\d+", one)]
+    names = [name for name in source.names(_NODE) if re.fullmatch(r"node\d+", name)]
     return tuple(
         NumaNode(
             number=int(name[4:]), cores=source.text(f"{_NODE}/{name}/cpulist"),
@@ -140,8 +140,8 @@ def _nodes(source: MachineSource) -> tuple[NumaNode, ...]:
                 source.text(f"{_NODE}/{name}/meminfo").replace(f"Node {name[4:]} ", ""), "MemTotal"
             ),
             distances=tuple(
-                int(one) for one in source.text(f"{_NODE}/{name}/distance").split()
-                if one.isdigit()
+                int(distance) for distance in source.text(f"{_NODE}/{name}/distance").split()
+                if distance.isdigit()
             ),
         )
         for name in names
@@ -188,7 +188,7 @@ def _row(text: str, name: str) -> str:
 
 
 def _counted(info: str) -> list[int]:
-    return [int(one) for one in re.findall(r"^processor\s*:\s*(\d+)", info, re.MULTILINE)]
+    return [int(number) for number in re.findall(r"^processor\s*:\s*(\d+)", info, re.MULTILINE)]
 
 
 def _span(text: str) -> list[int]:

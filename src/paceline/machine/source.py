@@ -72,7 +72,7 @@ class MachineSource:
             found = os.listdir(self._at(folder))
         except OSError:
             return []
-        return sorted(found, key=lambda one: (len(one), one))
+        return sorted(found, key=lambda name: (len(name), name))
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file, folder or device."""

@@ -52,7 +52,7 @@ def _mount(source: MachineSource, folder: str) -> tuple[str, str]:
         words = before.split()
         if len(words) < 5 or not after:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
         inside = folder == point or folder.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best[0]):
             best = (point, words[2], after.split()[0])
@@ -63,7 +63,7 @@ def _whole(source: MachineSource, name: str) -> str:
     """The disk that a partition is of."""
     if not name or source.exists(f"/sys/block/{name}"):
         return name
-    disks = [one for one in source.names("/sys/block") if name.startswith(one)]
+    disks = [disk for disk in source.names("/sys/block") if name.startswith(disk)]
     return max(disks, key=len, default=name)
 
 
@@ -88,4 +88,4 @@ def folders_of_interest() -> list[str]:
     """Where a run here writes, and where temporary files go."""
     import tempfile
 
-    return list(dict.fromkeys(os.path.realpath(one) for one in (".", tempfile.gettempdir())))
+    return list(dict.fromkeys(os.path.realpath(folder) for folder in (".", tempfile.gettempdir())))

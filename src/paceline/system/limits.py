@@ -64,7 +64,7 @@ class Limit(NamedTuple):
 
 def available_bytes(root: Path = _ROOT) -> int:
     """Memory that can still be taken: the machine's, or a control group's where that is less."""
-    return min([_free_bytes(root), *(one.free_bytes for one in group_limits(root))])
+    return min([_free_bytes(root), *(limit.free_bytes for limit in group_limits(root))])
 
 
 def group_limits(root: Path = _ROOT) -> list[Limit]:
@@ -172,7 +172,7 @@ class Toll:
         self._next_s = now_s + _LOOK_S
         before, self._count = self._count, count_kills()
         self._seen_s += [now_s] * (self._count - before)
-        self._seen_s = [one for one in self._seen_s if now_s - one <= _RECENT_S]
+        self._seen_s = [time_s for time_s in self._seen_s if now_s - time_s <= _RECENT_S]
 
     def explain(self, now_s: float) -> str:
         """Why somebody who was killed was, to be told after ``killed``; empty: not for memory."""

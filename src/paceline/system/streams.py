@@ -35,7 +35,7 @@ def wait_for(
         poll.register(descriptor, select.POLLIN)
     for descriptor in writers:
         poll.register(descriptor, select.POLLOUT)
-    return {found for found, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
 class Lasting:
