@@ -1,7 +1,7 @@
 """The best weights are kept as a reference, not as a copy.
 
-state_dict() gives the parameters themselves: what is kept goes on changing with the model, and in
-the end is the last epoch's.
+state_dict() returns the parameters themselves: the saved weights keep changing with the model and
+end as those of the last epoch.
 
 Fix: copy.deepcopy(model.state_dict()), or torch.save it at once.
 Source: PyTorch, Saving and Loading Models: "you must serialize best_model_state or use deepcopy".

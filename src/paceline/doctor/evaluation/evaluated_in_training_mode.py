@@ -1,6 +1,6 @@
 """A model with dropout or batch norm is evaluated in training mode.
 
-Dropout goes on dropping, and batch norm takes the statistics of the test batches, and learns them.
+Dropout stays active, and batch norm uses the statistics of the test batches and learns them.
 
 Fix: model.eval() before, model.train() after.
 Source: torch.nn.Module.eval documentation.

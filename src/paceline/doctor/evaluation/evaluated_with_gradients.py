@@ -1,6 +1,6 @@
 """An evaluation records a graph for every batch.
 
-The graph is never used, and holds the activations of a batch in memory.
+The graph is never used, and it keeps the activations of a batch in memory.
 
 Fix: with torch.no_grad(): (or torch.inference_mode()) around it.
 Source: PyTorch performance tuning guide, "Disable gradient calculation for validation or inference".

@@ -1,6 +1,7 @@
-"""A model is put into evaluation mode each epoch, and never back.
+"""A model is put into evaluation mode each epoch, but never back into training mode.
 
-From the second epoch on there is no dropout, and batch norm is frozen at the first epoch's.
+From the second epoch on there is no dropout, and batch norm keeps the statistics of the first
+epoch.
 
 Fix: model.train() at the beginning of each epoch.
 Source: torch.nn.Module.train documentation.

@@ -1,4 +1,4 @@
-"""The advantage that weighs a policy's log-probabilities has a gradient of its own.
+"""The advantage that weighs a policy's log-probabilities still has a gradient.
 
 The policy's loss then trains the value network, too: towards values that make the loss small, not
 towards the returns.

@@ -1,8 +1,8 @@
-"""A loss is given the class that was chosen, not the scores.
+"""A loss gets the predicted class instead of the scores.
 
-argmax has no gradient: nothing can be learnt through it.
+argmax has no gradient: nothing can be learned through it.
 
-Fix: give the loss the output of the model, and use argmax for the accuracy only.
+Fix: pass the output of the model to the loss, and use argmax for the accuracy only.
 Source: torch.nn.CrossEntropyLoss documentation: the input is the unnormalised score of each class.
 """
 

@@ -1,9 +1,9 @@
-"""The graph is kept after the only backward() of a turn.
+"""The graph is kept after the only backward() of an iteration.
 
-Its activations stay in memory until the next turn; where it is needed for no error to be raised,
-the graph of the turn before is still attached, and grows.
+Its activations stay in memory until the next iteration; if it is needed to avoid an error, the
+graph of the previous iteration is still attached and grows.
 
-Fix: leave retain_graph out, and detach what is carried from one turn to the next.
+Fix: leave retain_graph out, and detach what is carried from one iteration to the next.
 Source: torch.Tensor.backward documentation, retain_graph: "in nearly all cases not needed".
 """
 

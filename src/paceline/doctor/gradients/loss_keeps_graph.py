@@ -1,6 +1,6 @@
-"""Losses are added up, or kept, with their graphs.
+"""Losses are summed or stored with their graphs.
 
-Each one holds the graph of its batch, so memory grows with every turn.
+Each one keeps the graph of its batch, so memory grows with every iteration.
 
 Fix: add loss.item(), or loss.detach() to stay on the device.
 Source: PyTorch FAQ, "My model reports out of memory: don't accumulate history across your training loop".

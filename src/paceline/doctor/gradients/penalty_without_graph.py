@@ -1,6 +1,7 @@
-"""A penalty on a gradient is made without the graph of that gradient.
+"""A gradient penalty is computed without the graph of that gradient.
 
-autograd.grad() gives numbers then: the penalty is added to the loss, and changes no parameter.
+autograd.grad() then returns plain numbers: the penalty is added to the loss but changes no
+parameter.
 
 Fix: create_graph=True in torch.autograd.grad(...).
 Source: torch.autograd.grad documentation, create_graph; Gulrajani et al., Improved Training of Wasserstein GANs, 2017.

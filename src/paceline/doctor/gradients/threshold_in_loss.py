@@ -1,8 +1,8 @@
-"""A loss is computed of an output that was rounded to 0 and 1.
+"""A loss is computed from an output that was rounded to 0 and 1.
 
 A comparison has no gradient: this part of the loss changes no parameter.
 
-Fix: compute the loss of the probabilities, and the threshold for the metric only.
+Fix: compute the loss from the probabilities, and the threshold for the metric only.
 Source: Milletari, Navab, Ahmadi, V-Net, 2016, section 3: a dice loss of probabilities.
 """
 

@@ -1,8 +1,8 @@
-"""A loader is made anew in each epoch, of the same data.
+"""A loader is created again in each epoch, from the same data.
 
-Its worker processes begin anew, and persistent_workers cannot help.
+Its worker processes start again, and persistent_workers cannot help.
 
-Fix: make it once, before the loop.
+Fix: create it once, before the loop.
 Source: torch.utils.data.DataLoader documentation, persistent_workers.
 """
 

@@ -1,7 +1,6 @@
-"""``Normalize`` stands before ``ToTensor``.
+"""``Normalize`` comes before ``ToTensor``.
 
-It wants a tensor, and is given a picture: "Input should be Tensor or PIL image", at the first
-sample.
+It needs a tensor but gets an image: "Input should be Tensor or PIL image", at the first sample.
 
 Fix: ToTensor() first, then Normalize(...).
 Source: torchvision.transforms.Normalize documentation: "this transform does not support PIL Image".

@@ -1,9 +1,9 @@
-"""Batches of a class of your own are not pinned.
+"""Batches of a custom class are not pinned.
 
-pin_memory=True reaches into tensors, lists, tuples and dicts; an object without a pin_memory method
-is given back as it is, silently.
+pin_memory=True handles tensors, lists, tuples and dicts; an object without a pin_memory method is
+returned unchanged, silently.
 
-Fix: a method pin_memory(self) that pins its tensors and returns self.
+Fix: add a method pin_memory(self) that pins its tensors and returns self.
 Source: torch.utils.data documentation, "Memory Pinning".
 """
 

@@ -1,9 +1,9 @@
-"""Gradients of several batches are added up, and the losses are not divided.
+"""Gradients of several batches are accumulated, but the losses are not divided.
 
-Each backward() adds the gradient of a mean over its own batch: after K of them the step is K times
-as large as that of one batch of all samples.
+Each backward() adds the gradient of a mean over its own batch: after K batches the step is K times
+as large as for one batch of all samples.
 
-Fix: divide the loss by the number of batches a step, or the learning rate.
+Fix: divide the loss by the number of accumulated batches, or the learning rate.
 Source: PyTorch, Automatic Mixed Precision examples, "Gradient accumulation": loss = loss / iters_to_accumulate.
 """
 

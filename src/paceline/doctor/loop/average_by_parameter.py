@@ -1,7 +1,7 @@
 """An average of the weights is updated parameter by parameter.
 
-Each of them is a call or two into torch, and on a device a kernel or two, in every step; torch has
-one for all of them.
+Each parameter costs a call or two into torch, and on a device a kernel or two, in every step; torch
+has one call for all of them.
 
 Fix: torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)).
 Source: torch.optim.swa_utils documentation, "Custom averaging strategies".

@@ -1,8 +1,8 @@
-"""The optimizer is made anew in a loop that trains one model.
+"""The optimizer is created again in a loop that trains one model.
 
-Its momentum and its moments begin at zero each time.
+Its momentum and moments start at zero each time.
 
-Fix: make it once, before the loop.
+Fix: create it once, before the loop.
 Source: torch.optim documentation, "Constructing it": an optimizer holds the current state.
 """
 

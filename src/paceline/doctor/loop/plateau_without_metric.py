@@ -1,6 +1,6 @@
 """``ReduceLROnPlateau`` steps without a metric.
 
-It ends in a TypeError: it has nothing to watch.
+This raises a TypeError: the scheduler has nothing to watch.
 
 Fix: scheduler.step(validation_loss).
 Source: torch.optim.lr_scheduler.ReduceLROnPlateau documentation.

@@ -1,6 +1,6 @@
-"""Gradients are computed, and no optimizer ever steps.
+"""Gradients are computed, but no optimizer ever steps.
 
-The parameters stay as they were made.
+The parameters never change.
 
 Fix: optimizer.step() after backward().
 Source: torch.optim documentation, "Taking an optimization step".

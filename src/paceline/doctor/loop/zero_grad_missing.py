@@ -1,6 +1,6 @@
 """Gradients are never set to zero.
 
-backward() adds to what is there, so each step uses the sum over all batches so far.
+backward() adds to the existing gradients, so each step uses the sum over all batches so far.
 
 Fix: optimizer.zero_grad() once a step, before backward().
 Source: torch.optim documentation, "Taking an optimization step".

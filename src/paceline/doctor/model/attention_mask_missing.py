@@ -1,6 +1,7 @@
-"""Padded texts go into a transformer without their attention mask.
+"""Padded texts are passed to a transformer without their attention mask.
 
-It attends to the padding as to words, and what it gives depends on the longest text of the batch.
+It attends to the padding as if it were text, and its output depends on the longest text in the
+batch.
 
 Fix: attention_mask=batch["attention_mask"].
 Source: Hugging Face Transformers, Glossary, "attention mask".

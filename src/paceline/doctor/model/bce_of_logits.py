@@ -1,6 +1,6 @@
-"""A binary cross entropy is given raw scores.
+"""A binary cross entropy gets raw scores.
 
-It takes logarithms of probabilities: numbers outside of 0 to 1 are refused.
+It takes logarithms of probabilities: values outside 0 to 1 are refused.
 
 Fix: BCEWithLogitsLoss, or a sigmoid at the end of the model.
 Source: torch.nn.BCELoss documentation: "all elements of input should be between 0 and 1".

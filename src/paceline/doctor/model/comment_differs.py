@@ -1,4 +1,4 @@
-"""The comment above says another number of features or classes than the code has.
+"""A comment states a different number of features or classes than the code.
 
 One of the two is wrong; a wrong number of classes trains without an error.
 

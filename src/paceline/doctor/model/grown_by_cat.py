@@ -1,8 +1,8 @@
-"""A tensor grows by ``torch.cat`` in each turn of a loop.
+"""A tensor grows by ``torch.cat`` in each iteration of a loop.
 
-Each turn copies all that is there: n turns copy n*n/2 pieces.
+Each iteration copies the whole tensor: n iterations copy n*n/2 pieces.
 
-Fix: append to a list, and torch.cat once after the loop.
+Fix: append to a list, and call torch.cat once after the loop.
 Source: torch.cat documentation: it returns a new tensor.
 """
 

@@ -1,6 +1,6 @@
-"""A Kullback-Leibler divergence is given probabilities as its first argument.
+"""A Kullback-Leibler divergence gets probabilities as its first argument.
 
-It takes them for logarithms: what comes out is no divergence, and may be negative.
+It expects log-probabilities: the result is not a divergence and may be negative.
 
 Fix: F.log_softmax(...) for the first argument.
 Source: torch.nn.KLDivLoss documentation: "this loss expects the argument input in the log-space".

@@ -1,6 +1,6 @@
-"""A negative log likelihood is given raw scores.
+"""A negative log likelihood gets raw scores.
 
-It takes logarithms of probabilities as they come: the loss of raw scores falls without end.
+It expects log-probabilities and does not check them: with raw scores the loss falls without limit.
 
 Fix: CrossEntropyLoss, or a LogSoftmax at the end of the model.
 Source: torch.nn.NLLLoss documentation: "the input is expected to contain log-probabilities".

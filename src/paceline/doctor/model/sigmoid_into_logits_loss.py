@@ -1,6 +1,6 @@
-"""A sigmoid goes into a loss of logits, which has one of its own.
+"""The output of a sigmoid is passed to a loss that applies one itself.
 
-The loss sees numbers between 0.5 and 0.73 only, and never becomes small.
+The loss sees only numbers between 0.5 and 0.73 and never becomes small.
 
 Fix: leave the sigmoid out.
 Source: torch.nn.BCEWithLogitsLoss documentation: it combines a Sigmoid layer and the BCELoss.

@@ -1,7 +1,7 @@
-"""A GradScaler with autocast to bfloat16 only.
+"""A GradScaler is used with autocast to bfloat16 only.
 
-bfloat16 reaches as far down as float32, so that nothing underflows; the scaler still looks for
-infinite gradients in each step and waits for the answer.
+bfloat16 has the range of float32, so nothing underflows; the scaler still checks for infinite
+gradients in each step and waits for the result.
 
 Fix: leave the scaler out, or GradScaler(enabled=False).
 Source: torch.amp documentation, "Gradient Scaling".

@@ -1,7 +1,7 @@
-"""Sizes of layers that are no multiple of 8.
+"""Layer sizes are not multiples of 8.
 
-Tensor cores work in tiles of 8 numbers of 16 bits (16 of int8): other sizes are padded, or take a
-slower kernel. What that is worth depends on the device and on the layer's share of the work.
+Tensor cores work in tiles of 8 numbers of 16 bits (16 of int8): other sizes are padded or use a
+slower kernel. The gain depends on the device and on the layer's share of the work.
 
 Fix: round hidden sizes up to a multiple of 8; pad inputs and outputs where they are large.
 Source: NVIDIA, Matrix Multiplication Background, "Requirements to Use Tensor Cores".

@@ -1,6 +1,6 @@
-"""Gradients of CUDA devices go by gloo.
+"""Gradients of CUDA devices are exchanged with gloo.
 
-gloo copies them to the host and sums them there; nccl goes from device to device.
+gloo copies them to the host and sums them there; nccl exchanges them between devices directly.
 
 Fix: init_process_group("nccl").
 Source: torch.distributed documentation, "Which backend to use?".

@@ -1,7 +1,7 @@
-"""Accumulated gradients are averaged over the processes with each backward pass.
+"""Accumulated gradients are averaged over the processes in each backward pass.
 
-Under DistributedDataParallel every backward() sends all gradients; of those between two steps only
-the last has to.
+Under DistributedDataParallel every backward() sends all gradients; only the last one before a step
+has to.
 
 Fix: with model.no_sync(): around all but the last backward pass before a step.
 Source: torch.nn.parallel.DistributedDataParallel.no_sync documentation.

@@ -1,7 +1,7 @@
-"""Memory is given back, or garbage collected, in each turn.
+"""Memory is freed, or garbage collected, in each iteration.
 
-empty_cache() waits, and what it frees has to be asked of the driver again at once; gc.collect()
-goes through all objects.
+empty_cache() waits, and the freed memory has to be requested from the driver again at once;
+gc.collect() visits all objects.
 
 Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.
 Source: PyTorch CUDA semantics, "Memory management".

@@ -1,8 +1,8 @@
-"""A tensor is made on the host in each turn, and then moved.
+"""A tensor is created on the host in each iteration and then moved.
 
-It is filled by the host, and copied from memory that is not pinned, so the host waits.
+The host fills it and waits for the copy, since its memory is not pinned.
 
-Fix: give it device=device where it is made.
+Fix: pass device=device where it is created.
 Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
 """
 

@@ -1,6 +1,6 @@
-"""A boolean mask of the device is an index in each turn.
+"""A boolean mask on the device is used as an index in each iteration.
 
-How many numbers a mask picks is known only when the device has computed it, so the host waits for
+The number of selected elements is known only when the device has computed it, so the host waits for
 the shape of the result.
 
 Fix: torch.where, or for a loss a target that is ignored: targets.masked_fill(~mask, -100).

@@ -1,4 +1,4 @@
-"""The host waits for the device in each turn by a call.
+"""The host synchronizes with the device in each iteration.
 
 Nothing can be queued while it waits; only a measurement needs it.
 
