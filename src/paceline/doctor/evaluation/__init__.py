@@ -1,4 +1,4 @@
-"""What is measured beside the training, and kept for it.
+"""Evaluation, and the model that is kept.
 
 best_not_copied              The best weights are kept as a reference, not as a copy
 evaluated_in_training_mode   A model with dropout or batch norm is evaluated in training mode

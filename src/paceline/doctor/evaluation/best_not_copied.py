@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for binding in facts.script.bindings:
             loops = [node for node in facts.script.up(binding.node) if node in outer]
             if binding.place is None and loops and _is_kept(facts, binding, loops[-1]):
-                yield Found(binding.node, f"{facts.code(binding.node)} is no copy")
+                yield Found(binding.node, f"{facts.code(binding.node)} is not a copy")
 
 
 def _is_kept(facts: Facts, binding: Binding, loop: cst.CSTNode) -> bool:

@@ -34,7 +34,9 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         seen.add(loop)
         if not _uses_gradients(facts, loop, loops):
-            yield Found(call, f"{facts.code(call)} in a loop that trains nothing, and no no_grad()")
+            yield Found(
+                call, f"{facts.code(call)} in a loop that trains nothing, without no_grad()"
+            )
 
 
 def _is_evaluating(facts: Facts, call: cst.Call) -> bool:

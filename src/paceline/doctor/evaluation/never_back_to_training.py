@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
             is_trained = facts.code(facts.owner(call)) in trained and not call.args
             if is_trained and any(set(chain) & outer for chain in facts.flow.around(call)):
                 yield Found(
-                    call, f"{facts.code(call)} in the loop over epochs, and no train() in it"
+                    call, f"{facts.code(call)} in the loop over epochs, but no train() in it"
                 )
 
 

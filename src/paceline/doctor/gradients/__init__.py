@@ -1,4 +1,4 @@
-"""What a gradient goes back through.
+"""The path of gradients.
 
 advantage_with_graph         The advantage that weighs a policy's log-probabilities still has a
                              gradient

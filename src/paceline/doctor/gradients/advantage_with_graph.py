@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 assert root is not None
                 seen.add(root)
                 yield Found(
-                    root, f"{facts.code(root)} is not detached, and weighs log-probabilities"
+                    root, f"{facts.code(root)} is not detached but weighs log-probabilities"
                 )
 
 

@@ -22,7 +22,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         last = ending(facts, positional(call)[0])
         if last is not None and last.kind == "argmax":
-            yield Found(call, f"{facts.code(call)} is given the result of argmax")
+            yield Found(call, f"{facts.code(call)} gets the result of argmax")
 
 
 RULE = ScriptRule.of(

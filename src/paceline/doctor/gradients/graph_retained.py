@@ -32,11 +32,11 @@ def check(facts: Facts) -> Iterator[Found]:
         if not first.is_always or not _retains(facts, first) or _is_used_again(facts, first):
             continue
         if len(backward) == 1:
-            yield Found(first.call, f"{facts.code(first.call)} once a turn")
+            yield Found(first.call, f"{facts.code(first.call)} once in each iteration")
         elif all(_has_own_graph(facts, turn, first, other) for other in backward[1:]):
             yield Found(
                 first.call,
-                f"{facts.code(first.call)}, and no other backward() of a turn needs its graph",
+                f"{facts.code(first.call)}, but no other backward() of the iteration needs its graph",
             )
 
 

@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
             arguments = {name for arg in call.args[1:] for name in _names(facts, arg.value)}
             for name in _names(facts, target.elements[1].value):
                 if name in arguments and _is_carried(facts, turn, statement, name):
-                    yield Found(call, f"{name} is carried to the next turn with its graph")
+                    yield Found(call, f"{name} is carried to the next iteration with its graph")
                     break
 
 

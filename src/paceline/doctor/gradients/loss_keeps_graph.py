@@ -41,7 +41,7 @@ def check(facts: Facts) -> Iterator[Found]:
             )
             has_graph = any(tensors.is_tensor(loss) for loss in kept_losses)
             if has_graph and not is_reassigned and not facts.is_in(node, "no_grad"):
-                yield Found(node, f"{facts.code(node)} keeps the graph of every turn")
+                yield Found(node, f"{facts.code(node)} keeps the graph of every iteration")
 
 
 def _names(code: str) -> set[str]:

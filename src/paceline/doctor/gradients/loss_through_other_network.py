@@ -74,7 +74,7 @@ def _through(
             yield Found(
                 inner[-1],
                 f"the gradient of {facts.code(inner[-1])} goes back through {name}, "
-                "which this step does not change",
+                "which this step does not update",
             )
 
 

@@ -47,7 +47,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 if not _is_elsewhere(facts, model, trained):
                     yield Found(
                         path.call,
-                        f"{facts.code(model)} takes part in the loss, and no optimizer has its "
+                        f"{facts.code(model)} takes part in the loss, but no optimizer has its "
                         "parameters",
                     )
 

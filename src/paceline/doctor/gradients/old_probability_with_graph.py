@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for log_prob in _kept_with_graph(facts, difference.right):
             if log_prob not in seen:
                 seen.add(log_prob)
-                yield Found(log_prob, f"{facts.code(log_prob)} is kept with its graph")
+                yield Found(log_prob, f"{facts.code(log_prob)} is stored with its graph")
 
 
 def _power(facts: Facts, call: cst.Call) -> cst.BinaryOperation | None:

@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
         )  # fmt: skip
         for name, count in owners.items():
             if count > 1:
-                yield Found(call, f"{name}.parameters() is given {count} times")
+                yield Found(call, f"{name}.parameters() is passed {count} times")
 
 
 _MADE = "optimizer = torch.optim.SGD({}, lr=0.1)"

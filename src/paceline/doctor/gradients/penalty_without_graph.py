@@ -30,7 +30,9 @@ def check(facts: Facts) -> Iterator[Found]:
         if not isinstance(function, cst.FunctionDef) or not _returns_length(facts, function, call):
             continue
         if any(_is_in_loss(facts, site.node) for site in facts.flow.calls_of(function)):
-            yield Found(call, "this gradient has no graph, and a penalty of the loss is made of it")
+            yield Found(
+                call, "this gradient has no graph, but the loss has a penalty computed from it"
+            )
 
 
 def _returns_length(facts: Facts, function: cst.FunctionDef, call: cst.Call) -> bool:

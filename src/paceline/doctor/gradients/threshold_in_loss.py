@@ -63,9 +63,7 @@ def _in_function(facts: Facts, call: cst.Call) -> Iterator[Found]:
         name = facts.code(statement.targets[0].target)
         is_output = name in arguments and any(True for _ in gradient_paths(facts, arguments[name]))
         if is_output and _rounds(facts, statement.value, name):
-            yield Found(
-                statement, f"{facts.code(statement)}: from here on there is no gradient of {name}"
-            )
+            yield Found(statement, f"{facts.code(statement)}: {name} has no gradient from here on")
 
 
 def _rounds(facts: Facts, expr: cst.BaseExpression, name: str) -> bool:

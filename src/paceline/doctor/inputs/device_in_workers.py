@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for node in facts.script.within(class_node.body) if class_node is not None else ():
                 is_reader = isinstance(node, cst.FunctionDef) and node.name.value == "__getitem__"
                 if is_reader and _CUDA.search(facts.code(node)):
-                    yield Found(node, f"__getitem__ uses CUDA, in {count} worker processes")
+                    yield Found(node, f"__getitem__ uses CUDA in {count} worker processes")
 
 
 def _whole(facts: Facts, data: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

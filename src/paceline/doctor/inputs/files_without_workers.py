@@ -38,7 +38,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 and not facts.has_stars(loader)
                 and all(_reads_files(facts, origin) for origin in origins)
             ):
-                yield Found(loader, "its files are decoded in the process that trains")
+                yield Found(loader, "its files are decoded in the training process")
 
 
 def _reads_files(facts: Facts, dataset: cst.BaseExpression) -> bool:

@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 name = facts.code(argument)
                 batch = _target(facts, call)
                 fix = f"write {facts.code(call.func)}({batch})" if batch else ""
-                yield Found(call, f"{facts.code(call)} gives the model the loader {name}", fix)
+                yield Found(call, f"{facts.code(call)} passes the model the loader {name}", fix)
 
 
 def _target(facts: Facts, call: cst.Call) -> str:

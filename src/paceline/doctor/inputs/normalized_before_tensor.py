@@ -38,7 +38,7 @@ def check(facts: Facts) -> Iterator[Found]:
         before = kinds[: kinds.index("Normalize")]
         is_known = all(isinstance(step, cst.Call) for step in steps) and "Lambda" not in before
         if is_known and not set(before) & set(_TENSORS):
-            yield Found(steps[kinds.index("Normalize")], "Normalize is given a picture, no tensor")
+            yield Found(steps[kinds.index("Normalize")], "Normalize gets an image, not a tensor")
 
 
 _DATA = """

@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for origin in origins
         )
         if is_sampler and facts.flag(loader, "shuffle"):
-            yield Found(loader, "shuffle=True beside a sampler")
+            yield Found(loader, "shuffle=True together with a sampler")
 
 
 RULE = ScriptRule.of(

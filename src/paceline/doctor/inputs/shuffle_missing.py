@@ -33,9 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
             shuffled = facts.argument(loader, "shuffle", 2)
             is_off = shuffled is None or literal(shuffled) == "False"
             if is_off and not facts.has_stars(loader) and _is_ordered(facts, loader):
-                yield Found(
-                    loader, "the loop that trains goes over this loader, which does not shuffle"
-                )
+                yield Found(loader, "the training loop uses this loader, which does not shuffle")
 
 
 def _is_ordered(facts: Facts, loader: cst.Call) -> bool:

@@ -38,7 +38,7 @@ def check(facts: Facts) -> Iterator[Found]:
             isinstance(outer, cst.For | cst.While) for outer in loops_around(facts, turn)
         )
         if len(bounds) == 3 and is_repeated and len(_sliced(facts, loop)) > 1:
-            yield Found(loop, "each epoch cuts the same batches out of the data")
+            yield Found(loop, "each epoch slices the same batches from the data")
 
 
 def _sliced(facts: Facts, loop: cst.For) -> set[str]:

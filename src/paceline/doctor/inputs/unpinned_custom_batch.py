@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
             if class_node is None or class_node.bases:
                 continue
             if "def pin_memory" not in facts.code(class_node):
-                yield Found(loader, f"pin_memory=True does not reach into {class_node.name.value}")
+                yield Found(loader, f"pin_memory=True does not handle {class_node.name.value}")
 
 
 RULE = ScriptRule.of(

@@ -1,4 +1,4 @@
-"""The loop that trains, and what stands beside it.
+"""The training loop, and the code around it.
 
 accumulation_not_divided   Gradients of several batches are accumulated, but the losses are not
                            divided

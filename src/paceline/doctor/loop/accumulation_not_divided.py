@@ -30,8 +30,8 @@ def check(facts: Facts) -> Iterator[Found]:
         is_counted = len(tests) == 1 and re.search(r"%", facts.code(tests[0])) is not None
         is_accumulated = bool(zeroes) and all(zero.branches for zero in zeroes)
         if is_counted and is_accumulated and not _is_divided(facts, turn, backward[0]):
-            yield Found(backward[0].call, f"{facts.code(backward[0].call)} in each turn, and a step "
-                                          f"where {facts.code(tests[0])}")  # fmt: skip
+            yield Found(backward[0].call, f"{facts.code(backward[0].call)} in each iteration, but a step "
+                                          f"only where {facts.code(tests[0])}")  # fmt: skip
 
 
 def _is_divided(facts: Facts, turn: TrainingTurn, backward: Event) -> bool:

@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if all(_is_counted(facts, event) for event in step):
             yield Found(
                 zero[0].call,
-                f"{facts.code(zero[0].call)} in every turn, and the step of line "
+                f"{facts.code(zero[0].call)} in every iteration, but the step of line "
                 f"{facts.script.line(step[0].call)} is not",
             )
 

@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
         lines = [line for line in loop.body.body if isinstance(line, cst.SimpleStatementLine)]
         is_over_pairs = _PAIRS.match(facts.code(loop.iter)) is not None
         if is_over_pairs and len(lines) == 1 and _AVERAGES.search(facts.code(lines[0])):
-            yield Found(loop, f"{facts.code(lines[0])} for each parameter, one after the other")
+            yield Found(loop, f"{facts.code(lines[0])} for each parameter separately")
 
 
 def _beside_steps(facts: Facts, turn: TrainingTurn) -> Iterator[cst.CSTNode]:

@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 if length is not None and any(_counts_to(facts, loop, length) for loop in outer):
                     yield Found(
                         event.call,
-                        f"{facts.code(event.call)} with each batch, of a schedule of "
+                        f"{facts.code(event.call)} with each batch, for a schedule of "
                         f"{facts.code(length)} steps, as many as there are epochs",
                     )
 

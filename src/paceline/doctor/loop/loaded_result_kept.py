@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         is_alone = sum(binding.name == name for binding in facts.script.bindings) == 1
         if is_same or (is_alone and used.search(facts.uncommented)):
-            yield Found(call, f"{name} is what load_state_dict gives back, no model")
+            yield Found(call, f"{name} is the result of load_state_dict, not a model")
 
 
 RULE = ScriptRule.of(

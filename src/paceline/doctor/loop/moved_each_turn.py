@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Found]:
         constructors = facts.constructors(facts.owner(call))
         is_made_before = bool(constructors) and not nodes.intersection(constructors)
         if is_made_before and not _is_moved_to_cpu(facts, name):
-            yield Found(call, f"{facts.code(call)} in a loop, of a model that was made before it")
+            yield Found(call, f"{facts.code(call)} in a loop, for a model created before it")
 
 
 def _is_moved_to_cpu(facts: Facts, name: str) -> bool:

@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 ):
                     yield Found(
                         event.call,
-                        f"{facts.code(event.call)} once an epoch, of a schedule of steps",
+                        f"{facts.code(event.call)} once an epoch, for a schedule that counts steps",
                     )
 
 

@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 continue
             models = facts.steps.models(optimizer)
             if models and _goes_on(facts, loop, constructor, models):
-                yield Found(constructor, f"{facts.code(optimizer)} is made anew in each turn of line "
+                yield Found(constructor, f"{facts.code(optimizer)} is created again in each iteration of line "
                                          f"{facts.script.line(loop)}")  # fmt: skip
 
 

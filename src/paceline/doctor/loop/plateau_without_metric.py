@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for schedule in schedules
         )
         if is_plateau and not call.args:
-            yield Found(call, f"{facts.code(call)} of a ReduceLROnPlateau without its metric")
+            yield Found(call, f"{facts.code(call)} of a ReduceLROnPlateau without a metric")
 
 
 RULE = ScriptRule.of(

@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("backward"):
         if any(facts.flow.around(call)) and not arguments & set(names):
             yield Found(
-                call, f"{facts.code(call)}, and no {names[0] if names else 'optimizer'}.step()"
+                call, f"{facts.code(call)}, but no {names[0] if names else 'optimizer'}.step()"
             )
 
 

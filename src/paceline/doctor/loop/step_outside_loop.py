@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if is_inside and not any(_loop(event) for event in step):
             yield Found(
                 step[0].call,
-                f"{facts.code(step[0].call)} once, behind the loop that zeroes each turn",
+                f"{facts.code(step[0].call)} once, after the loop that zeroes the gradients each iteration",
             )
 
 

@@ -32,7 +32,7 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         is_readable = not facts.has_stars(call) and not positional(call)
         if is_text and is_readable and "input_ids" in names and "attention_mask" not in names:
-            yield Found(call, f"{facts.code(call.func)} is given input_ids without attention_mask")
+            yield Found(call, f"{facts.code(call.func)} gets input_ids without attention_mask")
 
 
 def _pads(facts: Facts) -> bool:

@@ -25,7 +25,7 @@ def check(facts: Facts) -> Iterator[Found]:
         arguments = positional(call)
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in _RAW:
-            yield Found(call, f"{facts.code(call)} is given what {last.kind} makes")
+            yield Found(call, f"{facts.code(call)} gets the output of {last.kind}")
 
 
 _BINARY = [*STEP[:2], "loss = F.binary_cross_entropy({}, y)", *STEP[3:]]

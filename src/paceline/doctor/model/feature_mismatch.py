@@ -31,7 +31,7 @@ def _between(chain: Chain) -> Iterator[Found]:
         if before is not None and takes and _compares(before, layer) and before.outs != layer.ins:
             yield Found(
                 layer.node,
-                f"{layer.kind} takes {layer.ins} and {before.kind} before it makes {before.outs}",
+                f"{layer.kind} takes {layer.ins} and {before.kind} before it outputs {before.outs}",
                 f"write {before.outs} for {layer.ins}",
             )
         if is_layer and layer.outs is not None:

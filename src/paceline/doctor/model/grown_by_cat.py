@@ -38,7 +38,8 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         if num_assigned == 1:
             yield Found(
-                value, f"{name} is copied as a whole in each turn of line {facts.script.line(loop)}"
+                value,
+                f"{name} is copied as a whole in each iteration of line {facts.script.line(loop)}",
             )
 
 

@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
         arguments = positional(call)
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in ("softmax", "Softmax"):
-            yield Found(call, f"{facts.code(call)} is given a softmax, not its logarithm")
+            yield Found(call, f"{facts.code(call)} gets a softmax, not its logarithm")
 
 
 _KL = [

@@ -25,8 +25,8 @@ def check(facts: Facts) -> Iterator[Found]:
                 sizes = " -> ".join(str(size) for size in features)
                 yield Found(
                     run[0].node,
-                    f"{len(run)} {run[0].kind} layers ({sizes}) follow each other with no "
-                    "activation between",
+                    f"{len(run)} {run[0].kind} layers ({sizes}) follow each other without an "
+                    "activation in between",
                 )
 
 

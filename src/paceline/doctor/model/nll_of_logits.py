@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
         arguments = positional(call)
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and (last.kind == "Linear" or last.kind in ("softmax", "Softmax")):
-            yield Found(call, f"{facts.code(call)} is given what {last.kind} makes")
+            yield Found(call, f"{facts.code(call)} gets the output of {last.kind}")
 
 
 RULE = ScriptRule.of(

@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if last is not None and last.kind in _RELUS:
             line = facts.script.line(last.node)
             yield Found(
-                call, f"{facts.code(call)} is given what the {last.kind} of line {line} leaves"
+                call, f"{facts.code(call)} gets the output of the {last.kind} of line {line}"
             )
 
 

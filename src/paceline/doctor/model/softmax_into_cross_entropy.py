@@ -25,7 +25,7 @@ def check(facts: Facts) -> Iterator[Found]:
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in ("softmax", "Softmax"):
             line = facts.script.line(last.node)
-            yield Found(call, f"{facts.code(call)} is given the softmax of line {line}")
+            yield Found(call, f"{facts.code(call)} gets the softmax of line {line}")
 
 
 RULE = ScriptRule.of(

@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             target = next((origin for origin in origins if isinstance(origin, cst.Call)), None)
             if target is not None and facts.meaning(target) == "torch.randn":
                 yield Found(
-                    target, "the target is normal noise, and the network ends in a Sigmoid (0 to 1)"
+                    target, "the target is normal noise, but the network ends in a Sigmoid (0 to 1)"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Mixed precision, and what tensor cores want.
+"""Mixed precision and tensor cores.
 
 backward_under_autocast   ``backward()`` runs under autocast
 clip_before_unscale       Gradients are clipped while they are still scaled

@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     call = next(facts.forward_calls(), None)
     if call is not None:
-        yield Found(call, f"{facts.code(call.func)}(...) computes in 32 bits: there is no autocast")
+        yield Found(call, f"{facts.code(call.func)}(...) computes in 32 bits, without autocast")
 
 
 RULE = ScriptRule.of(

@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     for scaler in facts.script.calls("GradScaler"):
         if "enabled" not in by_name(scaler):
-            yield Found(scaler, "a GradScaler, and all autocast is to bfloat16")
+            yield Found(scaler, "a GradScaler, but all autocast is to bfloat16")
 
 
 RULE = ScriptRule.of(

@@ -31,7 +31,7 @@ def check(facts: Facts) -> Iterator[Found]:
         ]  # fmt: skip
         if is_gloo and not is_guarded and moves and "nccl" not in facts.uncommented:
             yield Found(
-                call, f"gloo, and line {facts.script.line(moves[0])} puts the model on CUDA"
+                call, f"gloo, but line {facts.script.line(moves[0])} puts the model on CUDA"
             )
 
 

@@ -36,8 +36,8 @@ def check(facts: Facts) -> Iterator[Found]:
         if is_every and all(_is_counted(event) for event in step):
             yield Found(
                 backward[0].call,
-                f"{facts.code(backward[0].call)} sends gradients in every turn, and the step of line "
-                f"{facts.script.line(step[0].call)} is not in every turn",
+                f"{facts.code(backward[0].call)} sends gradients in every iteration, but the step of line "
+                f"{facts.script.line(step[0].call)} is not in every iteration",
             )
 
 

@@ -1,4 +1,4 @@
-"""What makes the host wait for the device, or copies where it need not.
+"""Needless waits for the device, and needless copies.
 
 branch_on_tensor          A branch depends on a device tensor in each iteration
 cache_emptied_each_turn   Memory is freed, or garbage collected, in each iteration

@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
         while isinstance(condition, cst.UnaryOperation):
             condition = condition.expression
         if tensors.is_tensor(condition):
-            yield Found(node, f"if {facts.code(node.test)} waits for the device in each turn")
+            yield Found(node, f"if {facts.code(node.test)} waits for the device in each iteration")
 
 
 _AGENT = """

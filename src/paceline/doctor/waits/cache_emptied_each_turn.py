@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
     for node in always_reached(facts):
         names = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "gc.collect")
         if isinstance(node, cst.Call) and facts.meaning(node) in names:
-            yield Found(node, f"{facts.code(node)} in each turn")
+            yield Found(node, f"{facts.code(node)} in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -28,10 +28,10 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         name = facts.method(node)
         if name in ("item", "tolist") and tensors.is_tensor(facts.owner(node)):
-            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+            yield Found(node, f"{facts.code(node)} waits for the device in each iteration")
         is_number = facts.meaning(node) in ("float", "int", "bool")
         if is_number and positional(node) and tensors.is_tensor(positional(node)[0]):
-            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+            yield Found(node, f"{facts.code(node)} waits for the device in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if is_host or is_type or not isinstance(owner, cst.Call):
             continue
         if _FACTORIES.search(facts.meaning(owner)) and "device" not in by_name(owner):
-            yield Found(node, f"{facts.code(node)} is made on the host in each turn")
+            yield Found(node, f"{facts.code(node)} is created on the host in each iteration")
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:

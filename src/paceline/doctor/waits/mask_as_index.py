@@ -32,7 +32,10 @@ def check(facts: Facts) -> Iterator[Found]:
         statement = facts.script.statement(node)
         if statement not in lines:
             lines.add(statement)
-            yield Found(node, f"{facts.code(node)} waits for the number of hits in each turn")
+            yield Found(
+                node,
+                f"{facts.code(node)} waits for the number of selected elements in each iteration",
+            )
 
 
 def _selects(facts: Facts, tensors: Tensors, node: cst.CSTNode) -> bool:

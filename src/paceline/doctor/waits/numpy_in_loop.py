@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
             and any(literal(argument) == "cpu" for argument in positional(node)[:1])
         )
         if is_cpu and tensors.is_tensor(facts.owner(node)):
-            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+            yield Found(node, f"{facts.code(node)} waits for the device in each iteration")
 
 
 RULE = ScriptRule.of(

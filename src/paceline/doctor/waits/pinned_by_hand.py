@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         owner = facts.owner(node)
         if facts.method(owner) == "pin_memory":
-            yield Found(node, f"{facts.code(node)} pins while the host waits, in each turn")
+            yield Found(node, f"{facts.code(node)} pins while the host waits, in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         for value in _printed(facts, node):
             if tensors.is_tensor(value):
-                yield Found(node, f"{facts.code(value)} is printed in each turn")
+                yield Found(node, f"{facts.code(value)} is printed in each iteration")
                 break
 
 

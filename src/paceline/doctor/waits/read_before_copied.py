@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Found]:
             "tolist",
         )
         if is_read or _is_read_next(facts, call):
-            yield Found(call, f"{facts.code(call)} is read before the copy has ended")
+            yield Found(call, f"{facts.code(call)} is read before the copy has finished")
 
 
 def _is_read_next(facts: Facts, call: cst.Call) -> bool:

@@ -20,7 +20,7 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for node in always_reached(facts):
         if isinstance(node, cst.Call) and facts.meaning(node) == "torch.save":
-            yield Found(node, f"{facts.code(node)} in each turn")
+            yield Found(node, f"{facts.code(node)} in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
             "torch.cuda.synchronize", "torch.mps.synchronize", "torch.xpu.synchronize",
             "torch.accelerator.synchronize", "torch.cuda.current_stream.synchronize",
         ):  # fmt: skip
-            yield Found(node, f"{facts.code(node)} in each turn")
+            yield Found(node, f"{facts.code(node)} in each iteration")
 
 
 RULE = ScriptRule.of(
