@@ -110,7 +110,7 @@ def test_the_times_of_a_run_are_drawn_from_again(say: Say) -> None:
         ("--workers 2 --delay 1s --slow fast", "slow must read WORKER=FACTORx"),
         ("--workers 2 --delay 1s --slow 1=2x@1s", "must read WORKER=FACTORx@FAST/SLOW"),
         ("--workers 2 --delay 1s --away 1=never", "must read WORKER=FROM..UNTIL"),
-        ("--workers 1 --delay 1s --away 0=1s..", "everybody is gone and nobody returns"),
+        ("--workers 1 --delay 1s --away 0=1s..", "all workers are gone and none returns"),
         ("--workers 2 --delay 1s --link 1ms,1MB/s", "give --bytes"),
         ("--workers 2 --delay 1s --lr 0.1", "--lr is for training: name a task"),
         ("nonsense --workers 2 --delay 1s", "unknown task 'nonsense'"),

@@ -27,11 +27,11 @@ FAULTS = {
 }  # fmt: skip
 """Program -> line and rule of each."""
 WORDS = {
-    1: ("write 15 for 128", "128 is its number of samples", "says 3 classes", "makes 5",
-        "4 and 5 are no multiples of 8", "the 15 features of the data are no multiple of 8"),
+    1: ("write 15 for 128", "128 is its number of samples", "says 3 classes", "outputs 5",
+        "4 and 5 are not multiples of 8", "the 15 features of the data are not a multiple of 8"),
     2: ("says 15 features and the data has 16", "the last one has 59", "write model(batch)"),
     3: ("output is 18x18 and the target 26x26", "normal noise", "comma is missing",
-        "3 is no multiple of 8", "1 is no multiple of 8"),
+        "3 is not a multiple of 8", "1 is not a multiple of 8"),
 }  # fmt: skip
 
 

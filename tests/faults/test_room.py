@@ -76,7 +76,7 @@ def test_too_few_open_files_are_named_before_the_start(tmp_path: Path) -> None:
     few = launch(tmp_path, limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30)))
     code, said = end_of(few)
     assert code == 2
-    assert "2 workers need 54 open files, and 30 are allowed (ulimit -n)" in said
+    assert "2 workers need 54 open files, but 30 are allowed (ulimit -n)" in said
 
 
 def test_more_open_files_are_asked_for_where_they_may_be(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_other_cores_make_another_machine(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ceilings, "num_cores", lambda: 77)
     known = read_machine()
     assert known.get("l1_latency_s") is None
-    assert "here are 77: paceline probe" in known.why_not
+    assert "there are now 77: run paceline probe" in known.why_not
 
 
 @pytest.mark.parametrize("section", [7, [], {"figures": 3}, {"cores": 2}])

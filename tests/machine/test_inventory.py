@@ -114,14 +114,14 @@ DISKS = {
     "a hard disk": ("8:1", "xfs", "sda1", "sda", "1", "hard disk"),
     "an SSD on SATA": ("8:17", "ext4", "sdb1", "sdb", "0", "SSD"),
     "a virtual disk": (
-        "254:0", "ext4", "vda", "vda", "1", "virtual disk, rotating by its own word",
+        "254:0", "ext4", "vda", "vda", "1", "virtual disk, rotating as reported",
     ),
     "a network": ("0:50", "nfs4", "", "", "", "network or foreign file system (nfs4)"),
     "memory": ("0:21", "tmpfs", "", "", "", "memory"),
     "a container's layers": (
-        "0:60", "overlay", "", "", "", "layers of a container, on a disk that is not told",
+        "0:60", "overlay", "", "", "", "container overlay, on an unknown disk",
     ),
-    "something else": ("0:61", "zfs", "", "", "", "not told"),
+    "something else": ("0:61", "zfs", "", "", "", "unknown"),
 }  # fmt: skip
 
 

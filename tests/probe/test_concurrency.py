@@ -36,8 +36,8 @@ def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
     assert "Python: processes (1.95 times" in text
     assert "library: threads (1.95 times" in text
     assert "another: one after the other" in text
-    assert "4 at once are more than 2 cores carry" in text
-    assert "one thread computes Python at a time" in text
+    assert "4 at once is more than 2 cores" in text
+    assert "one thread runs Python code at a time" in text
 
 
 def test_every_kind_is_measured_by_every_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ def test_without_a_device_its_side_is_counted_and_said_to_be(
     assert [one.batch_size for one in found.batches] == [1, 2]
     one, two = (row.device_s["T4"] for row in found.batches)
     assert copies.LAUNCH_S < one < two
-    assert "not measured but counted: 70%" in "\n".join(render_copies(found))
-    assert "pinned memory and non_blocking are worth nothing" in found.notes[0]
+    assert "estimated, not measured: 70%" in "\n".join(render_copies(found))
+    assert "pinned memory and non_blocking gain nothing" in found.notes[0]
 
 
 def test_a_model_that_cannot_train_on_one_sample_begins_with_the_next_batch(
@@ -64,7 +64,7 @@ def test_a_model_that_cannot_train_on_one_sample_begins_with_the_next_batch(
     normed = Subject(name="net", model=nn.BatchNorm1d(6), inputs=lambda n: (torch.ones(n, 6),))
     found = measure_copies(normed, 2, CPU, lambda line: None)
     assert [one.batch_size for one in found.batches] == [2]
-    assert "no batch of one sample" in found.notes[-1]
+    assert "a batch of one sample" in found.notes[-1]
     assert "more than 1 value per channel" in found.notes[-1]
     with pytest.raises(ConfigError, match=r"the model does not run: .*more than 1 value per"):
         copies._Step(normed, 1, CPU).run((torch.ones(1, 6),))

@@ -51,8 +51,8 @@ def test_the_table_says_how_far_the_textbook_is() -> None:
     assert "35,700 /s" in text
     assert "l3 latency s: there is none" in text
     assert "the disk: it is full" in text
-    assert "others computed here" not in text
-    assert "others computed here" in "\n".join(render_probe(replace(PROBE, load=1.5)))
+    assert "other programs were running" not in text
+    assert "other programs were running" in "\n".join(render_probe(replace(PROBE, load=1.5)))
 
 
 def test_the_picture_has_every_figure_and_the_curve() -> None:
@@ -118,9 +118,9 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
         ("--picture nowhere/probe.svg", 2, "cannot be written: nowhere is no folder"),
         ("--serve 0 --json", 2, "--serve only answers probes: use it without other flags"),
         ("--serve 0 --peer there", 2, "--serve only answers probes: use it without other flags"),
-        ("--peer there:x", 2, "--peer is HOST or HOST:PORT, got 'there:x'"),
+        ("--peer there:x", 2, "--peer must be HOST or HOST:PORT, got 'there:x'"),
         ("--peer 10..0.7", 1, "10..0.7 is no name of a machine"),
-        ("--peer no-such-host.invalid", 1, "no-such-host.invalid is not known"),
+        ("--peer no-such-host.invalid", 1, "unknown host no-such-host.invalid"),
     ],
 )
 def test_what_cannot_be_probed_is_said_before_a_minute_of_measuring(

@@ -50,5 +50,5 @@ def test_when_everybody_is_gone_it_says_so() -> None:
         )
     )
     assert [agenda.next()[0] for _ in range(3)] == [0.0, 5.0, 6.0]
-    with pytest.raises(ConfigError, match="everybody is gone and nobody returns"):
+    with pytest.raises(ConfigError, match="all workers are gone and none returns"):
         agenda.next()

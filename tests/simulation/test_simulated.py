@@ -117,7 +117,7 @@ def test_a_run_goes_on_where_it_stopped() -> None:
 def test_everybody_gone_for_good_is_said() -> None:
     away = Absence(worker=0, from_s=1.0, until_s=float("inf"))
     conditions = Conditions(delays=(parse_delay("300ms"),), absences=(away,))
-    with pytest.raises(ConfigError, match="everybody is gone and nobody returns"):
+    with pytest.raises(ConfigError, match="all workers are gone and none returns"):
         TimingRun(parse("async", 1), conditions).run(10)
 
 

@@ -49,7 +49,7 @@ def test_a_damaged_file_is_left_out_and_can_be_written_again(text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     found, why = read_ceilings("memory")
     assert found is None
-    assert why == f"{path} is left out: it is damaged, or of another version of Paceline"
+    assert why == f"{path} is ignored: it is damaged, or of another version of Paceline"
     write_ceilings("memory", 3)
     assert read_ceilings("memory") == (3, "")
 
@@ -69,7 +69,7 @@ def test_a_home_that_cannot_be_looked_into_is_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'long' * 100}")
     found, why = read_ceilings("memory")
     assert found is None
-    assert why == f"{ceilings_path()} is left out: File name too long"
+    assert why == f"{ceilings_path()} is ignored: File name too long"
 
 
 def test_a_file_that_cannot_be_is_said(home: Path) -> None:
@@ -81,5 +81,5 @@ def test_a_file_that_cannot_be_is_said(home: Path) -> None:
     ceilings_path().mkdir(parents=True)
     found, why = read_ceilings("memory")
     assert found is None
-    assert "is left out: " in why
+    assert "is ignored: " in why
     assert "\n" not in why

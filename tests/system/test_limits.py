@@ -156,7 +156,7 @@ def test_more_workers_than_memory_are_refused_before_they_begin(
     with pytest.raises(ConfigError) as told:
         allow(9)
     assert str(told.value) == (
-        "9 workers need 108.0 MiB at least, and 100.0 MiB are free (allowed: 128.0 MiB by the "
+        "9 workers need at least 108.0 MiB, but 100.0 MiB are free (allowed: 128.0 MiB by the "
         "control group job); use fewer workers"
     )
 
@@ -169,5 +169,5 @@ def test_open_files_are_asked_for_as_far_as_that_may_be(monkeypatch: pytest.Monk
     assert asked == []
     allow(16)
     assert asked == [(96, 100)]
-    with pytest.raises(ConfigError, match=r"20 workers need 108 open files, and 100 are allowed"):
+    with pytest.raises(ConfigError, match=r"20 workers need 108 open files, but 100 are allowed"):
         allow(20)

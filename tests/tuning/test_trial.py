@@ -313,3 +313,30 @@ def test_what_does_not_help_when_measured_once_more_is_not_kept(
     assert outcome.speed == Speed()
     assert (finding.is_kept, finding.reason) == (False, "not when measured again")
     assert outcome.lines()[0] == "fast: nothing helps here"
+
+
+def test_an_alarm_at_the_end_of_its_block_leaves_the_other_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_timer = signal.setitimer
+
+    def ring_when_stopped(which: int, seconds: float, interval: float = 0.0) -> object:
+        if not seconds:
+            signal.raise_signal(signal.SIGALRM)
+        return set_timer(which, seconds, interval)
+
+    def hear(number: int, frame: object) -> None:
+        raise AssertionError("the other alarm rang too early")
+
+    handler, timer = signal.signal(signal.SIGALRM, hear), set_timer(signal.ITIMER_REAL, 100.0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "setitimer", ring_when_stopped)
+            with pairs.time_limit(50.0):
+                pass
+        assert signal.getsignal(signal.SIGALRM) is hear
+        assert 90.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100.0
+    finally:
+        set_timer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        set_timer(signal.ITIMER_REAL, *timer)

@@ -53,19 +53,22 @@ def test_a_task_or_a_function_in_the_current_folder_is_found(spec: str, name: st
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("lennet", r"unknown task 'lennet'; did you mean 'lenet'\?.*own give package.module:attr"),
+        (
+            "lennet",
+            r"unknown task 'lennet'; did you mean 'lenet'\?.*own task use package.module",
+        ),
         (
             "zzz",
             "unknown task 'zzz'. Known: alexnet, lenet, mlp, mlp488k, quadratic, resnet18",
         ),
-        (":mine", "must read package.module:attribute"),
-        ("own_tasks:", "must read package.module:attribute"),
+        (":mine", "must have the form package.module:attribute"),
+        ("own_tasks:", "must have the form package.module:attribute"),
         ("own_nothing:mine", "no module 'own_nothing' for task own_nothing:mine .looked in /"),
         ("own_nothing.deep:mine", "no module 'own_nothing'"),
         ("own_tasks:mne", "unknown attribute 'mne' .task own_tasks:mne.*did you mean 'mine'"),
         ("own_tasks:number", "must be a paceline.Task or a function.*got int"),
-        ("own_tasks:broken", r"could not be made: ZeroDivisionError: .*own_tasks.py:\d+\)"),
-        ("own_tasks:lazy", "model must be callable, got Quadratic.*give the function"),
+        ("own_tasks:broken", r"could not be created: ZeroDivisionError: .*own_tasks.py:\d+\)"),
+        ("own_tasks:lazy", "model must be callable, got Quadratic.*pass the function"),
     ],
 )
 def test_what_is_no_task_is_named(spec: str, said: str) -> None:
@@ -92,7 +95,7 @@ def test_a_module_that_misses_another_is_not_taken_for_missing(folder: Path) -> 
 
 
 def test_an_initialisation_for_a_task_of_ones_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'default' was asked for.*initialises its model itself"):
+    with pytest.raises(ConfigError, match=r"'default' is set.*initialises its model itself"):
         load_task("own_tasks:mine", 1, "default")
 
 
@@ -133,8 +136,8 @@ def test_the_door_gives_the_same_task_class() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("./own_tasks.py:made", "names a file, a module is wanted: own_tasks:made"),
-        ("own_tasks.py:made", "names a file, a module is wanted: own_tasks:made"),
+        ("./own_tasks.py:made", "names a file instead of a module; use own_tasks:made"),
+        ("own_tasks.py:made", "names a file instead of a module; use own_tasks:made"),
         ("sub/own_tasks.py:made", "wanted: own_tasks:made, in the folder sub"),
     ],
 )

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from paceline.data.arrays import Splits
 from paceline.errors import ConfigError
@@ -56,3 +56,9 @@ def test_what_is_wrong_with_a_task_is_one_sentence(case: str, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=said) as caught:
         train(task, tmp_path, workers=2, engine="inline")
     assert "\n" not in str(caught.value)
+
+
+def test_splits_accept_a_tensor_data_set_in_a_type_checker() -> None:
+    hints = get_type_hints(Splits)
+    assert hints["train"] == Dataset[tuple[Tensor, ...]]
+    assert hints["test"] == Dataset[tuple[Tensor, ...]] | None

@@ -45,8 +45,8 @@ class Splits:
         classes: the labels' names, if targets are labels.
     """
 
-    train: "Dataset[tuple[Tensor, Tensor]]"
-    test: "Dataset[tuple[Tensor, Tensor]] | None" = None
+    train: "Dataset[tuple[Tensor, ...]]"
+    test: "Dataset[tuple[Tensor, ...]] | None" = None
     source: str = ""
     classes: tuple[str, ...] = ()
 

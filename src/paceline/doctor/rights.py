@@ -82,7 +82,7 @@ def _loaders(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
                 loader,
                 (
                     "drop_last=True: every batch has the same size, and nothing is compiled or "
-                    "tuned anew for the last one"
+                    "tuned again for the last one"
                 ),
             )
         size = facts.batch_size(loader)

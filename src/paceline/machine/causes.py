@@ -1,11 +1,11 @@
 """Whether an accelerator can be used here, and if none can: one cause, one command.
 
-    torch has computed on one                          usable, whatever else is odd
-    none is here                                       fine, unless one was required
-    one is here                                        the first cause that holds; NVIDIA's are in
-                                                       `causes_nvidia.py`
+    torch has computed on one         usable, whatever else looks wrong
+    there is none                     fine, unless one was required
+    there is one                      the first cause that applies; NVIDIA's are in
+                                      `causes_nvidia.py`
 
-One that torch does not reach at all (an IPU, a Cerebras) is named in a sentence and counts as none.
+An accelerator that torch cannot reach (an IPU, a Cerebras) is named in a note and does not count.
 This module is pure; it must not know how facts are read, nor what is printed.
 """
 
@@ -25,11 +25,11 @@ _GROUPS = "sudo usermod -aG render,video $USER  (then log in again)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usability:
-    """Whether one can be used.
+    """Whether an accelerator can be used.
 
     Attributes:
-        cause: None: one can, or none is here.
-        notes: sentences about what is here and torch does not reach.
+        cause: None: one can be used, or there is none.
+        notes: sentences about accelerators that torch does not reach.
     """
 
     is_usable: bool
@@ -47,7 +47,7 @@ class Usability:
 
 
 def find_cause(machine: Inventory) -> Usability:
-    """The verdict on a machine."""
+    """Return the verdict on a machine."""
     is_usable = machine.torch.computes and machine.torch.is_available
     cause = None
     if not is_usable:
@@ -63,25 +63,25 @@ def find_cause(machine: Inventory) -> Usability:
 
 def _notes(machine: Inventory) -> list[str]:
     notes = [
-        f"{one.name} ({one.slot}): its maker's own software reaches it, torch alone does not; "
+        f"{card.name} ({card.slot}): only the vendor's software can use it, not torch; "
         "Paceline trains on the CPU here"
-        for one in machine.cards
-        if one.maker is Maker.OTHER
+        for card in machine.cards
+        if card.maker is Maker.OTHER
     ]
     packages = machine.libraries.packages
     for package, name in (("cerebras_pytorch", "Cerebras"), ("poptorch", "Graphcore IPU")):
         if package in packages:
             notes.append(
-                f"{package} {packages[package]}: a {name} is reached over its own compiler, not "
-                "as a device of torch; Paceline does not train on it"
+                f"{package} {packages[package]}: a {name} is used through its own compiler, not "
+                "as a torch device; Paceline does not train on it"
             )
     return notes
 
 
 def _unexplained(machine: Inventory) -> Defect:
-    said = machine.torch.error or machine.torch.import_error or "torch finds no accelerator"
+    error = machine.torch.error or machine.torch.import_error or "torch finds no accelerator"
     return Defect(
-        "not explained", f"an accelerator is here, and: {said}",
+        "not explained", f"there is an accelerator, but: {error}",
         "paceline env --json > report.json  (what a bug report needs)",
     )  # fmt: skip
 
@@ -96,17 +96,17 @@ def _amd(machine: Inventory) -> Defect | None:
     if "/dev/kfd" not in nodes:
         if machine.drivers.container:
             return Defect(
-                "container without kfd", "the host has an AMD device, and this container was begun "
-                "without it", "docker run --device /dev/kfd --device /dev/dri IMAGE",
+                "container without kfd", "the host has an AMD device, but this container was "
+                "started without it", "docker run --device /dev/kfd --device /dev/dri IMAGE",
             )  # fmt: skip
-        return Defect("amdgpu not loaded", "no driver has made /dev/kfd", "sudo modprobe amdgpu")
-    if not nodes["/dev/kfd"] or not all(ok for one, ok in nodes.items() if "renderD" in one):
+        return Defect("amdgpu not loaded", "no driver has created /dev/kfd", "sudo modprobe amdgpu")
+    if not nodes["/dev/kfd"] or not all(ok for node, ok in nodes.items() if "renderD" in node):
         return Defect("no permission", "you may not open /dev/kfd or /dev/dri/renderD*", _GROUPS)
     if not torch.version:
         return Defect("no torch", "torch is not installed for this Python",
                      _ROCM.replace(" --force-reinstall", ""))  # fmt: skip
     if not torch.hip:
-        what = f"CUDA {torch.cuda}" if torch.cuda else "the CPU alone"
+        what = f"CUDA {torch.cuda}" if torch.cuda else "the CPU only"
         return Defect("torch without ROCm", f"torch {torch.version} was built for {what}", _ROCM)
     if hidden:
         return Defect("hidden devices", f"{hidden} hides every device",
@@ -127,14 +127,14 @@ def _amd(machine: Inventory) -> Defect | None:
 
 def _intel(machine: Inventory) -> Defect | None:
     nodes, torch = machine.drivers.nodes, machine.torch
-    renders = {one: ok for one, ok in nodes.items() if "renderD" in one}
+    renders = {node: ok for node, ok in nodes.items() if "renderD" in node}
     if not renders:
         if machine.drivers.container:
             return Defect(
-                "container without dri", "the host has an Intel device, and this container was "
-                "begun without it", "docker run --device /dev/dri IMAGE",
+                "container without dri", "the host has an Intel device, but this container was "
+                "started without it", "docker run --device /dev/dri IMAGE",
             )  # fmt: skip
-        return Defect("driver not loaded", "no driver has made /dev/dri/renderD128",
+        return Defect("driver not loaded", "no driver has created /dev/dri/renderD128",
                      "sudo modprobe xe || sudo modprobe i915")  # fmt: skip
     if not all(renders.values()):
         return Defect("no permission", f"you may not open {next(iter(renders))}", _GROUPS)
@@ -145,44 +145,45 @@ def _intel(machine: Inventory) -> Defect | None:
         return Defect("torch without XPU", f"torch {torch.version} was not built for Intel's "
                      "devices", _XPU)  # fmt: skip
     return Defect(
-        "no Level Zero", "torch finds no Intel device: the user part of the driver is missing",
+        "no Level Zero", "torch finds no Intel device: the user-space driver is missing",
         "sudo apt install libze-intel-gpu1 libze1 intel-opencl-icd",
     )  # fmt: skip
 
 
 def _tpu(machine: Inventory) -> Defect | None:
     torch = machine.torch
-    closed = [one for one, ok in machine.drivers.nodes.items() if "/accel" in one and not ok]
+    closed = [node for node, ok in machine.drivers.nodes.items() if "/accel" in node and not ok]
     if closed:
-        return Defect("no permission", f"you may not open {closed[0]}: it is another user's, or a "
-                     "process has it", "sudo lsof /dev/accel*")  # fmt: skip
+        return Defect("no permission", f"you may not open {closed[0]}: it belongs to another user, "
+                     "or a process uses it", "sudo lsof /dev/accel*")  # fmt: skip
     if not torch.version:
         return Defect("no torch", "torch is not installed for this Python",
                      "pip install torch 'torch_xla[tpu]'")  # fmt: skip
     if not torch.xla:
-        return Defect("no torch-xla", "torch reaches the TPU that is here through torch-xla alone",
+        return Defect("no torch-xla", "torch can use this TPU only through torch-xla",
                      "pip install 'torch_xla[tpu]'")  # fmt: skip
     wanted = machine.variables.get("PJRT_DEVICE", "TPU")
     if wanted != "TPU":
         return Defect("another PJRT device", f"PJRT_DEVICE={wanted} keeps torch-xla from the TPU",
                      "export PJRT_DEVICE=TPU")  # fmt: skip
     return Defect(
-        "not a device of Paceline's", f"torch-xla {torch.xla} reaches the TPU; Paceline trains on "
-        "devices of torch itself (cuda, xpu, mps) and the CPU", "paceline train TASK --device cpu",
+        "not a device of Paceline's", f"torch-xla {torch.xla} reaches the TPU, but Paceline trains "
+        "only on torch's own devices (cuda, xpu, mps) and the CPU",
+        "paceline train TASK --device cpu",
     )  # fmt: skip
 
 
 def _apple(machine: Inventory) -> Defect | None:
     if machine.translated:
         return Defect(
-            "translated Python", "this Python is one for Intel, which Rosetta translates; it finds "
+            "translated Python", "this is a Python for Intel, run by Rosetta; it finds "
             "no MPS", "CONDA_SUBDIR=osx-arm64 conda create -n native python",
         )  # fmt: skip
     if not machine.torch.version:
         return Defect("no torch", "torch is not installed for this Python", "pip install torch")
     release = re.search(r"macOS-(\d+)\.(\d+)", machine.libraries.system)
     if release and (int(release[1]), int(release[2])) < (12, 3):
-        return Defect("old macOS", f"MPS needs macOS 12.3, and this is {release[1]}.{release[2]}",
+        return Defect("old macOS", f"MPS needs macOS 12.3, but this is {release[1]}.{release[2]}",
                      "softwareupdate --install --all")  # fmt: skip
     return None
 

@@ -3,8 +3,8 @@
     on the bus -> a driver for this kernel -> loaded -> its files, here and open -> nvidia-smi
     -> torch for CUDA -> new enough a driver -> kernels for this device -> the environment
 
-The first that holds is the cause: what comes after it follows from it, or shows when it is mended.
-Above 300 lines, since the order of all of them is what decides.
+The first that applies is the cause: later ones follow from it, or show once it is fixed.
+Above 300 lines, since the order of all of them decides.
 This module is pure; it must not know how facts are read.
 """
 
@@ -16,12 +16,12 @@ from .inventory import Inventory
 
 
 class Defect(NamedTuple):
-    """Why no accelerator can be used, of whatever maker.
+    """Why no accelerator can be used, of any maker.
 
     Attributes:
-        name: short, for programs; it stays.
+        name: short and stable, for programs.
         sentence: what is wrong.
-        command: one, that mends it, or the first step.
+        command: one command that fixes it, or the first step.
     """
 
     name: str
@@ -44,12 +44,12 @@ _BAD_ORDINAL = re.compile(r"^(-?\d+|GPU-[0-9a-fA-F-]+|MIG-[\w/-]+)$")
 
 
 def nvidia_cause(machine: Inventory) -> Defect | None:
-    """The cause, where such a device is here and torch cannot compute on it."""
+    """Return the cause if there is an NVIDIA device that torch cannot use."""
     return next((cause for rule in RULES if (cause := rule(machine)) is not None), None)
 
 
 def wheel_command(machine: Inventory) -> str:
-    """That installs a torch which this driver can run."""
+    """Return the command that installs a torch for this driver."""
     driver = _version(machine.driver_cuda or "12.6")
     if driver[0] < _OLDEST_MAJOR:
         return _install(machine)
@@ -67,7 +67,7 @@ def _install(machine: Inventory) -> str:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall(r"\d+", text)[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 def _smi(machine: Inventory) -> str:
@@ -75,7 +75,7 @@ def _smi(machine: Inventory) -> str:
 
 
 def _cards_driven_by(machine: Inventory, driver: str) -> bool:
-    return any(one.driver == driver for one in machine.cards if one.maker is Maker.NVIDIA)
+    return any(card.driver == driver for card in machine.cards if card.maker is Maker.NVIDIA)
 
 
 def _in_container(machine: Inventory) -> bool:
@@ -83,7 +83,7 @@ def _in_container(machine: Inventory) -> bool:
 
 
 def _has_device_file(machine: Inventory) -> bool:
-    return any(re.fullmatch(r"/dev/nvidia\d+", one) for one in machine.drivers.nodes)
+    return any(re.fullmatch(r"/dev/nvidia\d+", node) for node in machine.drivers.nodes)
 
 
 # -- the hardware, and its driver ---------------------------------------------------------------
@@ -104,7 +104,7 @@ def _hangs(machine: Inventory) -> Defect | None:
     if smi is None or smi.code != -1:
         return None
     return Defect("driver hangs", "nvidia-smi does not answer: the driver waits for a device that "
-                  "no longer does", "sudo reboot")  # fmt: skip
+                  "no longer responds", "sudo reboot")  # fmt: skip
 
 
 def _given_to_a_guest(machine: Inventory) -> Defect | None:
@@ -113,7 +113,7 @@ def _given_to_a_guest(machine: Inventory) -> Defect | None:
     return Defect(
         "vfio", "the device is set aside for a virtual machine (driver vfio-pci)",
         "sudo driverctl unset-override "
-        + next(one.slot for one in machine.cards if one.driver == "vfio-pci"),
+        + next(card.slot for card in machine.cards if card.driver == "vfio-pci"),
     )  # fmt: skip
 
 
@@ -132,7 +132,9 @@ def _nouveau(machine: Inventory) -> Defect | None:
 def _wsl_one(machine: Inventory) -> Defect | None:
     if machine.drivers.windows != 1:
         return None
-    return Defect("WSL 1", "WSL 1 has no devices; WSL 2 has", "wsl --set-version Ubuntu 2")
+    return Defect(
+        "WSL 1", "WSL 1 has no access to devices; WSL 2 has", "wsl --set-version Ubuntu 2"
+    )
 
 
 def _wsl_without_library(machine: Inventory) -> Defect | None:
@@ -162,21 +164,21 @@ def _no_driver(machine: Inventory) -> Defect | None:
     if drivers.nvidia or "nvidia" in drivers.loaded or drivers.windows or _has_device_file(machine):
         return None
     if "nvidia" in drivers.installed:
-        return Defect("module not loaded", "NVIDIA's kernel module is installed and not loaded",
+        return Defect("module not loaded", "NVIDIA's kernel module is installed but not loaded",
                      "sudo modprobe nvidia")  # fmt: skip
     if _in_container(machine):
         return Defect(
-            "no driver on the host", "a device is on the bus, and the host of this container has "
-            "no driver of NVIDIA's loaded", "sudo modprobe nvidia  (on the host)",
+            "no driver on the host", "a device is on the bus, but NVIDIA's driver is not loaded "
+            "on the host of this container", "sudo modprobe nvidia  (on the host)",
         )  # fmt: skip
     if drivers.other_kernels:
         return Defect(
             "module of another kernel",
-            f"NVIDIA's kernel module is built for another kernel than {drivers.kernel}",
+            f"NVIDIA's kernel module is not built for this kernel ({drivers.kernel})",
             f"sudo apt install linux-headers-{drivers.kernel} && sudo dkms autoinstall",
         )
     return Defect(
-        "no driver", "a device is on the bus, and no driver of NVIDIA's is installed",
+        "no driver", "a device is on the bus, but NVIDIA's driver is not installed",
         _install(machine),
     )  # fmt: skip
 
@@ -185,7 +187,7 @@ def _mismatch(machine: Inventory) -> Defect | None:
     if "Driver/library version mismatch" not in _smi(machine):
         return None
     return Defect(
-        "driver mismatch", "the driver's library was updated and its kernel module still is the "
+        "driver mismatch", "the driver's library was updated, but its kernel module is still the "
         f"old one ({machine.drivers.nvidia or 'loaded before'})", "sudo reboot",
     )  # fmt: skip
 
@@ -209,22 +211,22 @@ def _not_given_to_container(machine: Inventory) -> Defect | None:
         "singularity": "singularity exec --nv IMAGE",
     }
     return Defect(
-        "container without devices", "the host has a device and its driver, and this container was "
-        "begun without them", how.get(machine.drivers.container, "docker run --gpus all IMAGE"),
+        "container without devices", "the host has a device and its driver, but this container was "
+        "started without them", how.get(machine.drivers.container, "docker run --gpus all IMAGE"),
     )  # fmt: skip
 
 
 def _no_files(machine: Inventory) -> Defect | None:
     if _has_device_file(machine) or machine.drivers.windows:
         return None
-    return Defect("no device files", "the driver is loaded, and /dev/nvidia0 was never made",
+    return Defect("no device files", "the driver is loaded, but /dev/nvidia0 was not created",
                  "sudo nvidia-modprobe -c 0 -u")  # fmt: skip
 
 
 def _not_allowed(machine: Inventory) -> Defect | None:
     closed = sorted(
-        one for one, is_open in machine.drivers.nodes.items()
-        if one.startswith("/dev/nvidia") and not is_open
+        node for node, is_open in machine.drivers.nodes.items()
+        if node.startswith("/dev/nvidia") and not is_open
     )  # fmt: skip
     lost = "Failed to initialize NVML: Unknown Error" in _smi(machine)
     if _in_container(machine) and (closed or lost):
@@ -253,13 +255,13 @@ def _no_unified_memory(machine: Inventory) -> Defect | None:
 
 
 def _no_compute_in_container(machine: Inventory) -> Defect | None:
-    given = machine.variables.get("NVIDIA_DRIVER_CAPABILITIES", "")
+    capabilities = machine.variables.get("NVIDIA_DRIVER_CAPABILITIES", "")
     if not _in_container(machine) or machine.drivers.libcuda:
         return None
-    told = f" (NVIDIA_DRIVER_CAPABILITIES={given})" if given else ""
+    setting = f" (NVIDIA_DRIVER_CAPABILITIES={capabilities})" if capabilities else ""
     return Defect(
         "container without compute",
-        f"this container has the devices and not libcuda{told}",
+        f"this container has the devices but not libcuda{setting}",
         "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility IMAGE",
     )
 
@@ -271,18 +273,18 @@ def _hidden(machine: Inventory) -> Defect | None:
     value = machine.variables.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return None
-    names = [one.strip() for one in value.split(",")] if value.strip() else []
-    known = {str(one.index) for one in machine.gpus}
-    uuids = [one.uuid for one in machine.gpus]
+    names = [name.strip() for name in value.split(",")] if value.strip() else []
+    known = {str(gpu.index) for gpu in machine.gpus}
+    uuids = [gpu.uuid for gpu in machine.gpus]
     why = ""
     if not names or names[0] == "-1":
         why = "hides every device"
     elif not _BAD_ORDINAL.match(names[0]):
         why = f"has {names[0]!r}, which is neither a number nor a device's UUID"
     elif names[0].isdigit() and known and names[0] not in known:
-        why = f"names device {names[0]}, and there are {len(known)}, from 0"
-    elif names[0].startswith("GPU-") and not any(one.startswith(names[0]) for one in uuids):
-        why = f"names {names[0]}, which is none of the devices here"
+        why = f"names device {names[0]}, but there are {len(known)}, from 0"
+    elif names[0].startswith("GPU-") and not any(uuid.startswith(names[0]) for uuid in uuids):
+        why = f"names {names[0]}, which is not a device here"
     elif len(names) != len(set(names)):
         why = "names a device twice, which hides all"
     if not why:
@@ -293,17 +295,17 @@ def _hidden(machine: Inventory) -> Defect | None:
 
 def _mig(machine: Inventory) -> Defect | None:
     text = _smi(machine)
-    if not any(one.is_mig for one in machine.gpus) or "No MIG devices found" not in text:
+    if not any(gpu.is_mig for gpu in machine.gpus) or "No MIG devices found" not in text:
         return None
-    index = next(one.index for one in machine.gpus if one.is_mig)
-    return Defect("MIG without instances", f"device {index} is in MIG mode, and has no instance",
+    index = next(gpu.index for gpu in machine.gpus if gpu.is_mig)
+    return Defect("MIG without instances", f"device {index} is in MIG mode but has no instance",
                  f"sudo nvidia-smi mig -i {index} -cgi 0 -C")  # fmt: skip
 
 
 def _compute_mode(machine: Inventory) -> Defect | None:
     if not machine.gpus:
         return None
-    modes = {one.compute_mode for one in machine.gpus}
+    modes = {gpu.compute_mode for gpu in machine.gpus}
     if modes == {"Prohibited"}:
         return Defect("compute prohibited", "compute mode Prohibited: no program may compute there",
                      "sudo nvidia-smi -c DEFAULT")  # fmt: skip
@@ -311,7 +313,7 @@ def _compute_mode(machine: Inventory) -> Defect | None:
     if modes == {"Exclusive_Process"} and busy:
         return Defect(
             "exclusive and busy", "compute mode Exclusive_Process: one process may use a device, "
-            "and one does", "paceline ps  (who; or sudo nvidia-smi -c DEFAULT)",
+            "and one already does", "paceline ps  (who; or sudo nvidia-smi -c DEFAULT)",
         )  # fmt: skip
     return None
 
@@ -329,7 +331,7 @@ def _fabric(machine: Inventory) -> Defect | None:
 def _memory_errors(machine: Inventory) -> Defect | None:
     if "uncorrectable ECC" not in machine.torch.error:
         return None
-    return Defect("memory errors", "the device's memory had an error that could not be corrected "
+    return Defect("memory errors", "the device's memory had an uncorrectable error "
                  "(error 214)", "sudo nvidia-smi --gpu-reset")  # fmt: skip
 
 
@@ -346,7 +348,7 @@ def _no_torch(machine: Inventory) -> Defect | None:
 def _not_for_cuda(machine: Inventory) -> Defect | None:
     if machine.torch.cuda:
         return None
-    what = "ROCm" if machine.torch.hip else "XPU" if machine.torch.xpu else "the CPU alone"
+    what = "ROCm" if machine.torch.hip else "XPU" if machine.torch.xpu else "the CPU only"
     return Defect("torch without CUDA", f"torch {machine.torch.version} was built for {what}",
                  wheel_command(machine))  # fmt: skip
 
@@ -354,12 +356,12 @@ def _not_for_cuda(machine: Inventory) -> Defect | None:
 def _old_driver(machine: Inventory) -> Defect | None:
     """A driver runs programs of its own major version of CUDA, whatever the minor one is."""
     driver, built = machine.driver_cuda, machine.torch.cuda
-    said = "driver on your system is too old" in machine.torch.error
+    is_reported = "driver on your system is too old" in machine.torch.error
     is_older = bool(driver) and _version(driver)[0] < _version(built)[0]
-    if not (said or is_older):
+    if not (is_reported or is_older):
         return None
     return Defect(
-        "old driver", f"torch {machine.torch.version} needs a driver for CUDA {built}, and this "
+        "old driver", f"torch {machine.torch.version} needs a driver for CUDA {built}, but this "
         f"one can run CUDA {driver or 'of an older version'}", wheel_command(machine),
     )  # fmt: skip
 
@@ -389,13 +391,17 @@ def _stub(machine: Inventory) -> Defect | None:
 
 def _not_compiled_for(machine: Inventory) -> Defect | None:
     torch = machine.torch
-    said = "no kernel image" in torch.error
-    capabilities = torch.capabilities or tuple(one.capability for one in machine.gpus)
-    missing = [one for one in capabilities if one and torch.archs and not _covers(torch.archs, one)]
-    if not (said or missing):
+    is_reported = "no kernel image" in torch.error
+    capabilities = torch.capabilities or tuple(gpu.capability for gpu in machine.gpus)
+    missing = [
+        capability
+        for capability in capabilities
+        if capability and torch.archs and not _covers(torch.archs, capability)
+    ]
+    if not (is_reported or missing):
         return None
     which = f"sm_{(missing or list(capabilities) or ['?'])[0].replace('.', '')}"
-    newest = max((_number(one) for one in torch.archs), default=0)
+    newest = max((_number(arch) for arch in torch.archs), default=0)
     is_new = bool(missing) and int(missing[0].replace(".", "")) > newest
     return Defect(
         "not compiled for it",
@@ -406,7 +412,7 @@ def _not_compiled_for(machine: Inventory) -> Defect | None:
 
 
 def _for_device(machine: Inventory, is_new: bool) -> str:
-    """The wheels for CUDA 12.6 have kernels for the oldest devices, those for 13 for the newest."""
+    """Wheels for CUDA 12.6 have kernels for the oldest devices, those for 13 for the newest."""
     if is_new:
         return f"pip install --force-reinstall torch --index-url {_INDEX}/cu130"
     if not machine.torch.cuda.startswith("12.6"):
@@ -415,7 +421,7 @@ def _for_device(machine: Inventory, is_new: bool) -> str:
 
 
 def _covers(archs: tuple[str, ...], capability: str) -> bool:
-    """Kernels of the same major version run, PTX of an older one is compiled when it is loaded."""
+    """Kernels of the same major version run; PTX of an older one is compiled at load time."""
     major, _, minor = capability.partition(".")
     for arch in archs:
         number = _number(arch)
@@ -433,7 +439,7 @@ def _number(arch: str) -> int:
 def _full(machine: Inventory) -> Defect | None:
     if "out of memory" not in machine.torch.error:
         return None
-    return Defect("full", "the memory of the device is taken by others", "paceline ps")
+    return Defect("full", "other processes have taken the memory of the device", "paceline ps")
 
 
 RULES = (
@@ -442,4 +448,4 @@ RULES = (
     _no_compute_in_container, _mig, _no_torch, _not_for_cuda, _import_fails, _old_driver, _hidden,
     _stub, _compute_mode, _fabric, _memory_errors, _not_compiled_for, _full,
 )  # fmt: skip
-"""In the order in which they are asked."""
+"""In the order in which they are checked."""

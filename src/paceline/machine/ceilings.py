@@ -1,14 +1,14 @@
-"""What `paceline probe` has measured of this machine, for whoever plans with it: typed figures.
+"""The results of `paceline probe` for this machine, as typed figures for planning.
 
     paceline probe --- write_machine ---> the file of ceilings ---> read_machine
                                           (system/ceilings.py,       plan, doctor, bench,
                                           section "machine")         partition, collectives
 
-Figures have the names that the probe gives them, whose last word is the unit: ``l1_latency_s``,
-``memory_copy_bytes_per_s``, ``matmul_fp32_op_per_s``, ``loopback_latency_s`` (docs/machine.md lists
-them). They are the best that was seen, and hold for as many cores as there were. Whoever asks for
-one gets None where nobody has measured it, and measures itself, or leaves the sentence out. This
-module must not know how anything is measured.
+A figure's name ends with its unit: ``l1_latency_s``, ``memory_copy_bytes_per_s``,
+``matmul_fp32_op_per_s``, ``loopback_latency_s`` (docs/machine.md lists them). The values are the
+best measured, and hold for the number of cores at that time. A figure that was not measured is
+None; the caller then measures it or leaves it out. This module must not know how anything is
+measured.
 """
 
 import math
@@ -26,13 +26,13 @@ COMMAND = "paceline probe"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCeilings:
-    """The best of each kind that was seen here.
+    """The best measured value of each kind.
 
     Attributes:
         figures: name -> value, in the unit that the name ends with.
-        day: when they were measured.
-        cores: that could be used then.
-        why_not: why there are none, in words.
+        day: date of the measurement.
+        cores: number of usable cores at that time.
+        why_not: why there are no figures.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -41,31 +41,31 @@ class MachineCeilings:
     why_not: str = ""
 
     def get(self, name: str) -> float | None:
-        """A figure, > 0; None: nobody has measured it."""
+        """Return a figure, > 0; None: it was not measured."""
         return self.figures.get(name)
 
     def matmul_op_per_s(self, device: str, number_format: str) -> float | None:
-        """What products of matrices reach on a device (a type, such as "cpu"), in "fp32" ..."""
+        """Return the rate of matrix products by device type ("cpu") and format ("fp32")."""
         return self.get(f"{'' if device == 'cpu' else 'device_'}matmul_{number_format}_op_per_s")
 
     @property
     def source(self) -> str:
-        """Where they are from, for a sentence: ``paceline probe, 2026-11-25``."""
+        """The source, for a sentence: ``paceline probe, 2026-11-25``."""
         return f"{COMMAND}, {self.day}"
 
 
 def read_machine() -> MachineCeilings:
-    """What is known here; without figures where nothing is, or it was measured on other cores."""
+    """Read this machine's figures; none if it was not probed, or with another number of cores."""
     section, why_not = read_ceilings(SECTION)
     if section is None:
-        return MachineCeilings(why_not=why_not or f"nobody has measured this machine: {COMMAND}")
-    damaged = f"{ceilings_path()} holds no figures that can be read: {COMMAND}"
+        return MachineCeilings(why_not=why_not or f"this machine was not probed: run {COMMAND}")
+    damaged = f"{ceilings_path()} holds no figures that can be read: run {COMMAND}"
     if not isinstance(section, dict) or not isinstance(section.get("figures"), dict):
         return MachineCeilings(why_not=damaged)
     if section.get("cores") != num_cores():
         return MachineCeilings(
-            why_not=f"it was measured on {section.get('cores')} cores, and here are {num_cores()}: "
-            f"{COMMAND}"
+            why_not=f"it was probed with {section.get('cores')} cores, and there are now "
+            f"{num_cores()}: run {COMMAND}"
         )
     figures = {
         str(name): float(value) for name, value in section["figures"].items() if _is_figure(value)
@@ -74,7 +74,7 @@ def read_machine() -> MachineCeilings:
 
 
 def read_matmul(device: str, number_format: str, threads: int) -> tuple[float, str]:
-    """What products of matrices reach here, and its source; 0: it is not known for so few threads.
+    """Return the rate of matrix products and its source; 0: unknown for this number of threads.
 
     Args:
         device: "cpu", or the name of another one; number_format: "fp32" ...
@@ -85,7 +85,7 @@ def read_matmul(device: str, number_format: str, threads: int) -> tuple[float, s
 
 
 def write_machine(figures: Mapping[str, float]) -> Path:
-    """Keep these; figures of other names that were measured on as many cores stay.
+    """Store these figures; others that were measured with the same number of cores stay.
 
     Raises:
         FileError: the file cannot be written.

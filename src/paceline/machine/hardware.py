@@ -1,12 +1,12 @@
-"""Accelerators on the buses of this machine, whatever their drivers do, and the drivers' files.
+"""Accelerators on the buses of this machine, with or without a driver, and the drivers' files.
 
-    /sys/bus/pci/devices      maker, class, link, NUMA node, the driver that has taken it
-    /proc/modules, /lib/modules     kernel modules: loaded, or there to be loaded
-    /dev                      files through which a device is used, and whether they may be opened
-    nvidia-smi, ldconfig, dmesg     what the driver says
+    /sys/bus/pci/devices      maker, class, link, NUMA node, bound driver
+    /proc/modules, /lib/modules     kernel modules: loaded or installed
+    /dev                      device files, and whether they can be opened
+    nvidia-smi, ldconfig, dmesg     output of the driver
 
-A graphics core inside of a processor is no accelerator here: it shares the processor's memory, and
-nobody misses it. This module must not know what is wrong.
+An integrated GPU does not count as an accelerator here: it shares the processor's memory. This
+module must not know what is wrong.
 """
 
 import re
@@ -20,7 +20,7 @@ _PCI = "/sys/bus/pci/devices"
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 """GT/s of a lane -> generation of PCIe."""
 _CARD_BYTES = 4 << 30
-"""Memory of its own from which on a Radeon is taken for a card; a core in a processor has less."""
+"""A Radeon with at least this much memory counts as a card; an integrated one has less."""
 _TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 """Google's: v2 and v3, one without a public name, v4, v5p, v5e, v6e, 7x, as jax has them
 (jax-ml/jax 167d72d, jax/_src/hardware_utils.py); its network cards have other numbers."""
@@ -41,7 +41,7 @@ _LIBRARIES = (
 
 
 class Maker(Enum):
-    """Of accelerator, by who makes it reachable."""
+    """Maker of an accelerator, by the software that reaches it."""
 
     NVIDIA = "NVIDIA"
     AMD = "AMD"
@@ -56,9 +56,9 @@ class Card:
     """One accelerator as the bus shows it.
 
     Attributes:
-        driver: that has taken it; empty: none has.
-        generation, most_generation, lanes, most_lanes: of its PCIe link now and at most.
-        numa_node: whose memory is near; None: there is one only, or nobody tells.
+        driver: the driver bound to it; empty: none.
+        generation, most_generation, lanes, most_lanes: of its PCIe link, now and at most.
+        numa_node: the nearest NUMA node; None: there is only one, or it is unknown.
     """
 
     maker: Maker
@@ -74,20 +74,20 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """What stands between a card and a program.
+    """Drivers and environment between a card and a program.
 
     Attributes:
-        loaded: kernel modules, of those that matter.
-        installed: of them, those that could be loaded into this kernel.
-        other_kernels: whether NVIDIA's is there for another kernel.
-        nodes: files under /dev -> whether they may be opened.
-        smi: what nvidia-smi says; None: there is no such command.
-        libcuda: whether a program finds the driver's library.
-        kernel_log: what NVIDIA's module has said there, as far as it may be read.
+        loaded: relevant kernel modules that are loaded.
+        installed: those that could be loaded into this kernel.
+        other_kernels: whether NVIDIA's module is installed for another kernel.
+        nodes: files under /dev -> whether they can be opened.
+        smi: the output of nvidia-smi; None: there is no such command.
+        libcuda: whether programs find the driver's library.
+        kernel_log: lines of NVIDIA's module in the kernel log, if readable.
         nvidia: the version of the loaded module.
-        container: ``docker`` and the like; empty: there is none that shows.
-        windows: 0: none; else which WSL.
-        system: as ``ubuntu``.
+        container: ``docker`` and the like; empty: none detected.
+        windows: version of WSL; 0: none.
+        system: distribution, such as ``ubuntu``.
     """
 
     loaded: frozenset[str]
@@ -105,7 +105,7 @@ class Drivers:
 
 
 def read_cards(source: MachineSource) -> list[Card]:
-    """Every accelerator on the PCI bus; of a Mac its own."""
+    """Return every accelerator on the PCI bus, or a Mac's own."""
     if source.platform == "darwin":
         output = source.run("sysctl", "-n", "machdep.cpu.brand_string")
         name = output.text.strip() if output is not None else ""
@@ -113,20 +113,20 @@ def read_cards(source: MachineSource) -> list[Card]:
         return [Card(maker=Maker.APPLE, slot="", name=name)] if is_apple else []
     cards = []
     for slot in source.names(_PCI):
-        here = f"{_PCI}/{slot}"
-        found = _maker(source, here)
-        if found is not None:
-            cards.append(_card(source, here, slot, *found))
+        folder = f"{_PCI}/{slot}"
+        maker_and_name = _maker(source, folder)
+        if maker_and_name is not None:
+            cards.append(_card(source, folder, slot, *maker_and_name))
     return cards
 
 
-def _maker(source: MachineSource, here: str) -> tuple[Maker, str] | None:
-    vendor, device = source.text(f"{here}/vendor"), source.text(f"{here}/device")
-    family = source.text(f"{here}/class")[:6]
+def _maker(source: MachineSource, folder: str) -> tuple[Maker, str] | None:
+    vendor, device = source.text(f"{folder}/vendor"), source.text(f"{folder}/device")
+    family = source.text(f"{folder}/class")[:6]
     is_screen, is_engine = family.startswith("0x03"), family == "0x1200"
     if vendor == "0x10de" and (is_screen or is_engine):
         return Maker.NVIDIA, ""
-    if vendor == "0x1002" and (family == "0x0380" or is_engine or _is_card(source, here)):
+    if vendor == "0x1002" and (family == "0x0380" or is_engine or _is_card(source, folder)):
         return Maker.AMD, ""
     if vendor == "0x8086" and (is_screen or is_engine) and _ARC.match(device):
         return Maker.INTEL, ""
@@ -139,8 +139,8 @@ def _maker(source: MachineSource, here: str) -> tuple[Maker, str] | None:
 
 
 def _is_card(source: MachineSource, here: str) -> bool:
-    told = source.text(f"{here}/mem_info_vram_total")
-    return told.isdigit() and int(told) >= _CARD_BYTES
+    memory = source.text(f"{here}/mem_info_vram_total")
+    return memory.isdigit() and int(memory) >= _CARD_BYTES
 
 
 def _card(source: MachineSource, here: str, slot: str, maker: Maker, name: str) -> Card:
@@ -166,7 +166,7 @@ def _lanes(width: str) -> int | None:
 
 
 def read_drivers(source: MachineSource) -> Drivers:
-    """As far as it is told; nothing is asked of a driver where there is none."""
+    """Read the state of the drivers."""
     words = source.text("/proc/version").split()  # Linux version NUMBER ...
     kernel = words[2] if len(words) > 2 else ""
     loaded = {line.split()[0] for line in source.text("/proc/modules").splitlines()}
@@ -177,10 +177,10 @@ def read_drivers(source: MachineSource) -> Drivers:
     log = source.run("dmesg")
     return Drivers(
         loaded=frozenset(loaded & {*_MODULES}),
-        installed=frozenset(one for one in _MODULES if _is_installed(source, kernel, one)),
+        installed=frozenset(module for module in _MODULES if _is_installed(source, kernel, module)),
         other_kernels=any(
-            _is_installed(source, one, "nvidia")
-            for one in source.names("/lib/modules") if one != kernel
+            _is_installed(source, version, "nvidia")
+            for version in source.names("/lib/modules") if version != kernel
         ) or bool(source.names("/var/lib/dkms/nvidia")),
         nodes=_nodes(source), smi=source.run(*SUMMARY),
         libcuda=_has_libcuda(source, libraries.text if libraries is not None else ""),
@@ -211,8 +211,10 @@ def _nodes(source: MachineSource) -> dict[str, bool]:
 
 def _has_libcuda(source: MachineSource, libraries: str) -> bool:
     folders = [*source.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/lib/wsl/lib"]
-    there = [one for one in (*folders, *_LIBRARIES) if one and "stubs" not in one]
-    return "libcuda.so.1" in libraries or any(source.exists(f"{one}/libcuda.so.1") for one in there)
+    candidates = [folder for folder in (*folders, *_LIBRARIES) if folder and "stubs" not in folder]
+    return "libcuda.so.1" in libraries or any(
+        source.exists(f"{folder}/libcuda.so.1") for folder in candidates
+    )
 
 
 def _container(source: MachineSource) -> str:

@@ -1,4 +1,4 @@
-"""All that is known of a machine, as one value, and its JSON. This module must not know causes."""
+"""Everything known about a machine as one value, and its JSON. This module must not know causes."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _VARIABLES = (
     "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "PJRT_DEVICE", "LD_LIBRARY_PATH",
     "CUDA_LAUNCH_BLOCKING", "PYTORCH_NVML_BASED_CUDA_CHECK", "OMP_NUM_THREADS",
 )  # fmt: skip
-"""Of the environment, that change which devices a program finds, or how it uses them."""
+"""Environment variables that change which devices a program finds or how it uses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class Inventory:
     """One machine.
 
     Attributes:
-        gpus: what NVIDIA's driver shows; ``cards`` has what is on the bus.
+        gpus: devices that NVIDIA's driver shows; ``cards`` are those on the bus.
         driver_cuda: the newest CUDA that NVIDIA's driver can run.
-        variables: of the environment, those that matter and are set.
-        translated: whether an Apple runs this Python as one for Intel.
+        variables: the environment variables that matter and are set.
+        translated: whether an Apple runs an Intel build of Python through Rosetta.
     """
 
     processor: Processor
@@ -45,20 +45,20 @@ class Inventory:
     translated: bool = False
 
     def has(self, maker: Maker) -> bool:
-        """Whether such an accelerator is here, by the bus, its driver's files, or its driver."""
+        """Whether the bus, the driver's files or the driver show an accelerator of this maker."""
         nodes = self.drivers.nodes
-        if maker is Maker.NVIDIA and (self.gpus or any(_is_nvidia(one) for one in nodes)):
+        if maker is Maker.NVIDIA and (self.gpus or any(_is_nvidia(node) for node in nodes)):
             return True
         if maker is Maker.NVIDIA and self.drivers.windows == 2 and "/dev/dxg" in nodes:
             return self.drivers.libcuda or self.drivers.smi is not None
-        if maker is Maker.TPU and any("/accel" in one for one in nodes):
+        if maker is Maker.TPU and any("/accel" in node for node in nodes):
             return True
-        return any(one.maker is maker for one in self.cards)
+        return any(card.maker is maker for card in self.cards)
 
     @property
     def has_accelerator(self) -> bool:
-        """Whether one is here that torch could compute on."""
-        return any(self.has(one) for one in Maker if one is not Maker.OTHER)
+        """Whether there is an accelerator that torch could use."""
+        return any(self.has(maker) for maker in Maker if maker is not Maker.OTHER)
 
     def to_json(self) -> dict[str, object]:
         """Its fields (docs/json.md)."""
@@ -69,7 +69,7 @@ class Inventory:
 
 
 def read_inventory(source: MachineSource) -> Inventory:
-    """Everything, in a second; where an accelerator may be, torch is started, in a few more."""
+    """Read everything in a second; if there may be an accelerator, ask torch, a few more."""
     cards = tuple(read_cards(source))
     drivers = read_drivers(source)
     may_be = (
@@ -102,13 +102,13 @@ def _is_nvidia(node: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Convert a value to JSON types."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):
         return sorted(value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value

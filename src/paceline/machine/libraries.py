@@ -1,8 +1,8 @@
-"""Python, torch as it was built and as it runs here, and the libraries below it.
+"""Python, the build of torch, what torch finds here, and the libraries below it.
 
-What torch was built for stands in a file of the package, which is read and not imported; that takes
-a moment. What it finds here it must say itself, in a process of its own, since a broken driver may
-crash or hang whoever asks: it is asked only where an accelerator may be. This module must not know
+The build of torch is read from a file of the package without an import, which is fast. What torch
+finds here it has to report itself, in a separate process, since a broken driver may crash or hang
+the process that asks; that is done only if there may be an accelerator. This module must not know
 what is wrong.
 """
 
@@ -59,16 +59,16 @@ _NVIDIA = ("cu13", "cu12", "cu11")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
-    """As it was built, and as it says of itself.
+    """The build of torch, and what it reports.
 
     Attributes:
-        version: empty: it is not installed.
-        cuda, hip, xpu: of the toolkit that it was built with; empty: without.
+        version: empty: torch is not installed.
+        cuda, hip, xpu: version of the toolkit it was built with; empty: none.
         xla: the version of torch-xla.
         was_asked: whether torch itself was started.
-        is_available, computes: whether it finds an accelerator; whether a product on it was right.
-        archs: for which its kernels were compiled, as ``sm_90``.
-        error: what it raised, or warned of, where it could not.
+        is_available, computes: whether it finds an accelerator; whether a product on it is right.
+        archs: architectures of its kernels, such as ``sm_90``.
+        error: its error or warning, if it cannot use an accelerator.
     """
 
     version: str = ""
@@ -90,10 +90,10 @@ class Torch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Libraries:
-    """What a bug report asks for.
+    """Versions for a bug report.
 
     Attributes:
-        packages: name -> version, of those that are here.
+        packages: name -> version of the installed packages.
     """
 
     python: str
@@ -111,7 +111,7 @@ _PACKAGES = (
 
 
 def read_torch(source: MachineSource, ask: bool) -> Torch:
-    """What it was built for; with ``ask`` also what it finds."""
+    """Read the build of torch; with ``ask`` also what it finds here."""
     built = {name: value.strip("'\" ") for name, value in _BUILT.findall(
         source.package_text("torch", "torch/version.py")
     )}  # fmt: skip
@@ -122,44 +122,44 @@ def read_torch(source: MachineSource, ask: bool) -> Torch:
         "hip": built.get("hip", ""), "xpu": built.get("xpu", ""),
         "xla": source.package("torch-xla"),
     }  # fmt: skip
-    said = _ask(source) if ask and version else None
-    if said is None:
+    report = _ask(source) if ask and version else None
+    if report is None:
         return Torch(**torch)
-    warned = [str(one) for one in said.get("warnings", ()) if "CUDA" in str(one)]
+    warned = [str(warning) for warning in report.get("warnings", ()) if "CUDA" in str(warning)]
     return Torch(
-        **torch, was_asked=True, is_available=bool(said.get("available")),
-        computes=bool(said.get("computes")), kind=str(said.get("kind", "")),
-        count=int(said.get("count", 0)), names=tuple(said.get("names", ())),
-        capabilities=tuple(said.get("capabilities", ())), archs=tuple(said.get("archs", ())),
-        import_error=str(said.get("import_error", "")),
-        error=str(said.get("error", "") or "; ".join(warned)),
+        **torch, was_asked=True, is_available=bool(report.get("available")),
+        computes=bool(report.get("computes")), kind=str(report.get("kind", "")),
+        count=int(report.get("count", 0)), names=tuple(report.get("names", ())),
+        capabilities=tuple(report.get("capabilities", ())), archs=tuple(report.get("archs", ())),
+        import_error=str(report.get("import_error", "")),
+        error=str(report.get("error", "") or "; ".join(warned)),
     )  # fmt: skip
 
 
 def _ask(source: MachineSource) -> dict[str, Any] | None:
-    """What torch said; None: it cannot be asked."""
+    """Return torch's report; None: it cannot be run."""
     output = source.run(sys.executable, "-c", ASK, most_s=_MOST_S)
     if output is None:
         return None
     last = output.text.strip().splitlines()[-1:] or [""]
     try:
-        said = json.loads(last[0])
-        return said if isinstance(said, dict) else None
+        report = json.loads(last[0])
+        return report if isinstance(report, dict) else None
     except ValueError:
         if output.code == -1:
             return {"error": f"torch did not answer in {_MOST_S:.0f} s: a driver hangs, or the "
-                    "machine is too busy to tell"}  # fmt: skip
+                    "machine is too busy"}  # fmt: skip
         return {"error": f"torch ended with {output.code}: {output.text.strip()[-300:]}"}
 
 
 def read_libraries(source: MachineSource) -> Libraries:
-    """Versions, from packages where they are some: CUDA's come with torch."""
+    """Read the versions, from packages where possible: CUDA's libraries come with torch."""
     compiler = source.run("nvcc", "--version")
     match = re.search(r"release ([\d.]+)", compiler.text if compiler is not None else "")
     return Libraries(
         python=platform.python_version(), system=platform.platform(),
         nvcc=match[1] if match else "",
-        cudnn=next(filter(None, (source.package(f"nvidia-cudnn-{one}") for one in _NVIDIA)), ""),
-        nccl=next(filter(None, (source.package(f"nvidia-nccl-{one}") for one in _NVIDIA)), ""),
+        cudnn=next(filter(None, (source.package(f"nvidia-cudnn-{cuda}") for cuda in _NVIDIA)), ""),
+        nccl=next(filter(None, (source.package(f"nvidia-nccl-{cuda}") for cuda in _NVIDIA)), ""),
         packages={name: version for name in _PACKAGES if (version := source.package(name))},
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What ``paceline env`` prints: the verdict first, then what the machine is.
 
-What a bug report needs is all of it. This module must not know how facts are read.
+A bug report needs all of it. This module must not know how facts are read.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ _WIDTH = 13
 
 
 def render(machine: Inventory, verdict: Usability) -> list[str]:
-    """In lines."""
+    """Return the lines of the report."""
     return [
         *_verdict(machine, verdict),
-        *(f"{name + ':':<{_WIDTH}}{said}" for name, said in _rows(machine) if said),
+        *(f"{name + ':':<{_WIDTH}}{text}" for name, text in _rows(machine) if text),
     ]
 
 
@@ -32,7 +32,7 @@ def _verdict(machine: Inventory, verdict: Usability) -> Iterator[str]:
         names = ", ".join(dict.fromkeys(torch.names)) or torch.kind
         yield f"torch computes on {torch.count} x {names} ({torch.kind})"
     else:
-        yield "no accelerator is here: Paceline trains on the processor"
+        yield "there is no accelerator: Paceline trains on the CPU"
     yield from verdict.notes
     yield ""
 
@@ -49,9 +49,11 @@ def _rows(machine: Inventory) -> Iterator[tuple[str, str]]:
 def _processor(cpu: Processor) -> Iterator[tuple[str, str]]:
     yield "processor", cpu.name
     yield "cores", _cores(cpu)
-    caches = [f"{one.kind} {one.count} x {format_bytes(one.num_bytes)}" for one in cpu.caches]
+    caches = [
+        f"{cache.kind} {cache.count} x {format_bytes(cache.num_bytes)}" for cache in cpu.caches
+    ]
     yield "caches", ", ".join(caches)
-    bits = f"{cpu.vector_bits} bits" if cpu.vector_bits else "width not told"
+    bits = f"{cpu.vector_bits} bits" if cpu.vector_bits else "width unknown"
     yield "vectors", ", ".join([bits, *cpu.matrices])
     yield "memory", _memory(cpu)
     for node in cpu.nodes if len(cpu.nodes) > 1 else ():
@@ -61,7 +63,7 @@ def _processor(cpu: Processor) -> Iterator[tuple[str, str]]:
 
 
 def _devices(machine: Inventory) -> Iterator[tuple[str, str]]:
-    nodes = {one.slot: _near(one) for one in machine.cards}
+    nodes = {card.slot: _near(card) for card in machine.cards}
     for gpu in machine.gpus:
         yield "device", _gpu(gpu) + nodes.pop(gpu.slot, "")
     for card in machine.cards:
@@ -69,7 +71,7 @@ def _devices(machine: Inventory) -> Iterator[tuple[str, str]]:
             yield "card", _card(card) + _near(card)
     if machine.drivers.nvidia or machine.driver_cuda:
         version = machine.drivers.nvidia or "of an unknown version"
-        yield "driver", f"NVIDIA {version}, for CUDA up to {machine.driver_cuda or 'not told'}"
+        yield "driver", f"NVIDIA {version}, for CUDA up to {machine.driver_cuda or 'unknown'}"
 
 
 def _software(machine: Inventory) -> Iterator[tuple[str, str]]:
@@ -81,29 +83,29 @@ def _software(machine: Inventory) -> Iterator[tuple[str, str]]:
     )  # fmt: skip
     yield "libraries", ", ".join(f"{name} {version}" for name, version in below if version)
     packages = [f"{name} {version}" for name, version in libraries.packages.items()]
-    yield "packages", ", ".join(one for one in packages if not one.startswith("torch "))
+    yield "packages", ", ".join(package for package in packages if not package.startswith("torch "))
     yield "Python", f"{libraries.python}, {libraries.system}"
     if drivers.container or drivers.windows:
-        yield "inside of", drivers.container or f"WSL {drivers.windows}"
+        yield "inside", drivers.container or f"WSL {drivers.windows}"
     yield "environment", " ".join(f"{name}={text}" for name, text in machine.variables.items())
 
 
 def _cores(cpu: Processor) -> str:
     if cpu.cores is None:
-        said = f"{cpu.threads} threads"
+        text = f"{cpu.threads} threads"
     else:
         each = cpu.threads // cpu.cores if cpu.cores else 1
         hyper = f"{each} hyper-threads each" if each > 1 else "no hyper-threads"
-        said = f"{cpu.cores} in {cpu.sockets or 1} socket{'s' * ((cpu.sockets or 1) != 1)}, {hyper}"
-    used = f", {cpu.usable_cores} usable here" if cpu.usable_cores != cpu.threads else ""
-    return said + used + (f", governor {cpu.governor}" if cpu.governor else "")
+        text = f"{cpu.cores} in {cpu.sockets or 1} socket{'s' * ((cpu.sockets or 1) != 1)}, {hyper}"
+    usable = f", {cpu.usable_cores} usable here" if cpu.usable_cores != cpu.threads else ""
+    return text + usable + (f", governor {cpu.governor}" if cpu.governor else "")
 
 
 def _memory(cpu: Processor) -> str:
-    size = format_bytes(cpu.memory_bytes) if cpu.memory_bytes else "not told"
+    size = format_bytes(cpu.memory_bytes) if cpu.memory_bytes else "unknown size"
     if cpu.memory_modules is None:
-        return f"{size}; its channels are told to root alone, or to nobody in a virtual machine"
-    channels = f"{cpu.memory_channels} channels" if cpu.memory_channels else "channels not told"
+        return f"{size}; channels unknown (they need root, and a virtual machine has none)"
+    channels = f"{cpu.memory_channels} channels" if cpu.memory_channels else "unknown channels"
     return f"{size}, {cpu.memory_modules} modules in {channels}"
 
 
@@ -134,11 +136,11 @@ def _near(card: Card) -> str:
 
 def _link(generation: int | None, most: int | None, lanes: int | None, width: int | None) -> str:
     if generation is None and lanes is None:
-        return "PCIe not told"
-    said = f"PCIe {generation or '?'} x{lanes or '?'}"
+        return "PCIe unknown"
+    text = f"PCIe {generation or '?'} x{lanes or '?'}"
     if (most or 0) > (generation or 0) or (width or 0) > (lanes or 0):
-        said += f" (of {most or '?'} x{width or '?'}; an idle device saves power)"
-    return said
+        text += f" (of {most or '?'} x{width or '?'}; an idle device saves power)"
+    return text
 
 
 def _torch(machine: Inventory) -> str:

@@ -1,8 +1,8 @@
-"""What nvidia-smi tells of devices, their links, and who computes on them.
+"""Devices, their links and the processes on them, from nvidia-smi.
 
-Its words for what it cannot tell (``[N/A]``, ``[Not Supported]``, ``[Insufficient Permissions]``)
-become None or 0; what else it says is kept, since that is where causes are named
-(`causes_nvidia.py`). This module must not know which of them is one.
+Its words for missing values (``[N/A]``, ``[Not Supported]``, ``[Insufficient Permissions]``) become
+None or 0; its other text is kept, since it names causes (`causes_nvidia.py`). This module must not
+know which text is a cause.
 """
 
 import re
@@ -35,10 +35,10 @@ class Gpu:
 
     Attributes:
         utilization: share of the time in which a kernel ran, 0 to 1.
-        minor: the number in /dev/nvidia<minor>; ``index`` where it is not known.
+        minor: the number in /dev/nvidia<minor>; ``index`` if unknown.
         generation, most_generation: of PCIe; an idle device lowers the first to save power.
-        nvlinks, nvlink_bytes_per_s: its links to other devices, and what they carry one way in all.
-        capability: as ``9.0``.
+        nvlinks, nvlink_bytes_per_s: its links to other devices, and their total rate one way.
+        capability: such as ``9.0``.
     """
 
     index: int
@@ -62,9 +62,9 @@ class Gpu:
 
 
 def read_gpus(source: MachineSource) -> list[Gpu]:
-    """Every device that the driver shows; none where it cannot be asked."""
+    """Return every device that the driver shows; none if the driver does not answer."""
     summary = source.run(*SUMMARY)
-    if summary is None or not summary.is_good:  # who hangs once would hang again
+    if summary is None or not summary.is_good:  # a driver that hangs once would hang again
         return []
     output = source.run(*QUERY)
     if output is None or not output.is_good:
@@ -76,20 +76,20 @@ def read_gpus(source: MachineSource) -> list[Gpu]:
 
 
 def read_apps(source: MachineSource) -> list[tuple[int, str, int]]:
-    """(process, device's uuid, bytes) of who computes; numbers are those of the driver's host."""
+    """Return (process, device UUID, bytes) of each process; numbers are those of the host."""
     output = source.run(*APPS)
     if output is None or not output.is_good:
         return []
-    found = []
+    apps = []
     for line in output.text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 3 and cells[0].isdigit():
-            found.append((int(cells[0]), cells[1], _mebibytes(cells[2])))
-    return found
+            apps.append((int(cells[0]), cells[1], _mebibytes(cells[2])))
+    return apps
 
 
 def driver_cuda(source: MachineSource) -> str:
-    """The newest CUDA that the driver can run, as ``12.8``; empty: it does not tell."""
+    """Return the newest CUDA that the driver can run, such as ``12.8``; empty: unknown."""
     output = source.run(*SUMMARY)
     match = _CUDA.search(output.text) if output is not None else None
     return match[1] if match else ""
@@ -124,16 +124,16 @@ def _linked(gpu: Gpu, speeds: list[float]) -> Gpu:
 
 
 def _nvlinks(source: MachineSource) -> dict[int, list[float]]:
-    """Device -> GB/s of each of its links that is up."""
+    """Return device -> GB/s of each of its active links."""
     output = source.run(*NVLINK)
-    found: dict[int, list[float]] = {}
-    here = -1
+    links: dict[int, list[float]] = {}
+    index = -1
     for match in _LANES.finditer(output.text if output is not None and output.is_good else ""):
         if match[1] is not None:
-            here = int(match[1])
+            index = int(match[1])
         else:
-            found.setdefault(here, []).append(float(match[2]))
-    return found
+            links.setdefault(index, []).append(float(match[2]))
+    return links
 
 
 def _mebibytes(cell: str) -> int:

@@ -1,11 +1,11 @@
 """The processor and its memory, as the kernel describes them.
 
-    /proc/cpuinfo                    its maker's name, its vector and matrix instructions
+    /proc/cpuinfo                    model name, vector and matrix instructions
     /sys/devices/system/cpu          cores, threads on each, caches
-    /sys/devices/system/node         NUMA nodes, how far they are from each other
+    /sys/devices/system/node         NUMA nodes and their distances
     /sys/devices/system/edac         memory controllers; else dmidecode, which needs root
 
-What is not told is None or empty, never guessed. This module must not know what it is good for.
+An unknown value is None or empty, never guessed. This module must not know what it is good for.
 """
 
 import contextlib
@@ -54,14 +54,14 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """All of a machine's.
+    """All processors of a machine.
 
     Attributes:
-        cores, threads, sockets: of the machine, where it tells; a core has one thread or several.
-        usable_cores: that this process may use, by affinity and control group.
-        vector_bits: of the widest registers.
+        cores, threads, sockets: of the machine, if known; a core has one thread or several.
+        usable_cores: those that affinity and control group allow this process.
+        vector_bits: width of the widest registers.
         matrices: instructions for matrices and short number formats.
-        memory_channels, memory_modules: None: only root is told, or nobody.
+        memory_channels, memory_modules: None: unknown, or visible only to root.
     """
 
     name: str
@@ -80,14 +80,14 @@ class Processor:
 
 
 def read_processor(source: MachineSource) -> Processor:
-    """As far as it is told."""
+    """Read the processor, as far as the system describes it."""
     info = source.text("/proc/cpuinfo")
     flags = {*_row(info, "flags").split(), *_row(info, "Features").split()}
     numbers = _span(source.text(f"{_CPU}/online")) or _counted(info)
     places = {
-        (source.text(f"{_CPU}/cpu{one}/topology/physical_package_id"),
-         source.text(f"{_CPU}/cpu{one}/topology/core_id"))
-        for one in numbers
+        (source.text(f"{_CPU}/cpu{number}/topology/physical_package_id"),
+         source.text(f"{_CPU}/cpu{number}/topology/core_id"))
+        for number in numbers
     }  # fmt: skip
     is_told = all(package and core for package, core in places) and bool(places)
     channels, modules = _memory_layout(source)
@@ -98,7 +98,7 @@ def read_processor(source: MachineSource) -> Processor:
         sockets=len({package for package, _ in places}) if is_told else None,
         usable_cores=num_cores(source.root / "sys/fs/cgroup"),
         caches=_caches(source, numbers), vector_bits=_vector_bits(source, flags),
-        matrices=tuple(one for one in _MATRICES if one in flags),
+        matrices=tuple(instruction for instruction in _MATRICES if instruction in flags),
         nodes=_nodes(source), memory_bytes=_kibibytes(source.text("/proc/meminfo"), "MemTotal"),
         memory_channels=channels, memory_modules=modules,
         governor=source.text(f"{_CPU}/cpu0/cpufreq/scaling_governor"),
@@ -107,32 +107,32 @@ def read_processor(source: MachineSource) -> Processor:
 
 def _vector_bits(source: MachineSource, flags: set[str]) -> int | None:
     if "sve" in flags:
-        told = source.text("/proc/sys/abi/sve_default_vector_length")
-        if told.isdigit():
-            return int(told) * 8
+        length = source.text("/proc/sys/abi/sve_default_vector_length")
+        if length.isdigit():
+            return int(length) * 8
     return next((bits for flag, bits in _WIDTHS if flag in flags), None)
 
 
 def _caches(source: MachineSource, numbers: list[int]) -> tuple[Cache, ...]:
-    found: dict[str, tuple[int, set[str]]] = {}
+    caches: dict[str, tuple[int, set[str]]] = {}
     for number in numbers:
         folder = f"{_CPU}/cpu{number}/cache"
         for index in source.names(folder):
-            here = f"{folder}/{index}"
-            size = _bytes(source.text(f"{here}/size"))
+            cache = f"{folder}/{index}"
+            size = _bytes(source.text(f"{cache}/size"))
             if not index.startswith("index") or size is None:
                 continue
-            letter = {"Data": "d", "Instruction": "i"}.get(source.text(f"{here}/type"), "")
-            kind = f"L{source.text(f'{here}/level')}{letter}"
-            found.setdefault(kind, (size, set()))[1].add(source.text(f"{here}/shared_cpu_list"))
+            letter = {"Data": "d", "Instruction": "i"}.get(source.text(f"{cache}/type"), "")
+            kind = f"L{source.text(f'{cache}/level')}{letter}"
+            caches.setdefault(kind, (size, set()))[1].add(source.text(f"{cache}/shared_cpu_list"))
     return tuple(
         Cache(kind=kind, num_bytes=size, count=len(shared))
-        for kind, (size, shared) in sorted(found.items())
+        for kind, (size, shared) in sorted(caches.items())
     )
 
 
 def _nodes(source: MachineSource) -> tuple[NumaNode, ...]:
-    names = [one for one in source.names(_NODE) if re.fullmatch(r"node\d+", one)]
+    names = [name for name in source.names(_NODE) if re.fullmatch(r"node\d+", name)]
     return tuple(
         NumaNode(
             number=int(name[4:]), cores=source.text(f"{_NODE}/{name}/cpulist"),
@@ -140,8 +140,8 @@ def _nodes(source: MachineSource) -> tuple[NumaNode, ...]:
                 source.text(f"{_NODE}/{name}/meminfo").replace(f"Node {name[4:]} ", ""), "MemTotal"
             ),
             distances=tuple(
-                int(one) for one in source.text(f"{_NODE}/{name}/distance").split()
-                if one.isdigit()
+                int(distance) for distance in source.text(f"{_NODE}/{name}/distance").split()
+                if distance.isdigit()
             ),
         )
         for name in names
@@ -149,7 +149,7 @@ def _nodes(source: MachineSource) -> tuple[NumaNode, ...]:
 
 
 def _memory_layout(source: MachineSource) -> tuple[int | None, int | None]:
-    """Channels and modules that are in use."""
+    """Return the numbers of memory channels and modules in use."""
     folder = "/sys/devices/system/edac/mc"
     channels, modules = set(), 0
     for controller in source.names(folder):
@@ -176,33 +176,33 @@ def _memory_of_firmware(source: MachineSource) -> tuple[int | None, int | None]:
         bank = re.search(r"(?:CHANNEL|Channel)[ _-]?([A-Z0-9])", device)
         slot = re.search(r"^\s*Locator: .*?DIMM[ _]?([A-Z])\d", device, re.MULTILINE)
         package = re.search(r"\b(?:P|CPU|NODE) ?(\d)", device)
-        if found := bank or slot:
-            channels.add((package[1] if package else "", found[1]))
+        if channel := bank or slot:
+            channels.add((package[1] if package else "", channel[1]))
     return len(channels) or None, modules or None
 
 
 def _row(text: str, name: str) -> str:
-    """The value of the first row of this name."""
+    """Return the value of the first row with this name."""
     match = re.search(rf"^{re.escape(name)}\s*:\s*(.*)$", text, re.MULTILINE)
     return match[1].strip() if match else ""
 
 
 def _counted(info: str) -> list[int]:
-    return [int(one) for one in re.findall(r"^processor\s*:\s*(\d+)", info, re.MULTILINE)]
+    return [int(number) for number in re.findall(r"^processor\s*:\s*(\d+)", info, re.MULTILINE)]
 
 
 def _span(text: str) -> list[int]:
-    """``0-3,8`` as numbers."""
-    found: list[int] = []
+    """Parse ``0-3,8`` into numbers."""
+    numbers: list[int] = []
     with contextlib.suppress(ValueError):
         for part in filter(None, text.split(",")):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
-    return found
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _bytes(text: str) -> int | None:
-    """``1024K``."""
+    """Parse a size such as ``1024K``."""
     match = re.fullmatch(r"(\d+)([KMG]?)", text)
     return int(match[1]) * _UNITS.get(match[2], 1) if match else None
 

@@ -1,8 +1,8 @@
-"""Where facts of a machine are read: files below a root, outputs of commands, the environment.
+"""The source of facts about a machine: files below a root, outputs of commands, the environment.
 
-A recorded machine is another root with recorded outputs (tests/support/machines.py), so whatever
-is read or concluded is the same for it. Nothing here raises: what cannot be read is empty, and why
-is kept where somebody may ask. This module must not know what anything means.
+A recorded machine is another root with recorded outputs (tests/support/machines.py), read by the
+same code. Nothing here raises: a value that cannot be read is empty. This module must not know what
+anything means.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MOST_S = 30.0
-"""A driver that hangs answers never."""
+"""A hanging driver never answers."""
 _MOST_LINES = 20_000
 _MOST_BYTES = 1 << 20
-"""Of a file; the kernel's own refuse to be read in pieces of 4 MiB."""
+"""Limit for a file; the kernel's files cannot be read in pieces of 4 MiB."""
 
 
 class CommandOutput(NamedTuple):
-    """What a command has answered.
+    """The output of a command.
 
     Attributes:
-        code: of its exit; -1: it has not ended in time.
-        text: standard output and error, in their order.
+        code: exit code; -1: it timed out.
+        text: standard output and error, in order.
     """
 
     code: int
@@ -33,7 +33,7 @@ class CommandOutput(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether it did what it was asked for."""
+        """Whether the command succeeded."""
         return self.code == 0
 
 
@@ -52,7 +52,7 @@ class MachineSource:
         self._outputs: dict[tuple[str, ...], CommandOutput | None] = {}
 
     def text(self, path: str) -> str:
-        """Of a file, without the space at its ends; empty: it is not there, or may not be read."""
+        """Return a file's text, stripped; empty: it is missing or cannot be read."""
         try:
             with open(self._at(path), "rb") as file:
                 return file.read(_MOST_BYTES).decode(errors="replace").strip("\0 \n\t")
@@ -60,19 +60,19 @@ class MachineSource:
             return ""
 
     def link(self, path: str) -> str:
-        """The last part of what a link leads to; empty: it is none."""
+        """Return the last part of a link's target; empty: it is not a link."""
         try:
             return os.path.basename(os.readlink(self._at(path)))
         except OSError:
             return ""
 
     def names(self, folder: str) -> list[str]:
-        """Of a folder, sorted as numbers where they are some."""
+        """Return the names in a folder, sorted naturally for numbers."""
         try:
-            found = os.listdir(self._at(folder))
+            entries = os.listdir(self._at(folder))
         except OSError:
             return []
-        return sorted(found, key=lambda one: (len(one), one))
+        return sorted(entries, key=lambda name: (len(name), name))
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file, folder or device."""
@@ -87,30 +87,30 @@ class MachineSource:
         return True
 
     def run(self, *command: str, most_s: float = _MOST_S) -> CommandOutput | None:
-        """What this command answers, asked once; None: there is no such command."""
+        """Return a command's output, run once; None: there is no such command."""
         if command not in self._outputs:
             self._outputs[command] = self._run(command, most_s)
         return self._outputs[command]
 
     def _run(self, command: Sequence[str], most_s: float) -> CommandOutput | None:
         try:
-            begun = subprocess.Popen(
+            process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 errors="replace", stdin=subprocess.DEVNULL, env={**self.environ, "LC_ALL": "C"},
             )  # fmt: skip
         except OSError:
             return None
         try:
-            text, _ = begun.communicate(timeout=most_s)
+            text, _ = process.communicate(timeout=most_s)
         except subprocess.TimeoutExpired:
-            begun.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver holds it in the kernel
-                begun.communicate(timeout=1.0)
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+                process.communicate(timeout=1.0)
             return CommandOutput(-1, "")
-        return CommandOutput(begun.returncode, "\n".join(text.splitlines()[:_MOST_LINES]))
+        return CommandOutput(process.returncode, "\n".join(text.splitlines()[:_MOST_LINES]))
 
     def package(self, name: str) -> str:
-        """The version of a package that is here, without importing it; empty: it is not."""
+        """Return an installed package's version without importing it; empty: not installed."""
         from importlib import metadata
 
         try:
@@ -119,7 +119,7 @@ class MachineSource:
             return ""
 
     def package_text(self, name: str, file: str) -> str:
-        """Of a file in a package, which is not imported; empty: it is not there."""
+        """Return a file's text from a package without importing it; empty: it is missing."""
         from importlib import metadata
 
         with contextlib.suppress(metadata.PackageNotFoundError, OSError):

@@ -3,9 +3,8 @@
     folder -> /proc/self/mountinfo: file system, number of the device
            -> /sys/dev/block/NUMBER: the disk of that partition; does it rotate?
 
-A file system of another machine, or of a container's layers, has no disk here, and is said to be
-that. A virtual disk says of itself what its host has told it. This module must not know what lies
-there.
+A network file system or a container's overlay has no disk here, and is reported as such. A virtual
+disk reports what its host configured. This module must not know what lies there.
 """
 
 import os
@@ -19,11 +18,11 @@ _NETWORKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Of one folder.
+    """The disk of one folder.
 
     Attributes:
         kind: for people: ``SSD (NVMe)``, ``hard disk``, ``memory``, ...
-        name: as the kernel calls it; empty: there is none here.
+        name: the kernel's device name; empty: there is no local disk.
     """
 
     folder: str
@@ -34,7 +33,7 @@ class Disk:
 
 
 def read_disk(source: MachineSource, folder: str) -> Disk:
-    """The disk below this folder."""
+    """Return the disk that this folder lies on."""
     number, file_system = _mount(source, folder)
     name = _whole(source, source.link(f"/sys/dev/block/{number}"))
     return Disk(
@@ -45,14 +44,14 @@ def read_disk(source: MachineSource, folder: str) -> Disk:
 
 
 def _mount(source: MachineSource, folder: str) -> tuple[str, str]:
-    """(major:minor, file system) of the mount point that is nearest above it."""
+    """Return (major:minor, file system) of the nearest mount point above the folder."""
     best = ("", "", "")
     for line in source.text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         words = before.split()
         if len(words) < 5 or not after:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
         inside = folder == point or folder.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best[0]):
             best = (point, words[2], after.split()[0])
@@ -60,10 +59,10 @@ def _mount(source: MachineSource, folder: str) -> tuple[str, str]:
 
 
 def _whole(source: MachineSource, name: str) -> str:
-    """The disk that a partition is of."""
+    """Return the disk of a partition."""
     if not name or source.exists(f"/sys/block/{name}"):
         return name
-    disks = [one for one in source.names("/sys/block") if name.startswith(one)]
+    disks = [disk for disk in source.names("/sys/block") if name.startswith(disk)]
     return max(disks, key=len, default=name)
 
 
@@ -73,19 +72,19 @@ def _kind(source: MachineSource, file_system: str, name: str) -> str:
     if file_system in _NETWORKS or file_system.startswith("fuse."):
         return f"network or foreign file system ({file_system})"
     if file_system == "overlay":
-        return "layers of a container, on a disk that is not told"
+        return "container overlay, on an unknown disk"
     rotates = source.text(f"/sys/block/{name}/queue/rotational") if name else ""
     if not rotates:
-        return "not told"
+        return "unknown"
     if re.match(r"(vd|xvd)", name):
-        return f"virtual disk, {'rotating' if rotates == '1' else 'not rotating'} by its own word"
+        return f"virtual disk, {'rotating' if rotates == '1' else 'not rotating'} as reported"
     if name.startswith("nvme"):
         return "SSD (NVMe)"
     return "hard disk" if rotates == "1" else "SSD"
 
 
 def folders_of_interest() -> list[str]:
-    """Where a run here writes, and where temporary files go."""
+    """Return the folders that a run here writes to: the current one and the temporary one."""
     import tempfile
 
-    return list(dict.fromkeys(os.path.realpath(one) for one in (".", tempfile.gettempdir())))
+    return list(dict.fromkeys(os.path.realpath(folder) for folder in (".", tempfile.gettempdir())))

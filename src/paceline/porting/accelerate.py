@@ -38,10 +38,10 @@ _RENAMED = {
 }  # fmt: skip
 _REMOVED = ("wait_for_everyone", "end_training", "init_trackers", "free_memory")
 _REMEDIES = {
-    "save_state": "checkpoints are written by themselves (--checkpoint-every, --resume)",
-    "load_state": "a run goes on by paceline launch --resume RUN",
+    "save_state": "checkpoints are written automatically (--checkpoint-every, --resume)",
+    "load_state": "to resume a run: paceline launch --resume RUN",
     "register_for_checkpointing": "write {name}.keep(thing=thing)",
-    "skip_first_batches": "a run goes on in the middle of an epoch by itself (--resume)",
+    "skip_first_batches": "--resume continues a run in the middle of an epoch",
     "reduce": "write {name}.sum(x) between epochs",
     "gather": "write {name}.sum(x) between epochs",
     "gather_for_metrics": "write {name}.sum(x) between epochs, or {name}.evaluate(fn, loader)",

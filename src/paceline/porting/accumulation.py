@@ -129,8 +129,8 @@ def _wrap_step(
         if call in inside and owner in names:
             if backwards and order[call] < order[backwards[0]]:
                 raise CannotDerive(
-                    f"line {script.line(call)} zeroes before backward, which takes away what was "
-                    "accumulated; zero after the step"
+                    f"line {script.line(call)} zeroes the gradients before backward, which "
+                    "discards the accumulated ones; zero them after the step"
                 )
             rows.append(script.block_line(call))
     rows.sort(key=order.__getitem__)

@@ -1,22 +1,22 @@
-"""What this machine takes, beside what the textbook says; and what a model makes of it.
+"""Measurements of this machine beside textbook figures, and a model against those ceilings.
 
     kernels.cpp            C++: loads that wait for each other, copies, multiply-adds, reads, bytes
-    kernels                compiled here, with types
+    kernels                compiles it and wraps it with types
         |
     memory                 caches and memory: latency, banks, bursts, bandwidth
     rates                  vector units in registers, products of matrices through torch
     storage                the disk below a folder
     messages               between cores, over loopback, to a named host; processes and calls
-    devices                an accelerator: launches, its memory, the way to it
+    devices                an accelerator: launches, its memory, transfers
         |
-    figures                one measured thing, and the textbook's
-    probing                all of them in turn -> the file of ceilings (machine/ceilings.py)
+    figures                one measured value and the textbook's
+    probing                runs them all -> the file of ceilings (machine/ceilings.py)
         |
-    tables, picture        how they are shown
+    tables, picture        output
 
-    roofline               each layer of a model below what the probe has found
+    roofline               each layer of a model against the probe's ceilings
     concurrency            one job as coroutines, threads and processes
-    copies                 what moving a model's data well is worth; processor or device
+    copies                 gains from pinned memory, non_blocking, channels last; CPU or device
 
-The rest of Paceline reads the file of ceilings, and never this folder.
+The rest of Paceline reads the file of ceilings and never this folder.
 """

@@ -1,14 +1,14 @@
-"""One job as coroutines, threads and processes: what each brings, what it costs, what it may not.
+"""The same jobs as coroutines, threads and processes: what each gains and costs.
 
                  the same number of jobs, of three kinds
-    waiting      a pause, as for a disk or a network: nobody computes
-    Python       arithmetic in Python: only who holds the interpreter's lock computes
-    library      a hash of bytes in C, which gives the lock away meanwhile
+    waiting      a pause, as for a disk or a network: nothing computes
+    Python       arithmetic in Python, which holds the interpreter's lock (GIL)
+    library      a hash of bytes in C, which releases the lock
 
-    one after the other | coroutines | threads | processes          seconds, beside the first
+    one after the other | coroutines | threads | processes     seconds, compared with the first
 
-Beside it what it takes to make one of each, and to hand a word over and get one back. From these
-follows what is right for which work; on one core nothing computes at once, whatever is written.
+It also measures the cost of starting each, and of sending a word and getting one back. The advice
+follows from these; on one core nothing computes in parallel.
 Above 300 lines, since jobs, ways and table are one file.
 """
 
@@ -32,7 +32,7 @@ from ..report.text import table, three_figures
 from ..system.processors import num_cores
 
 _AIM_S = 0.05
-"""About how long one job takes."""
+"""Approximate duration of one job."""
 _ROUNDS, _MADE, _WORDS = 3, 5, 200
 _HASHED = bytes(1 << 20)
 _KINDS = ("waiting", "Python", "library")
@@ -42,28 +42,28 @@ WAYS = ("one after the other", "coroutines", "threads", "processes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimes(Measured):
-    """All jobs of one kind, by each way.
+    """Times of all jobs of one kind, for each way.
 
     Args:
-        kind: of work.
-        ways: name of a way -> seconds of all jobs.
+        kind: kind of work.
+        ways: name of a way -> seconds for all jobs.
     """
 
     kind: str
     ways: dict[str, Timing]
 
     def speedup(self, way: str) -> float:
-        """How many times as fast as one after the other."""
+        """Return the speedup over one after the other."""
         return self.ways[WAYS[0]].median_s / self.ways[way].median_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concurrency(Measured):
-    """What was found.
+    """The result of the measurement.
 
     Args:
-        has_lock: whether this Python lets only one thread compute at a time.
-        make_s, talk_s: way -> seconds to make and end one; to hand a word over and get one back.
+        has_lock: whether this Python has a GIL: only one thread runs Python code at a time.
+        make_s, talk_s: way -> seconds to start and end one; to send a word and get one back.
     """
 
     jobs: int
@@ -79,7 +79,7 @@ class Concurrency(Measured):
 
 
 def _compute(count: int) -> int:
-    """In Python: the lock is held."""
+    """Compute in Python, which holds the lock."""
     value = 1
     for _ in range(count):
         value = (value * 1103515245 + 12345) & 0x7FFFFFFF
@@ -87,11 +87,11 @@ def _compute(count: int) -> int:
 
 
 def _hash(count: int) -> bytes:
-    """In C: the lock is given away, since what is hashed is large."""
-    found = hashlib.sha256()
+    """Hash in C, which releases the lock for large buffers."""
+    digest = hashlib.sha256()
     for _ in range(count):
-        found.update(_HASHED)
-    return found.digest()
+        digest.update(_HASHED)
+    return digest.digest()
 
 
 def _wait(milliseconds: int) -> None:
@@ -102,7 +102,7 @@ _JOBS: dict[str, Callable[[int], object]] = {"waiting": _wait, "Python": _comput
 
 
 def _count(kind: str) -> int:
-    """So much of it that one job takes about `_AIM_S`."""
+    """Return the amount of work for which one job takes about `_AIM_S`."""
     if kind == "waiting":
         return int(_AIM_S * 1e3)
     count, took_s = {"Python": 10_000, "library": 1}[kind], 0.0
@@ -117,7 +117,7 @@ def _count(kind: str) -> int:
 
 
 def measure_concurrency(jobs: int, at_once: int, say: Callable[[str], None]) -> Concurrency:
-    """All kinds by all ways, in turns.
+    """Measure all kinds of work in all ways, in turns.
 
     Raises:
         ConfigError: a number is out of range.
@@ -126,19 +126,21 @@ def measure_concurrency(jobs: int, at_once: int, say: Callable[[str], None]) -> 
         raise ConfigError(
             f"--jobs must be 1 to 1000 and --at-once 1 to {MOST_AT_ONCE}, got {jobs} and {at_once}"
         )
-    context = multiprocessing.get_context("spawn")  # a process with torch in it is not forked
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a process that has loaded torch must not be forked
     with (
         ThreadPoolExecutor(at_once) as threads,
         ProcessPoolExecutor(at_once, mp_context=context) as processes,
     ):
-        say("begin processes")
+        say("start processes")
         list(processes.map(_wait, [50] * at_once))
         kinds = []
         for kind in _KINDS:
             say(kind)
             ways = _ways(kind, _count(kind), jobs, threads, processes)
             kinds.append(JobTimes(kind=kind, ways=take_turns(ways, _ROUNDS)))
-    say("making and talking")
+    say("cost of starting and messages")
     return Concurrency(
         jobs=jobs, at_once=at_once, cores=num_cores(), kinds=tuple(kinds),
         has_lock=getattr(sys, "_is_gil_enabled", lambda: True)(),
@@ -161,7 +163,7 @@ def _ways(
         if kind == "waiting":
             await asyncio.sleep(count / 1e3)
         else:
-            job(count)  # nothing in it waits: no other coroutine gets a turn
+            job(count)  # it never awaits, so no other coroutine runs meanwhile
 
     async def together() -> None:
         await asyncio.gather(*(one() for _ in range(jobs)))
@@ -204,18 +206,18 @@ def _coroutine_s() -> float:
 
 def _thread_s() -> float:
     def one() -> None:
-        begun = threading.Thread(target=_wait, args=(0,))
-        begun.start()
-        begun.join()
+        thread = threading.Thread(target=_wait, args=(0,))
+        thread.start()
+        thread.join()
 
     return _least_s(one)
 
 
 def _process_s() -> float:
     def one() -> None:
-        begun = multiprocessing.get_context("spawn").Process(target=_wait, args=(0,))
-        begun.start()
-        begun.join()
+        process = multiprocessing.get_context("spawn").Process(target=_wait, args=(0,))
+        process.start()
+        process.join()
 
     return min(_timed(one)() for _ in range(2))
 
@@ -229,11 +231,11 @@ def _talk_coroutine_s() -> float:
             for _ in range(_WORDS):
                 await back.put(await there.get())
 
-        other = asyncio.create_task(answer())
+        task = asyncio.create_task(answer())
         for number in range(_WORDS):
             await there.put(number)
             await back.get()
-        await other
+        await task
 
     return _least_s(lambda: _run(talk()), _WORDS)
 
@@ -250,8 +252,8 @@ def _talk_thread_s() -> float:
         while (word := there.get()) >= 0:
             back.put(word)
 
-    other = threading.Thread(target=answer)
-    other.start()
+    thread = threading.Thread(target=answer)
+    thread.start()
 
     def talk() -> None:
         for number in range(_WORDS):
@@ -260,7 +262,7 @@ def _talk_thread_s() -> float:
 
     took_s = _least_s(talk, _WORDS)
     there.put(-1)
-    other.join()
+    thread.join()
     return took_s
 
 
@@ -271,16 +273,16 @@ def _answer(end: Connection) -> None:
 
 @contextmanager
 def _answering() -> Iterator[Connection]:
-    """A process that gives back each word."""
+    """Yield the connection to a process that sends each word back."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    other = context.Process(target=_answer, args=(theirs,))
-    other.start()
+    near_end, far_end = context.Pipe()
+    process = context.Process(target=_answer, args=(far_end,))
+    process.start()
     try:
-        yield ours
+        yield near_end
     finally:
-        ours.send(-1)
-        other.join()
+        near_end.send(-1)
+        process.join()
 
 
 def _talk_process_s() -> float:
@@ -298,43 +300,45 @@ def _talk_process_s() -> float:
 # -- how it is shown -------------------------------------------------------------------------------
 
 
-def render_concurrency(found: Concurrency) -> list[str]:
-    """A row a kind of work, then what one costs, then what follows."""
+def render_concurrency(result: Concurrency) -> list[str]:
+    """Return the lines: a row for each kind of work, the costs, then the advice."""
     rows = [
         (
-            one.kind,
+            times.kind,
             *(
-                f"{three_figures(one.ways[way].median_s)}, x {one.speedup(way):.2f}"
+                f"{three_figures(times.ways[way].median_s)}, x {times.speedup(way):.2f}"
                 for way in WAYS
             ),
         )
-        for one in found.kinds
+        for times in result.kinds
     ]  # fmt: skip
     costs = [
         (name, *(three_figures(seconds[way]) for way in WAYS[1:]))
         for name, seconds in (
-            ("to make one and end it", found.make_s),
-            ("a word there and back", found.talk_s),
+            ("start and end one", result.make_s),
+            ("a word there and back", result.talk_s),
         )
     ]
-    lock = "one thread computes Python at a time" if found.has_lock else "Python without its lock"
+    lock = (
+        "one thread runs Python code at a time (GIL)" if result.has_lock else "Python without a GIL"
+    )
     lines = [
-        f"{found.jobs} jobs, {found.at_once} at once, {found.cores} "
-        f"core{'s' * (found.cores != 1)}; {lock}", "",
+        f"{result.jobs} jobs, {result.at_once} at once, {result.cores} "
+        f"core{'s' * (result.cores != 1)}; {lock}", "",
         *table(("work", *WAYS), rows), "", *table(("cost", *WAYS[1:]), costs), "",
     ]  # fmt: skip
-    if found.at_once > found.cores:
+    if result.at_once > result.cores:
         lines.append(
-            f"{found.at_once} at once are more than {found.cores} cores carry: what computes takes "
-            "turns, only what waits gains"
+            f"{result.at_once} at once is more than {result.cores} cores: jobs that compute "
+            "take turns, only jobs that wait get faster"
         )
-    return lines + [f"{one.kind}: {_advice(one)}" for one in found.kinds]
+    return lines + [f"{times.kind}: {_advice(times)}" for times in result.kinds]
 
 
-def _advice(one: JobTimes) -> str:
-    """The cheapest way that is nearly the fastest here."""
-    best = max(one.speedup(way) for way in WAYS)
-    way = next(way for way in WAYS if one.speedup(way) >= 0.9 * best)
+def _advice(times: JobTimes) -> str:
+    """Name the cheapest way that is nearly the fastest here."""
+    best = max(times.speedup(way) for way in WAYS)
+    way = next(way for way in WAYS if times.speedup(way) >= 0.9 * best)
     if way == WAYS[0]:
-        return "one after the other: nothing at once is faster here"
-    return f"{way} ({one.speedup(way):.2f} times as fast as one after the other)"
+        return "one after the other: no concurrent way is faster here"
+    return f"{way} ({times.speedup(way):.2f} times as fast as one after the other)"

@@ -1,12 +1,12 @@
-"""What moving a model's data well is worth: pinned, non_blocking, channels last; and CPU or device.
+"""Gains from pinned memory, non_blocking copies and channels last; and CPU against device.
 
     a batch here --> [pinned?] --> [non_blocking?] --> the device: step        in turns, on a device
     images as they are (NCHW), or channels last (NHWC)                         in turns, anywhere
-    a step by the processor and by the device, for batches 1, 4, 16 ...        where they cross
+    a step on the CPU and on the device, for batches 1, 4, 16 ...              where they cross
 
-Where no device is, its side is counted, not measured, and said to be: the step's operations and
-bytes by `SHARE` of a data sheet, `LAUNCH_S` an operation, and its input over PCIe. A sheet says
-what nobody reaches; the share is what estimators take for usual.
+Without a device its time is estimated, and the output says so: the step's operations and bytes at
+`SHARE` of the data sheet's rates, `LAUNCH_S` for each operation, and the input over PCIe. Programs
+do not reach the data sheet's rates; the share is what estimators usually assume.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,17 +26,17 @@ from ..report.text import table, three_figures
 from ..system.reasons import reason
 
 SHARE, LAUNCH_S = 0.7, 7e-6
-"""Of a data sheet; seconds that a small operation takes on a device at least."""
+"""Share of a data sheet's rates; least seconds of an operation on a device."""
 BATCHES = (1, 4, 16, 64, 256)
 _ROUNDS = 7
 _VERDICTS = {True: "faster", False: "slower", None: "not clear"}
 _MOST_S = 2.0
-"""A step that takes longer ends the list of batches."""
+"""A step that takes longer than this ends the list of batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
-    """What a maker's data sheet says, in fp32 without tensor cores."""
+    """Rates from a vendor's data sheet, in fp32 without tensor cores."""
 
     name: str
     op_per_s: float
@@ -53,7 +53,7 @@ SHEETS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyWay(Measured):
-    """One way beside the plain one; both took turns."""
+    """One way compared with the plain one, measured in turns."""
 
     name: str
     timing: Timing
@@ -62,7 +62,7 @@ class CopyWay(Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow(Measured):
-    """One batch size: seconds of a step by each side.
+    """One batch size: seconds of a step on the CPU and on each device.
 
     Args:
         device_s: name of a device -> seconds.
@@ -75,11 +75,11 @@ class BatchRow(Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies(Measured):
-    """What was found.
+    """The result for one model.
 
     Args:
-        is_counted: whether devices' seconds are counted from data sheets, not measured.
-        notes: what a reader must know of this machine.
+        is_counted: whether devices' seconds are estimated from data sheets, not measured.
+        notes: remarks on this machine and model.
     """
 
     name: str
@@ -91,17 +91,17 @@ class Copies(Measured):
     notes: tuple[str, ...]
 
     def crossing(self, device: str) -> int | None:
-        """The smallest batch from which on the device is faster; None: it never is here."""
-        found: int | None = None
+        """Return the smallest batch from which the device stays faster; None: it never is."""
+        smallest: int | None = None
         for row in reversed(self.batches):
             if row.device_s[device] >= row.cpu_s:
                 break
-            found = row.batch_size
-        return found
+            smallest = row.batch_size
+        return smallest
 
 
 class _Step:
-    """A training step of a model on a device, from a batch in the processor's memory."""
+    """A training step of a model on a device, with the batch in host memory."""
 
     def __init__(
         self, subject: Subject, batch_size: int, device: torch.device, *, is_last: bool = False
@@ -112,15 +112,16 @@ class _Step:
         self.device = device
         inputs = subject.inputs(batch_size)
         self.batch = tuple(
-            one.contiguous(memory_format=layout) if one.ndim == 4 else one for one in inputs
+            tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor
+            for tensor in inputs
         )
 
     def run(self, batch: Sequence[Tensor], *, non_blocking: bool = False) -> None:
-        """Copy, forward, backward. ConfigError: the model does not run."""
+        """Run copy, forward and backward. ConfigError: the model does not run."""
         try:
-            there = [one.to(self.device, non_blocking=non_blocking) for one in batch]
-            outputs = torch.utils._pytree.tree_leaves(self.model(*there))
-            loss = sum(one.float().sum() for one in outputs if isinstance(one, Tensor))
+            on_device = [tensor.to(self.device, non_blocking=non_blocking) for tensor in batch]
+            outputs = torch.utils._pytree.tree_leaves(self.model(*on_device))
+            loss = sum(output.float().sum() for output in outputs if isinstance(output, Tensor))
             if isinstance(loss, Tensor) and loss.requires_grad:
                 torch.autograd.backward(loss)
         except Exception as error:  # the user's model may raise anything
@@ -128,28 +129,28 @@ class _Step:
         self.model.zero_grad(set_to_none=True)
 
     def timed(self, batch: Sequence[Tensor], *, non_blocking: bool = False) -> Callable[[], float]:
-        """Its seconds, each time it is called."""
+        """Return a function that runs the step and returns its seconds."""
         return lambda: elapsed_s(lambda: self.run(batch, non_blocking=non_blocking))
 
 
 def measure_copies(
     subject: Subject, batch_size: int, device: torch.device, say: Callable[[str], None]
 ) -> Copies:
-    """All of it, for one model.
+    """Measure everything for one model.
 
     Raises:
-        ConfigError: the model does not run, or the batch is not >= 1.
+        ConfigError: the model does not run, or the batch size is not >= 1.
     """
     if batch_size < 1:
         raise ConfigError(f"--batch-size must be >= 1, got {batch_size}")
     notes, ways = list[str](), list[CopyWay]()
     if device.type == "cpu":
-        notes.append("no device: batches lie where the model computes, so nothing is copied, and "
-                     "pinned memory and non_blocking are worth nothing")  # fmt: skip
+        notes.append("no device: batches are already in the memory that the model computes in, so "
+                     "pinned memory and non_blocking gain nothing")  # fmt: skip
     else:
         say("pinned, non_blocking")
         ways += _copy_ways(subject, batch_size, device)
-    if any(one.ndim == 4 for one in subject.inputs(1)):
+    if any(tensor.ndim == 4 for tensor in subject.inputs(1)):
         say("channels last")
         ways += _layouts(subject, batch_size, device)
     else:
@@ -164,7 +165,7 @@ def measure_copies(
 
 def _copy_ways(subject: Subject, batch_size: int, device: torch.device) -> list[CopyWay]:
     step = _Step(subject, batch_size, device)
-    pinned = [one.pin_memory() for one in step.batch]
+    pinned = [tensor.pin_memory() for tensor in step.batch]
     return _compared({
         "as it is": step.timed(step.batch),
         "non_blocking": step.timed(step.batch, non_blocking=True),
@@ -186,19 +187,22 @@ def _layouts(subject: Subject, batch_size: int, device: torch.device) -> list[Co
 
 
 def _compared(contenders: dict[str, Callable[[], float]]) -> list[CopyWay]:
-    """Each beside the first."""
+    """Compare each contender with the first."""
     for work in contenders.values():
         work()
     times = take_turns(contenders, _ROUNDS)
     first = next(iter(times.values()))
-    return [CopyWay(name=name, timing=one, gain=gain_of(first, one)) for name, one in times.items()]
+    return [
+        CopyWay(name=name, timing=timing, gain=gain_of(first, timing))
+        for name, timing in times.items()
+    ]
 
 
 # -- by batch --------------------------------------------------------------------------------------
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations, and the bytes that go in and out of them; a view is none."""
+    """Counts operations and their input and output bytes; views do not count."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
@@ -207,18 +211,18 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # torch's own contract
-        given = (args, kwargs or {})
-        made = func(*args, **(kwargs or {}))
-        if getattr(func, "is_view", False):  # an operation of torch has it, one of higher order not
-            return made
+        arguments = (args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "is_view", False):  # operators have it, higher-order operators do not
+            return result
         self.count += 1
-        tensors = torch.utils._pytree.tree_leaves((given, made))
-        self.num_bytes += sum(one.nbytes for one in tensors if isinstance(one, Tensor))
-        return made
+        tensors = torch.utils._pytree.tree_leaves((arguments, result))
+        self.num_bytes += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+        return result
 
 
 def _batches(subject: Subject, device: torch.device, notes: list[str]) -> list[BatchRow]:
-    """One row a size; a size of one that the model cannot train on is a note instead."""
+    """Return a row for each size; if the model cannot train on one sample, add a note instead."""
     rows = list[BatchRow]()
     for size in BATCHES:
         step = _Step(subject, size, torch.device("cpu"))
@@ -227,13 +231,13 @@ def _batches(subject: Subject, device: torch.device, notes: list[str]) -> list[B
         except ConfigError as error:
             if size > 1:
                 raise
-            notes.append(f"no batch of one sample, as with batch norm: {error}")
+            notes.append(f"the model cannot train on a batch of one sample: {error}")
             continue
         if device.type == "cpu":
             device_s = _counted(step)
         else:
-            there = _Step(subject, size, device)
-            device_s = {str(device): _least_s(there.timed(there.batch))}
+            on_device = _Step(subject, size, device)
+            device_s = {str(device): _least_s(on_device.timed(on_device.batch))}
         rows.append(BatchRow(batch_size=size, cpu_s=cpu_s, device_s=device_s))
         if cpu_s > _MOST_S:
             break
@@ -246,45 +250,45 @@ def _least_s(work: Callable[[], float]) -> float:
 
 
 def _counted(step: _Step) -> dict[str, float]:
-    """Seconds of this step on each device of `SHEETS`, from its operations and bytes."""
-    with FlopCounterMode(display=False) as counted, Launches() as launches:
+    """Estimate the seconds of this step on each device of `SHEETS` from operations and bytes."""
+    with FlopCounterMode(display=False) as flops, Launches() as launches:
         step.run(step.batch)
-    operations, input_bytes = counted.get_total_flops(), sum(one.nbytes for one in step.batch)
+    operations, input_bytes = flops.get_total_flops(), sum(tensor.nbytes for tensor in step.batch)
     return {
-        one.name: launches.count * LAUNCH_S
-        + max(operations / one.op_per_s, launches.num_bytes / one.bytes_per_s) / SHARE
-        + input_bytes / one.link_bytes_per_s / SHARE
-        for one in SHEETS
+        sheet.name: launches.count * LAUNCH_S
+        + max(operations / sheet.op_per_s, launches.num_bytes / sheet.bytes_per_s) / SHARE
+        + input_bytes / sheet.link_bytes_per_s / SHARE
+        for sheet in SHEETS
     }
 
 
 # -- how it is shown -------------------------------------------------------------------------------
 
 
-def render_copies(found: Copies) -> list[str]:
-    """What each way is worth, then a row a batch, then where they cross."""
-    lines = [f"{found.name} on {found.device}, batch {found.batch_size}, forward and backward"]
-    if found.ways:
+def render_copies(copies: Copies) -> list[str]:
+    """Return the lines: the gain of each way, a row for each batch, then where they cross."""
+    lines = [f"{copies.name} on {copies.device}, batch {copies.batch_size}, forward and backward"]
+    if copies.ways:
         rows = [
-            (one.name, three_figures(one.timing.median_s), f"x {one.gain.speedup:.2f}",
-             _VERDICTS[one.gain.is_faster] if one is not found.ways[0] else "")
-            for one in found.ways
+            (way.name, three_figures(way.timing.median_s), f"x {way.gain.speedup:.2f}",
+             _VERDICTS[way.gain.is_faster] if way is not copies.ways[0] else "")
+            for way in copies.ways
         ]  # fmt: skip
         lines += ["", *table(("way", "a step", "beside the first", ""), rows)]
-    names = list(found.batches[0].device_s)
+    names = list(copies.batches[0].device_s)
     rows_of_batches = [
         (f"{row.batch_size}", three_figures(row.cpu_s),
          *(three_figures(row.device_s[name]) for name in names))
-        for row in found.batches
+        for row in copies.batches
     ]  # fmt: skip
     lines += ["", *table(("batch", "this processor", *names), rows_of_batches)]
-    if found.is_counted:
+    if copies.is_counted:
         lines.append(
-            f"devices are not measured but counted: {SHARE:.0%} of the maker's data sheet, "
-            f"{LAUNCH_S * 1e6:.0f} us an operation, the batch over PCIe"
+            f"device times are estimated, not measured: {SHARE:.0%} of the vendor's data sheet, "
+            f"{LAUNCH_S * 1e6:.0f} us for each operation, the batch over PCIe"
         )
     for name in names:
-        batch = found.crossing(name)
-        where = f"faster from batch {batch} on" if batch else "never faster at these batches"
+        batch = copies.crossing(name)
+        where = f"faster from batch {batch}" if batch else "never faster at these batches"
         lines.append(f"{name}: {where}")
-    return [*lines, *found.notes]
+    return [*lines, *copies.notes]

@@ -1,8 +1,8 @@
-"""A measured figure of the machine, and what the textbook says of it.
+"""A measured figure of the machine, and the textbook's value for it.
 
-The textbook's are those of the lesson on hardware (D2L, "Dive into Deep Learning", 13.4, Zhang et
-al.) as two notes on it give them: their table of latencies, and the figures in their text. They
-contradict each other in places; a range has both.
+The textbook's values are those of the lesson on hardware (D2L, "Dive into Deep Learning", 13.4,
+Zhang et al.) as two notes on it give them: their table of latencies, and the figures in their text.
+They contradict each other in places; a range covers both.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from ..report.text import three_figures
 
 
 class Unit(Enum):
-    """Of a figure; the name that it has in the file of ceilings ends with its value."""
+    """The unit of a figure; its name in the file of ceilings ends with this value."""
 
     SECONDS = "s"
     BYTES = "bytes_per_s"
@@ -27,7 +27,7 @@ class Unit(Enum):
         return self is not Unit.SECONDS
 
     def render(self, value: float) -> str:
-        """With three figures: ``1.02 ns``, ``21.3 GB/s``, ``140 GFLOP/s``, ``88,100 /s``."""
+        """Format with three digits: ``1.02 ns``, ``21.3 GB/s``, ``140 GFLOP/s``, ``88,100 /s``."""
         if self is Unit.SECONDS:
             return f"{value * 1e9:.3g} ns" if value < 1e-6 else three_figures(value)
         if self is Unit.COUNT:
@@ -40,7 +40,7 @@ class Unit(Enum):
 
 
 class Group(Enum):
-    """What is measured together."""
+    """Figures that are measured and shown together."""
 
     MEMORY = "caches and memory"
     RATES = "arithmetic"
@@ -68,18 +68,18 @@ TEXTBOOK: dict[str, tuple[float, float]] = {
     "from_device_pinned_bytes_per_s": (12.5e9, 32e9),
     "between_devices_bytes_per_s": (33e9, 100e9),  # 1 MB in 30 us over NVLink; NVLink
 }
-"""Name of a figure -> the least and the most, in the figure's unit."""
+"""Name of a figure -> lowest and highest value, in the figure's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Measured):
-    """One thing that was measured, several times.
+    """One quantity, measured several times.
 
     Args:
         key: its name in the file of ceilings.
-        what: in words.
+        what: description for people.
         samples: in the unit; empty: it was not measured.
-        how: what a reader must know of it.
+        how: conditions of the measurement.
         why_not: why it was not measured.
     """
 
@@ -93,19 +93,19 @@ class Figure(Measured):
 
     @property
     def best(self) -> float | None:
-        """What the machine can do: what else runs only makes it less."""
+        """The best sample: other programs can only make it worse."""
         if not self.samples:
             return None
         return max(self.samples) if self.unit.is_rate else min(self.samples)
 
     @property
     def median(self) -> float | None:
-        """What it did mostly."""
+        """The median of the samples."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
     def textbook(self) -> tuple[float, float] | None:
-        """What the textbook says; None: nothing."""
+        """The textbook's range; None: it has none."""
         return TEXTBOOK.get(self.key)
 
     def to_json(self) -> dict[str, object]:

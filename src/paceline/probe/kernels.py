@@ -1,8 +1,8 @@
-"""`kernels.cpp`, compiled for the processor at hand, and its functions with types.
+"""`kernels.cpp`, compiled for this processor, and its functions with types.
 
-It is compiled anew for each probe, which takes a second, into a folder that only this user can
-write to and that is gone with the probe: code that is loaded is never found lying somewhere. While
-a function of it runs, Python's other threads run, too.
+Each probe compiles it again, which takes a second, into a temporary folder that only this user can
+write to: no library left by somebody else is ever loaded. Python's other threads run while one of
+its functions runs.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _MOST_LATENCIES = 100_000
 
 
 class Pass(IntEnum):
-    """What is done with each word of an array; STREAM counts what is read and written."""
+    """The operation on each word of an array; STREAM counts bytes read and written."""
 
     READ = 0
     COPY = 1
@@ -34,12 +34,12 @@ class Pass(IntEnum):
 
     @property
     def arrays(self) -> int:
-        """How many arrays that moves."""
+        """Number of arrays that it reads or writes."""
         return self.value + 1
 
 
 class VectorFormat(IntEnum):
-    """Of the numbers that a vector instruction multiplies and adds."""
+    """Number format of a vector multiply-add."""
 
     FP32 = 0
     FP64 = 1
@@ -49,11 +49,11 @@ class VectorFormat(IntEnum):
 
 
 class BlocksRead(NamedTuple):
-    """Blocks of a file, read at random places.
+    """Reads of blocks of a file at random offsets.
 
     Attributes:
-        per_s: of all threads together.
-        each_s: seconds of single ones, of one thread.
+        per_s: reads a second, all threads together.
+        each_s: seconds of the single reads of one thread.
     """
 
     per_s: float
@@ -61,7 +61,7 @@ class BlocksRead(NamedTuple):
 
 
 class WayTimes(NamedTuple):
-    """From one end to another: seconds of a word, and of a buffer, a repeat each."""
+    """Seconds one way of a word and of a buffer, one value for each repeat."""
 
     word_s: list[float]
     buffer_s: list[float]
@@ -69,50 +69,52 @@ class WayTimes(NamedTuple):
 
 @contextmanager
 def compiled() -> Iterator["Kernels"]:
-    """The functions, as long as the block lasts.
+    """Compile the kernels and yield them; the library is removed after the block.
 
     Raises:
-        ConfigError: there is no compiler, or it cannot compile them.
+        ConfigError: there is no compiler, or compilation fails.
     """
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         library = Path(folder) / "kernels.so"
-        failed = ""
-        for tuned in (["-march=native"], ["-mcpu=native"], []):
-            command = [compiler, *_FLAGS, *tuned, str(_SOURCE), "-o", str(library)]
+        error_line = ""
+        for target_flags in (["-march=native"], ["-mcpu=native"], []):
+            command = [compiler, *_FLAGS, *target_flags, str(_SOURCE), "-o", str(library)]
             try:
-                done = subprocess.run(
+                process = subprocess.run(
                     command, capture_output=True, text=True, errors="replace", timeout=_MOST_S
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise ConfigError(
                     f"{compiler} cannot compile the probe's kernels: {error}"
                 ) from None
-            if done.returncode == 0:
+            if process.returncode == 0:
                 yield Kernels(ctypes.CDLL(str(library)))
                 return
-            failed = next((one for one in done.stderr.splitlines() if "error" in one), "it failed")
-        raise ConfigError(f"{compiler} cannot compile the probe's kernels: {failed.strip()}")
+            error_line = next(
+                (line for line in process.stderr.splitlines() if "error" in line), "it failed"
+            )
+        raise ConfigError(f"{compiler} cannot compile the probe's kernels: {error_line.strip()}")
 
 
 def find_compiler() -> str:
-    """The C++ compiler that ``CXX`` names, or the first that is here.
+    """Return the C++ compiler named by ``CXX``, or the first one installed.
 
     Raises:
         ConfigError: there is none.
     """
     wanted = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
-    found = next((path for name in wanted if (path := shutil.which(name))), None)
-    if found is None:
+    compiler = next((path for name in wanted if (path := shutil.which(name))), None)
+    if compiler is None:
         raise ConfigError(
-            f"no C++ compiler: {', '.join(wanted)} is not on the path; install g++ "
+            f"no C++ compiler: {', '.join(wanted)} is not on PATH; install g++ "
             "(Debian: apt install g++) or set CXX"
         )
-    return found
+    return compiler
 
 
 class Kernels:
-    """The compiled functions; each is described where it stands, in `kernels.cpp`."""
+    """The compiled functions; `kernels.cpp` describes each."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -122,7 +124,7 @@ class Kernels:
     def chase(
         self, num_bytes: int, steps: int, *, rings: int = 1, is_huge: bool = True, repeats: int = 3
     ) -> list[float]:
-        """Seconds a load. MemoryError: there is not so much memory."""
+        """Return seconds for each load. MemoryError: too little memory."""
         seconds = (ctypes.c_double * repeats)()
         self._check(self._library.chase(
             ctypes.c_size_t(num_bytes), ctypes.c_size_t(steps), rings, int(is_huge), repeats,
@@ -131,31 +133,31 @@ class Kernels:
         return list(seconds)
 
     def stream(self, what: Pass, num_bytes: int, threads: int, repeats: int) -> list[float]:
-        """Bytes a second, as STREAM counts them. MemoryError: there is not so much memory."""
+        """Return bytes a second, as STREAM counts them. MemoryError: too little memory."""
         seconds = (ctypes.c_double * repeats)()
         self._check(
             self._library.stream(int(what), ctypes.c_size_t(num_bytes), threads, repeats, seconds)
         )
         moved = num_bytes // (64 * threads) * 64 * threads * what.arrays
-        return [moved / one for one in seconds]
+        return [moved / duration_s for duration_s in seconds]
 
     def arithmetic(
         self, kind: VectorFormat, rounds: int, threads: int, repeats: int
     ) -> list[float] | None:
-        """Operations a second; None: this processor has no vector instruction for it."""
+        """Return operations a second; None: this processor has no vector instruction for it."""
         per_s = (ctypes.c_double * repeats)()
         if self._library.arithmetic(int(kind), ctypes.c_long(rounds), threads, repeats, per_s):
             return None
         return list(per_s)
 
     def vector_bits(self) -> int:
-        """Of the vectors that were used."""
+        """Return the width of the vectors used."""
         return int(self._library.vector_bits())
 
     def read_blocks(
         self, fd: int, file_bytes: int, block_bytes: int, threads: int, for_s: float
     ) -> BlocksRead:
-        """Blocks at random places. OSError: they cannot be read."""
+        """Read blocks at random offsets. OSError: they cannot be read."""
         took_s, num = ctypes.c_double(), ctypes.c_long()
         each_s = (ctypes.c_double * _MOST_LATENCIES)()
         count = self._library.read_blocks(
@@ -168,7 +170,7 @@ class Kernels:
         return BlocksRead(per_s=count / took_s.value, each_s=each_s[: num.value])
 
     def read_file(self, fd: int, file_bytes: int, block_bytes: int, threads: int) -> float:
-        """Bytes a second. OSError: it cannot be read."""
+        """Return bytes read a second. OSError: the file cannot be read."""
         took_s = float(self._library.read_file(
             fd, ctypes.c_size_t(file_bytes), ctypes.c_size_t(block_bytes), threads
         ))  # fmt: skip
@@ -177,7 +179,7 @@ class Kernels:
         return file_bytes / took_s
 
     def write_file(self, fd: int, file_bytes: int, block_bytes: int) -> float:
-        """Bytes a second until they are on the disk. OSError: they cannot be written."""
+        """Return bytes written to disk a second. OSError: they cannot be written."""
         took_s = float(self._library.write_file(
             fd, ctypes.c_size_t(file_bytes), ctypes.c_size_t(block_bytes)
         ))  # fmt: skip
@@ -186,30 +188,31 @@ class Kernels:
         return file_bytes / took_s
 
     def hand_over(
-        self, one: int, other: int, num_bytes: int, *, words: int = 2000, repeats: int = 5
+        self, sender: int, receiver: int, num_bytes: int, *, words: int = 2000, repeats: int = 5
     ) -> WayTimes:
-        """From one core to another through memory. MemoryError: there is not so much memory."""
+        """Measure from one core to another through memory. MemoryError: too little memory."""
         word_s, buffer_s = (ctypes.c_double * repeats)(), (ctypes.c_double * repeats)()
         self._check(self._library.hand_over(
-            one, other, ctypes.c_size_t(num_bytes), ctypes.c_long(words), repeats, word_s, buffer_s
+            sender, receiver, ctypes.c_size_t(num_bytes), ctypes.c_long(words), repeats, word_s,
+            buffer_s,
         ))  # fmt: skip
         return WayTimes(list(word_s), list(buffer_s))
 
     def ping(self, fd: int, num_bytes: int, *, each_s: float = 0.05, repeats: int = 5) -> WayTimes:
-        """Over a connected socket, bytes one after the other for ``each_s`` seconds a repeat.
+        """Send bytes over a connected socket, one at a time, for ``each_s`` seconds a repeat.
 
         Raises:
-            ConnectionError: the other side has gone.
+            ConnectionError: the other side closed the connection.
         """
         word_s, buffer_s = (ctypes.c_double * repeats)(), (ctypes.c_double * repeats)()
         if self._library.ping(
             fd, ctypes.c_double(each_s), ctypes.c_size_t(num_bytes), repeats, word_s, buffer_s
         ):
-            raise ConnectionError("the other side has gone")
+            raise ConnectionError("the other side closed the connection")
         return WayTimes(list(word_s), list(buffer_s))
 
     def answer(self, fd: int) -> None:
-        """The other side of ``ping``, until the one that asks has gone."""
+        """Answer ``ping`` until the other side closes the connection."""
         self._library.answer(fd)
 
     def _check(self, code: int) -> None:

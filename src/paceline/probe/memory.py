@@ -1,12 +1,12 @@
 """Caches and memory: the latency of one load, of several at once, and the bandwidth of many.
 
-    part of L1, of L2, of L3         each load waits for the one before: a ring in random order
+    part of L1, of L2, of L3         each load depends on the one before: a ring in random order
     memory, single                   the same over four times the last cache, in huge pages
     memory, with small pages         the same; most loads also walk the page table
-    memory, several banks            sixteen rings at once, whose loads do not wait for each other
-    memory, burst                    word after word: what a prefetcher makes of it
+    memory, several banks            sixteen rings at once, whose loads are independent
+    memory, burst                    word after word, with the prefetcher's help
     read, copy, triad                by all cores, over four times all their last caches together;
-                                     STREAM counts what is read and what is written
+                                     bytes read and written count, as in STREAM
 
 Source: J. D. McCalpin, "Memory Bandwidth and Machine Balance in Current High Performance
 Computers", IEEE TCCA Newsletter, 1995 (STREAM); L. McVoy, C. Staelin, "lmbench: Portable Tools for
@@ -28,25 +28,25 @@ from .kernels import Kernels, Pass
 _MIB = 1 << 20
 _STEPS = {"L1d": 2_000_000, "L2": 1_000_000, "L3": 400_000}
 _PARTS = {"L1d": 2, "L2": 2, "L3": 4}
-"""Of a cache, one part of so many is filled; the last is shared with whoever else computes."""
+"""One part in this many of a cache is filled; the last is shared with other programs."""
 _MEMORY_STEPS = 150_000
 _REPEATS = 7
 _SHARE = 8
-"""Of the memory that is free, one part of so many is used at once."""
+"""One part in this many of the free memory is used at once."""
 _LEAST_CURVE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyOfSize(Measured):
-    """What one load takes in a ring of so many bytes."""
+    """Latency of one load in a ring of this many bytes."""
 
     num_bytes: int
     latency_s: float
 
 
 def memory_figures(kernels: Kernels, caches: Sequence[Cache], cores: int) -> Iterator[Figure]:
-    """Latencies, then bandwidths. MemoryError: there is too little."""
-    sizes = {one.kind: one.num_bytes for one in caches}
+    """Yield latencies, then bandwidths. MemoryError: there is too little memory."""
+    sizes = {cache.kind: cache.num_bytes for cache in caches}
     for kind, key in (("L1d", "l1"), ("L2", "l2"), ("L3", "l3")):
         size, samples, how = sizes.get(kind, 0) // _PARTS[kind], list[float](), ""
         if size:
@@ -55,7 +55,7 @@ def memory_figures(kernels: Kernels, caches: Sequence[Cache], cores: int) -> Ite
         yield Figure(
             key=f"{key}_latency_s", what=f"{kind.rstrip('d')}, one load", group=Group.MEMORY,
             unit=Unit.SECONDS, samples=tuple(samples), how=how,
-            why_not="" if samples else "this machine has none, or does not tell its size",
+            why_not="" if samples else "this machine has none, or does not report its size",
         )  # fmt: skip
     most = memory_bytes(caches)
     yield from _single_loads(kernels, most)
@@ -77,15 +77,15 @@ def _single_loads(kernels: Kernels, size: int) -> Iterator[Figure]:
 
 
 def _by_one_core(kernels: Kernels, size: int) -> Iterator[Figure]:
-    alone = kernels.stream(Pass.READ, size, 1, _REPEATS)
+    rates = kernels.stream(Pass.READ, size, 1, _REPEATS)
     yield Figure(
         key="memory_burst_latency_s", what="memory, word after word, each", group=Group.MEMORY,
-        unit=Unit.SECONDS, samples=tuple(8 / one for one in alone), how="8 bytes, one core",
+        unit=Unit.SECONDS, samples=tuple(8 / rate for rate in rates), how="8 bytes, one core",
     )  # fmt: skip
     yield Figure(
         key="memory_core_bytes_per_s", what="memory, copied by one core", group=Group.MEMORY,
         unit=Unit.BYTES, samples=tuple(kernels.stream(Pass.COPY, size, 1, _REPEATS)),
-        how="read and written, as STREAM counts",
+        how="bytes read and written, as STREAM counts",
     )  # fmt: skip
 
 
@@ -101,24 +101,26 @@ def _by_all_cores(kernels: Kernels, size: int, cores: int) -> Iterator[Figure]:
 
 
 def latency_curve(kernels: Kernels, caches: Sequence[Cache]) -> tuple[LatencyOfSize, ...]:
-    """One load in rings that grow by two, up to what is in no cache."""
-    found, size, most = [], _LEAST_CURVE_BYTES, memory_bytes(caches)
+    """Return the latency of one load in rings that double in size, up to beyond every cache."""
+    curve, size, most = [], _LEAST_CURVE_BYTES, memory_bytes(caches)
     while size <= most:
         steps = 100_000 if size <= 4 * _MIB else 50_000
         took_s = min(kernels.chase(size, steps, repeats=3))
-        found.append(LatencyOfSize(num_bytes=size, latency_s=took_s))
+        curve.append(LatencyOfSize(num_bytes=size, latency_s=took_s))
         size *= 2
-    return tuple(found)
+    return tuple(curve)
 
 
 def together(caches: Sequence[Cache]) -> tuple[Cache, ...]:
-    """All caches of a kind as one: what cores share out among them lies in all of theirs."""
-    return tuple(replace(one, num_bytes=one.num_bytes * one.count, count=1) for one in caches)
+    """Merge all caches of a kind: data that the cores share out lies in all of them."""
+    return tuple(
+        replace(cache, num_bytes=cache.num_bytes * cache.count, count=1) for cache in caches
+    )
 
 
 def memory_bytes(caches: Sequence[Cache]) -> int:
-    """What no cache holds, as a power of two: four times the last one, as far as memory is free."""
-    last = max((one.num_bytes for one in caches), default=0)
+    """Return a size that no cache holds, a power of two: 4 x the last one if memory allows."""
+    last = max((cache.num_bytes for cache in caches), default=0)
     free = min(psutil.virtual_memory().available, available_bytes()) // _SHARE
     wanted = 1 << (max(4 * last, 64 * _MIB) - 1).bit_length()
     return min(wanted, 1 << (max(free, _MIB).bit_length() - 1))

@@ -1,10 +1,10 @@
-"""Between cores, processes and machines: a word, a byte, a buffer; and what starting things takes.
+"""Latency and bandwidth between cores, processes and machines; the cost of calls and starts.
 
-two cores         a word there and back in one line of memory; a buffer that the other one wrote
+two cores         a word there and back in one cache line; a buffer that the other core wrote
 loopback          a byte there and back over TCP, from core to core; a buffer
-a named host      the same, where `paceline probe --serve` runs there; else only how long it
-                  takes to be told that nobody listens, which is one way there and back
-processes, calls  what Python, the system and torch take for doing nothing
+a named host      the same, if `paceline probe --serve` runs there; else only the time until the
+                  connection is refused, which is one round trip
+processes, calls  the overhead of Python, the system and torch
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from .figures import Figure, Group, Unit
 from .kernels import Kernels, WayTimes
 
 PORT = 29_461
-"""Where ``paceline probe --serve`` listens, unless another is named."""
+"""The default port of ``paceline probe --serve``."""
 _BUFFER_BYTES = 4 << 20
 _SENT_BYTES = 16 << 20
 _REPEATS = 7
@@ -36,10 +36,10 @@ _CALLS = 20_000
 
 
 def core_figures(kernels: Kernels) -> Iterator[Figure]:
-    """Between the first two cores that this process may use."""
+    """Measure between the first two cores that this process may use."""
     cores, why_not, times = _cores(), "", WayTimes([], [])
     if len(cores) < 2:
-        why_not = "this process may use one core, or the system holds no thread to one"
+        why_not = "this process may use only one core, or the system cannot pin a thread to a core"
     else:
         times = kernels.hand_over(cores[0], cores[1], _BUFFER_BYTES, repeats=_REPEATS)
     how = f"core {cores[0]} to core {cores[1]}" if times.word_s else ""
@@ -51,82 +51,88 @@ def core_figures(kernels: Kernels) -> Iterator[Figure]:
 
 
 def loopback_figures(kernels: Kernels) -> Iterator[Figure]:
-    """Over TCP, to a thread of this process that is not Python's; each on a core of its own.
+    """Measure over TCP, to a native thread of this process; each thread is pinned to its own core.
 
-    Left to the system both may come to share one, where a byte arrives several times as soon.
+    Otherwise the system may put both on one core, where a byte arrives several times as fast.
     """
     here, there = cores[:2] if len(cores := _cores()) > 1 else (None, None)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        other = threading.Thread(target=_serve_one, args=(kernels, server, there), daemon=True)
-        other.start()
-        with _connected(server.getsockname()) as end, _kept_to(here):
+        server_thread = threading.Thread(
+            target=_serve_one, args=(kernels, server, there), daemon=True
+        )
+        server_thread.start()
+        with _connected(server.getsockname()) as end, _pinned_to(here):
             times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
-        other.join()
+        server_thread.join()
     how = "TCP, one way" if here is None else f"TCP, one way, core {here} to core {there}"
     yield _way("loopback_latency_s", "loopback, a byte", times, how)
     yield _rate("loopback_bytes_per_s", "loopback, 16 MiB", times, _SENT_BYTES, "TCP")
 
 
 def peer_figures(kernels: Kernels | None, peer: str) -> Iterator[Figure]:
-    """To another machine. LinkError: it cannot be reached at all."""
+    """Measure to another machine. LinkError: it cannot be reached."""
     host, port = read_peer(peer)
     address = find_peer(peer)
     times, why_not = WayTimes([], []), ""
     took_s, answers = _knock(address, peer)
     yield Figure(
         key="peer_round_trip_s", what=f"{host}, there and back", group=Group.MESSAGES,
-        unit=Unit.SECONDS, samples=tuple(took_s), how="TCP, a connection asked for",
+        unit=Unit.SECONDS, samples=tuple(took_s), how="TCP, a connection attempt",
     )  # fmt: skip
     if kernels is None:
-        why_not = "no C++ compiler is here"
+        why_not = "there is no C++ compiler here"
     elif not answers:
-        why_not = f"nobody listens at port {port}: paceline probe --serve {port} (there)"
+        why_not = (
+            f"nothing listens on port {port}; run on that machine: paceline probe --serve {port}"
+        )
     else:
         with _connected(address) as end, contextlib.suppress(ConnectionError):
             times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
-        why_not = "" if times.word_s else "it has hung up"
+        why_not = "" if times.word_s else "it closed the connection"
     yield _way("peer_latency_s", f"{host}, a byte", times, "TCP, one way", why_not)
     yield _rate("peer_bytes_per_s", f"{host}, 16 MiB", times, _SENT_BYTES, "TCP", why_not)
 
 
 def read_peer(peer: str) -> tuple[str, int]:
-    """``HOST`` or ``HOST:PORT``.
+    """Parse ``HOST`` or ``HOST:PORT``.
 
     Raises:
         ConfigError: it is neither.
     """
     host, colon, port = peer.rpartition(":") if peer.count(":") == 1 else (peer, "", "")
     if not host or (colon and not (port.isdigit() and 0 < int(port) < 1 << 16)):
-        raise ConfigError(f"--peer is HOST or HOST:PORT, got {peer!r}; for example 10.0.0.7:{PORT}")
+        raise ConfigError(
+            f"--peer must be HOST or HOST:PORT, got {peer!r}; for example 10.0.0.7:{PORT}"
+        )
     return host, int(port) if port else PORT
 
 
 def find_peer(peer: str) -> tuple[object, ...]:
-    """The address of ``HOST`` or ``HOST:PORT``.
+    """Resolve ``HOST`` or ``HOST:PORT``.
 
     Raises:
         ConfigError: it is neither.
-        LinkError: nobody knows the host.
+        LinkError: the host is unknown.
     """
     host, port = read_peer(peer)
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][:2]
     except OSError as error:
-        raise LinkError(f"--peer {peer}: {host} is not known: {error.strerror}") from None
-    except UnicodeError as error:  # a name that is encoded for the net, and cannot be
-        raise LinkError(f"--peer {peer}: {host} is no name of a machine: {error}") from None
+        raise LinkError(f"--peer {peer}: unknown host {host}: {error.strerror}") from None
+    except UnicodeError as error:  # a name that cannot be encoded for DNS
+        raise LinkError(f"--peer {peer}: {host} is not a valid host name: {error}") from None
 
 
 def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> NoReturn:
-    """Answer one that probes after the other, until this process is ended.
+    """Answer one probe after another until this process is ended.
 
     Raises:
-        ConfigError: the port cannot be listened at.
+        ConfigError: the port cannot be opened.
     """
     try:
         server = socket.create_server(("", port))
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"--serve {port}: {error}; name another port") from None
+        raise ConfigError(f"--serve {port}: {error}; choose another port") from None
     with server:
         here = f"{socket.gethostname()}:{server.getsockname()[1]}"
         say(f"listening; on the other machine: paceline probe --peer {here}")
@@ -135,13 +141,13 @@ def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> NoReturn:
 
 
 def _cores() -> list[int]:
-    """That this process may use and hold a thread to."""
+    """Return the cores that this process may use and can pin a thread to."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 @contextlib.contextmanager
-def _kept_to(core: int | None) -> Iterator[None]:
-    """This thread, on that core; None: wherever the system has it."""
+def _pinned_to(core: int | None) -> Iterator[None]:
+    """Pin this thread to a core; None: leave it to the system."""
     if core is None:
         yield
         return
@@ -155,14 +161,14 @@ def _kept_to(core: int | None) -> Iterator[None]:
 
 def _serve_one(kernels: Kernels, server: socket.socket, core: int | None = None) -> None:
     end, _ = server.accept()
-    with end, _kept_to(core):
+    with end, _pinned_to(core):
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         kernels.answer(end.fileno())
 
 
 @contextlib.contextmanager
 def _connected(address: tuple[object, ...]) -> Iterator[socket.socket]:
-    """Blocking, as the kernels need it."""
+    """Connect with a blocking socket, as the kernels need it."""
     with socket.create_connection(address[:2], timeout=_CONNECT_S) as end:  # type: ignore[arg-type]  # a host and a port, as getsockname gives them
         end.settimeout(None)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -170,7 +176,7 @@ def _connected(address: tuple[object, ...]) -> Iterator[socket.socket]:
 
 
 def _knock(address: tuple[object, ...], peer: str) -> tuple[list[float], bool]:
-    """Seconds until a connection is there or refused; and whether one was there."""
+    """Return the seconds until a connection is made or refused, and whether it was made."""
     took_s, answers = [], False
     for _ in range(_REPEATS):
         start_s = time.perf_counter()
@@ -195,7 +201,7 @@ def _way(key: str, what: str, times: WayTimes, how: str, why_not: str = "") -> F
 def _rate(key: str, what: str, times: WayTimes, size: int, how: str, why_not: str = "") -> Figure:
     return Figure(
         key=key, what=what, group=Group.MESSAGES, unit=Unit.BYTES,
-        samples=tuple(size / one for one in times.buffer_s), how=how, why_not=why_not,
+        samples=tuple(size / duration_s for duration_s in times.buffer_s), how=how, why_not=why_not,
     )  # fmt: skip
 
 
@@ -203,17 +209,17 @@ def _rate(key: str, what: str, times: WayTimes, size: int, how: str, why_not: st
 
 
 def software_figures() -> Iterator[Figure]:
-    """What it takes to begin something that does nothing, and to call it."""
-    one = torch.ones(1)
+    """Yield the cost of starting and of calling something that does nothing."""
+    number = torch.ones(1)
     python = [sys.executable, "-S", "-c", "pass"]
     for key, what, work, count, repeats, how in (
-        ("python_call_s", "a call of a Python function", _nothing, _CALLS, 9, "which does nothing"),
-        ("torch_call_s", "a call of torch", lambda: torch.add(one, one), 2000, 9,
+        ("python_call_s", "a call of a Python function", _nothing, _CALLS, 9, "an empty function"),
+        ("torch_call_s", "a call of torch", lambda: torch.add(number, number), 2000, 9,
          "the sum of two numbers"),
-        ("thread_start_s", "a thread, begun and ended", _thread, 50, 9, "Python's"),
-        ("process_start_s", "a process, begun and ended", lambda: _ended(["/bin/true"]), 5, 7,
+        ("thread_start_s", "a thread, started and ended", _thread, 50, 9, "Python's"),
+        ("process_start_s", "a process, started and ended", lambda: _ended(["/bin/true"]), 5, 7,
          "/bin/true"),
-        ("python_start_s", "a Python, begun and ended", lambda: _ended(python), 1, 5,
+        ("python_start_s", "a Python, started and ended", lambda: _ended(python), 1, 5,
          "without its site packages"),
     ):  # fmt: skip
         with contextlib.suppress(OSError):
@@ -228,9 +234,9 @@ def _nothing() -> None:
 
 
 def _thread() -> None:
-    begun = threading.Thread(target=_nothing)
-    begun.start()
-    begun.join()
+    thread = threading.Thread(target=_nothing)
+    thread.start()
+    thread.join()
 
 
 def _ended(command: list[str]) -> None:
@@ -238,7 +244,7 @@ def _ended(command: list[str]) -> None:
 
 
 def _each_s(work: Callable[[], object], count: int) -> float:
-    """Seconds of one of so many calls, the loop around them taken away."""
+    """Return the seconds of one call, without the loop around the calls."""
     loop_s = min(_repeated_s(None, count) for _ in range(3))
     return (_repeated_s(work, count) - loop_s) / count
 

@@ -1,9 +1,9 @@
-"""A probe as a picture: each figure on a logarithmic axis, the textbook's as a grey bar.
+"""A probe as a picture: each figure on a logarithmic axis, the textbook's range as a grey bar.
 
-    latencies     0.1 ns |---o-------====--| 1 s        o here (a line to the median), == textbook
+    latencies     0.1 ns |---o-------====--| 1 s        o here (line to the median), == textbook
     bandwidths    1 GB/s |--------o--------| 1 TB/s
     arithmetic    1 Gop/s ...
-    one load against the size that it is somewhere in, both logarithmic
+    latency of a load against the size of its array, both logarithmic
 
 Drawn by hand as `report/chart.py` draws. This module must not measure.
 """
@@ -33,9 +33,9 @@ def draw_probe(probe: Probe) -> str:
     parts: list[str] = []
     top = float(_TOP)
     for unit, title in _TITLES:
-        figures = [one for one in probe.figures if one.unit is unit and one.samples]
+        figures = [figure for figure in probe.figures if figure.unit is unit and figure.samples]
         if figures:
-            figures.sort(key=lambda one: one.best or 0.0)
+            figures.sort(key=lambda figure: figure.best or 0.0)
             parts += _axis(figures, title, top)
             top += _LINE * len(figures) + _GAP
     if len(probe.curve) > 1:
@@ -43,7 +43,7 @@ def draw_probe(probe: Probe) -> str:
         top += _CURVE_HEIGHT + _GAP + 24
     words = f"{probe.processor or 'processor'}, {probe.cores} cores"
     return "\n".join([
-        *chart.head("What this machine takes", top),
+        *chart.head("What this machine can do", top),
         chart.text(chart.LEFT, 44, f"{words}; load before {probe.load:.1f}"),
         *_legend(64), *parts, "</svg>",
     ]) + "\n"  # fmt: skip
@@ -58,8 +58,8 @@ def _legend(y: float) -> list[str]:
 
 
 def _axis(figures: Sequence[Figure], title: str, top: float) -> list[str]:
-    """A row a figure, and the axis below them."""
-    ends = [value for one in figures for value in _values(one)]
+    """A row for each figure, and the axis below."""
+    ends = [value for figure in figures for value in _values(figure)]
     low, high = math.floor(math.log10(min(ends))), math.ceil(math.log10(max(ends)))
     high = max(high, low + 1)
     left, right = float(_NAMES), float(chart.WIDTH - _VALUES)
@@ -77,8 +77,8 @@ def _axis(figures: Sequence[Figure], title: str, top: float) -> list[str]:
             words = unit.render(10.0**power)
             parts.append(chart.text(x(10.0**power), bottom + 18, words, anchor="middle", size=12))
     parts.append(chart.rule(left, bottom, right, bottom, chart.FAINT))
-    for number, one in enumerate(figures):
-        parts += _row(one, top + _LINE * (number + 0.5), x)
+    for number, figure in enumerate(figures):
+        parts += _row(figure, top + _LINE * (number + 0.5), x)
     return parts
 
 
@@ -100,33 +100,33 @@ def _values(figure: Figure) -> tuple[float, ...]:
 
 
 def _curve(curve: Sequence[LatencyOfSize], top: float) -> list[str]:
-    """One load against the size of what it is in."""
+    """The latency of one load against the size of its array."""
     first, last = math.log2(curve[0].num_bytes), math.log2(curve[-1].num_bytes)
-    logs = [math.log10(one.latency_s) for one in curve]
+    logs = [math.log10(point.latency_s) for point in curve]
     low, high = math.floor(min(logs)), math.ceil(max(logs))
     left, right = float(chart.LEFT + 20), float(chart.WIDTH - chart.RIGHT - 20)
 
-    def place(one: LatencyOfSize) -> tuple[float, float]:
-        share = (math.log2(one.num_bytes) - first) / (last - first)
-        up = (math.log10(one.latency_s) - low) / max(high - low, 1)
+    def place(point: LatencyOfSize) -> tuple[float, float]:
+        share = (math.log2(point.num_bytes) - first) / (last - first)
+        up = (math.log10(point.latency_s) - low) / max(high - low, 1)
         return left + share * (right - left), top + _CURVE_HEIGHT * (1 - up)
 
-    parts = [chart.text(chart.LEFT - 48, top - 10, "one load, by the size of what it is in",
+    parts = [chart.text(chart.LEFT - 48, top - 10, "one load, by the size of its array",
                         weight="bold")]  # fmt: skip
     for power in range(low, high + 1):
         y = top + _CURVE_HEIGHT * (1 - (power - low) / max(high - low, 1))
         parts.append(chart.rule(left, y, right, y, chart.GRID))
         parts.append(chart.text(left - 8, y + 4, Unit.SECONDS.render(10.0**power), anchor="end",
                                 size=12))  # fmt: skip
-    points = [place(one) for one in curve]
+    points = [place(point) for point in curve]
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts.append(f'<polyline points="{drawn}" fill="none" stroke="{_HERE}" stroke-width="2"/>')
-    for number, (one, (x, y)) in enumerate(zip(curve, points, strict=True)):
+    for number, (point, (x, y)) in enumerate(zip(curve, points, strict=True)):
         parts.append(_dot(x, y, _HERE))
         if number % 3 == 0:
             bottom = top + _CURVE_HEIGHT
             parts.append(chart.rule(x, bottom, x, bottom + 5, chart.FAINT))
-            words = format_bytes(one.num_bytes).replace(".0", "")
+            words = format_bytes(point.num_bytes).replace(".0", "")
             parts.append(chart.text(x, bottom + 20, words, anchor="middle", size=12))
     return parts
 

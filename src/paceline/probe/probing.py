@@ -1,11 +1,11 @@
-"""All that is measured of this machine, one after the other, and kept for whoever plans with it.
+"""All measurements of this machine, one after the other, stored for the parts that plan with them.
 
     compile the kernels -> memory -> arithmetic -> storage -> messages -> calls -> devices
                                                     |
                         the best of each -> the file of ceilings (machine/ceilings.py)
 
-What cannot be measured is said in a sentence, and the rest goes on: without a C++ compiler there
-are products of matrices, calls, processes and devices.
+A measurement that fails is reported in a sentence, and the rest goes on: without a C++ compiler
+there are still products of matrices, calls, processes and devices.
 """
 
 import os
@@ -31,15 +31,15 @@ from .rates import matmul_figures, vector_figures
 from .storage import storage_figures
 
 BUSY = 0.5
-"""Load before, for each core, from which on a table says that others computed here."""
+"""Load for each core from which a table says that other programs were running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeQuestion:
-    """What is to be measured.
+    """What to measure.
 
     Args:
-        folder: on the disk that is measured.
+        folder: on the disk to measure.
         peer: ``HOST`` or ``HOST:PORT``; empty: no other machine.
     """
 
@@ -52,9 +52,9 @@ class Probe(Measured):
     """A machine's figures.
 
     Args:
-        took_s: of the whole.
-        load: of the machine before, as processes that compute.
-        missing: what could not be measured, and why, in sentences.
+        took_s: duration of the whole probe.
+        load: load average of the machine before the probe.
+        missing: what could not be measured and why, in sentences.
     """
 
     processor: str
@@ -67,12 +67,12 @@ class Probe(Measured):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others computed here when it began."""
+        """Whether other programs were running when it began."""
         return self.load > BUSY * self.cores
 
 
 def probe_machine(question: ProbeQuestion, say: Callable[[str], None]) -> Probe:
-    """Measure everything; takes less than a minute.
+    """Measure everything, in less than a minute.
 
     Raises:
         LinkError: the peer cannot be reached.
@@ -95,14 +95,14 @@ def probe_machine(question: ProbeQuestion, say: Callable[[str], None]) -> Probe:
     return Probe(
         processor=processor.name, cores=processor.usable_cores, load=load,
         took_s=time.perf_counter() - start_s,
-        figures=tuple(sorted(figures, key=lambda one: list(Group).index(one.group))),
+        figures=tuple(sorted(figures, key=lambda figure: list(Group).index(figure.group))),
         curve=curve, missing=tuple(missing),
     )  # fmt: skip
 
 
 def keep(probe: Probe) -> Path:
-    """Into the file of ceilings. FileError: it cannot be written."""
-    return write_machine({one.key: one.best for one in probe.figures if one.best})
+    """Write the best values to the file of ceilings. FileError: it cannot be written."""
+    return write_machine({figure.key: figure.best for figure in probe.figures if figure.best})
 
 
 def _by_kernels(
@@ -112,7 +112,7 @@ def _by_kernels(
     say: Callable[[str], None],
 ) -> tuple[list[Figure], tuple[LatencyOfSize, ...], list[str]]:
     cores, caches = processor.usable_cores, [
-        one for one in processor.caches if not one.kind.endswith("i")
+        cache for cache in processor.caches if not cache.kind.endswith("i")
     ]  # fmt: skip
     curve: tuple[LatencyOfSize, ...] = ()
     parts: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -139,11 +139,11 @@ def _by_kernels(
 
 
 def _on_device(say: Callable[[str], None]) -> list[Figure]:
-    """Of the first accelerator, where torch computes on one."""
+    """Measure the first accelerator that torch can use, if there is one."""
     if not (may_have_accelerator() and torch.accelerator.is_available()):
         return []
-    found = torch.accelerator.current_accelerator()
-    assert found is not None
-    device = torch.device(found.type, 0)
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    device = torch.device(accelerator.type, 0)
     say(f"device {device}")
     return [*device_figures(device), *matmul_figures(device)]

@@ -1,10 +1,10 @@
 """Arithmetic: what vector units reach in registers, and products of matrices through torch.
 
-    vector     one multiply-add after the other on sixteen sums, without memory, on all cores
-    matmul     a product of two square matrices, as torch computes it, the size that is best
+    vector     multiply-adds on sixteen independent sums, without memory, on all cores
+    matmul     a product of two square matrices by torch, at the best size
 
-An instruction that this processor lacks is not measured; torch computes its products all the same,
-by other instructions, and that is what a model gets. This module must not know devices' kernels.
+An instruction that this processor lacks is not measured; torch computes the products with other
+instructions, and that is what a model gets. This module must not know devices' kernels.
 """
 
 import time
@@ -19,11 +19,11 @@ from .kernels import Kernels, VectorFormat
 
 _REPEATS = 5
 _ROUND_S = 0.03
-"""About how long one repeat of vector instructions takes."""
+"""Approximate duration of one repeat of vector instructions."""
 _TRY_ROUNDS = 200_000
 _SIDES = (512, 1024, 2048)
 _PRODUCT_S = 0.5
-"""At most about, for all products of one size and format."""
+"""Approximate limit for all products of one size and format."""
 FORMATS = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
     "fp64": torch.float64,
@@ -31,12 +31,12 @@ FORMATS = {
 
 
 def vector_figures(kernels: Kernels, cores: int) -> Iterator[Figure]:
-    """Multiply-adds in registers, all cores together."""
+    """Yield the rate of multiply-adds in registers, all cores together."""
     for kind in (VectorFormat[name.upper()] for name in FORMATS):
         name = kind.name.lower()
-        tried = kernels.arithmetic(kind, _TRY_ROUNDS, cores, 1)
+        trial = kernels.arithmetic(kind, _TRY_ROUNDS, cores, 1)
         samples: list[float] = []
-        if tried is not None:
+        if trial is not None:
             start_s = time.perf_counter()
             kernels.arithmetic(kind, _TRY_ROUNDS, cores, 1)
             took_s = max(time.perf_counter() - start_s, 1e-5)
@@ -46,12 +46,12 @@ def vector_figures(kernels: Kernels, cores: int) -> Iterator[Figure]:
             key=f"vector_{name}_op_per_s", what=f"vector units, {name}", group=Group.RATES,
             unit=Unit.OPERATIONS, samples=tuple(samples),
             how=f"{kernels.vector_bits()} bits, {cores} cores",
-            why_not="" if samples else "this processor has no vector instruction for it",
+            why_not="" if samples else "this processor has no vector instruction for this format",
         )  # fmt: skip
 
 
 def matmul_figures(device: torch.device) -> Iterator[Figure]:
-    """A product of square matrices in each format that torch multiplies there."""
+    """Yield the rate of matrix products in each format that torch supports on the device."""
     is_cpu = device.type == "cpu"
     for name, dtype in FORMATS.items():
         best: list[float] = []
@@ -60,7 +60,7 @@ def matmul_figures(device: torch.device) -> Iterator[Figure]:
             try:
                 work = _product(side, dtype, device)
                 per_s, is_slow = _rates(work, 2.0 * side**3)
-            except (RuntimeError, NotImplementedError) as error:  # no kernel for it there
+            except (RuntimeError, NotImplementedError) as error:  # no kernel for this format
                 why_not = str(error).splitlines()[0]
                 break
             if not best or max(per_s) > max(best):
@@ -78,16 +78,16 @@ def matmul_figures(device: torch.device) -> Iterator[Figure]:
 
 def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
     if dtype is torch.int8:
-        one = torch.randint(-8, 8, (side, side), dtype=dtype, device=device)
-        other = torch.randint(-8, 8, (side, side), dtype=dtype, device=device)
-        return lambda: torch._int_mm(one, other)
-    one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        left = torch.randint(-8, 8, (side, side), dtype=dtype, device=device)
+        right = torch.randint(-8, 8, (side, side), dtype=dtype, device=device)
+        return lambda: torch._int_mm(left, right)
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty(side, side, dtype=dtype, device=device)
-    return lambda: torch.mm(one, other, out=out)
+    return lambda: torch.mm(left, right, out=out)
 
 
 def _rates(work: Callable[[], Tensor], operations: float) -> tuple[list[float], bool]:
-    """Operations a second of some products; and whether a larger one would take too long."""
+    """Return operations a second of some products, and whether a larger one would take too long."""
     first_s = elapsed_s(work)
     if first_s > _PRODUCT_S:
         return [operations / first_s], True

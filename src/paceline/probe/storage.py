@@ -1,13 +1,13 @@
-"""The disk below a folder: one small read at a random place, many at once, and large ones.
+"""The disk of a folder: one small read at a random offset, many at once, and large ones.
 
-    written first        a file of random words, so that there is something to read
+    written first        a file of random words to read from
     random, one          4 KiB at a time: its latency
     random, many         4 KiB by 32 threads: reads a second
     large                1 MiB by 8 threads: bandwidth
 
-Reads go past the page cache (O_DIRECT) where the file system lets them. Where it does not, as in
-memory, the cache is asked to forget the file, and each figure says that it may have answered. A
-virtual machine's disk may be cached by its host, which nobody can see from inside.
+Reads bypass the page cache (O_DIRECT) where the file system allows it. Where it does not, as on
+tmpfs, the kernel is asked to drop the file from its cache, and each figure says that the cache may
+have answered. The host of a virtual machine may cache its disk, which cannot be seen from inside.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ _MANY_THREADS, _LARGE_THREADS = 32, 8
 _REPEATS = 3
 _ROUND_S = 0.4
 _SHARE = 10
-"""Of what is free on the disk, one part of so many is used."""
+"""The file takes at most one part in this many of the free space."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def storage_figures(kernels: Kernels, folder: Path) -> Iterator[Figure]:
-    """Of the disk that the folder lies on.
+    """Yield the figures of the disk that the folder lies on.
 
     Raises:
-        FileError: nothing can be written there.
+        FileError: the folder cannot be written to.
     """
     try:
         size = min(_FILE_BYTES, shutil.disk_usage(folder).free // _SHARE) // _MIB * _MIB
@@ -62,7 +62,7 @@ def _written(kernels: Kernels, path: Path, size: int) -> float:
 
 @contextlib.contextmanager
 def _opened(path: Path, mode: int) -> Iterator[tuple[int, bool]]:
-    """A descriptor, and whether it goes past the page cache."""
+    """Yield a descriptor and whether it bypasses the page cache."""
     is_direct = bool(_DIRECT)
     try:
         fd = os.open(path, mode | _DIRECT | os.O_CLOEXEC)
@@ -79,8 +79,8 @@ def _opened(path: Path, mode: int) -> Iterator[tuple[int, bool]]:
 def _figures(
     kernels: Kernels, fd: int, size: int, is_direct: bool, written: float
 ) -> Iterator[Figure]:
-    past = "O_DIRECT" if is_direct else "no O_DIRECT here: the page cache may have answered"
-    where = f"in {format_bytes(size)}, {past}"
+    cache_note = "O_DIRECT" if is_direct else "no O_DIRECT here: the page cache may have answered"
+    where = f"in {format_bytes(size)}, {cache_note}"
 
     def forget() -> None:
         if not is_direct and hasattr(os, "posix_fadvise"):
@@ -91,21 +91,21 @@ def _figures(
         statistics.median(kernels.read_blocks(fd, size, _BLOCK_BYTES, 1, _ROUND_S / 2).each_s)
         for _ in range(2 * _REPEATS)
     ]
-    yield _figure("disk_read_latency_s", "disk, 4 KiB at a random place", Unit.SECONDS,
+    yield _figure("disk_read_latency_s", "disk, 4 KiB at a random offset", Unit.SECONDS,
                   tuple(rounds), f"half of the reads take no longer; {where}")  # fmt: skip
     many, large = [], []
     for _ in range(_REPEATS):
         forget()
         many.append(kernels.read_blocks(fd, size, _BLOCK_BYTES, _MANY_THREADS, _ROUND_S).per_s)
-    yield _figure("disk_reads_per_s", "disk, 4 KiB at random places, many", Unit.COUNT, tuple(many),
-                  f"{_MANY_THREADS} threads, {past}")  # fmt: skip
+    yield _figure("disk_reads_per_s", "disk, 4 KiB at random offsets, many", Unit.COUNT,
+                  tuple(many), f"{_MANY_THREADS} threads, {cache_note}")  # fmt: skip
     for _ in range(_REPEATS):
         forget()
         large.append(kernels.read_file(fd, size, _LARGE_BYTES, _LARGE_THREADS))
     yield _figure("disk_read_bytes_per_s", "disk, read in blocks of 1 MiB", Unit.BYTES,
-                  tuple(large), f"{_LARGE_THREADS} threads, {past}")  # fmt: skip
+                  tuple(large), f"{_LARGE_THREADS} threads, {cache_note}")  # fmt: skip
     yield _figure("disk_write_bytes_per_s", "disk, written and flushed", Unit.BYTES, (written,),
-                  f"{format_bytes(size)} once, {past}")  # fmt: skip
+                  f"{format_bytes(size)} once, {cache_note}")  # fmt: skip
 
 
 def _figure(key: str, what: str, unit: Unit, samples: tuple[float, ...], how: str) -> Figure:

@@ -1,4 +1,4 @@
-"""A probe as a table: what is here beside what the textbook says. It must not measure."""
+"""A probe as a table: measured values beside the textbook's. It must not measure."""
 
 from collections.abc import Iterator
 
@@ -7,29 +7,31 @@ from .figures import Figure, Group
 from .probing import Probe
 
 _UNSURE = 1.3
-"""The median of what was measured is that far from the best: something else ran meanwhile."""
+"""A median this many times away from the best means that something else ran meanwhile."""
 
 
 def render_probe(probe: Probe) -> list[str]:
-    """In lines: a table a group, then what was not measured."""
+    """Return the lines: a table for each group, then what was not measured."""
     lines = [
         f"{probe.processor or 'a processor without a name'}, {probe.cores} cores; measured in "
         f"{format_duration(probe.took_s)}, load before {probe.load:.1f}"
     ]
     if probe.is_disturbed:
-        lines.append("others computed here meanwhile: what is below is less than this machine does")
+        lines.append(
+            "other programs were running: this machine can do better than the figures below"
+        )
     for group in Group:
-        figures = [one for one in probe.figures if one.group is group]
-        if any(one.samples for one in figures):
-            rows = [_row(one) for one in figures if one.samples]
+        figures = [figure for figure in probe.figures if figure.group is group]
+        if any(figure.samples for figure in figures):
+            rows = [_row(figure) for figure in figures if figure.samples]
             header = (group.value, "best", "median", "textbook", "beside it", "how")
             lines += ["", *_left(table(header, rows), rows, header)]
     missing = [
-        *(f"{one.what}: {one.why_not}" for one in probe.figures if not one.samples),
+        *(f"{figure.what}: {figure.why_not}" for figure in probe.figures if not figure.samples),
         *probe.missing,
     ]
     if missing:
-        lines += ["", "not measured", *(f"  {one}" for one in missing)]
+        lines += ["", "not measured", *(f"  {sentence}" for sentence in missing)]
     return lines
 
 
@@ -52,14 +54,14 @@ def _row(figure: Figure) -> tuple[str, ...]:
 
 
 def _beside(value: float, low: float, high: float) -> str:
-    """How far from what the textbook says: ``x 1.4``, or inside of it."""
+    """Return the ratio to the textbook's range, such as ``x 1.4``, or ``inside``."""
     if low <= value <= high:
         return "inside"
     return f"x {value / (high if value > high else low):.2g}"
 
 
 def _left(lines: list[str], rows: list[tuple[str, ...]], header: tuple[str, ...]) -> Iterator[str]:
-    """The last column to the left: it is words."""
+    """Align the last column to the left, since it holds words."""
     width = max(len(row[-1]) for row in (header, *rows))
     for line, row in zip(lines, (header, *rows), strict=True):
         kept = len(lines[0]) if row is header else len(line)

@@ -325,8 +325,8 @@ class Agenda:
             else:
                 return at_s, event  # type: ignore[return-value]  # a ticket
         raise ConfigError(
-            "everybody is gone and nobody returns: the run cannot go on; leave one worker there, "
-            "or stop after fewer --updates"
+            "all workers are gone and none returns: the run cannot continue; leave one worker "
+            "there, or stop after fewer --updates"
         )
 
     def enter(self, at_s: float, event: Event) -> None:

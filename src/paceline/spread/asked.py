@@ -105,7 +105,7 @@ def split_of(argument: str | None, context: Context, exchange: Any) -> SplitName
         if is_refused(context):
             is_resumed = context.resume and without
             instead = (
-                f"{without} (the run that goes on may have it)" if is_resumed else "leave it out"
+                f"{without} (the resumed run may have it)" if is_resumed else "leave it out"
             )
             raise ConfigError(
                 f"{what} is not carried where a model is split ({text}): {instead}, or use "
@@ -276,7 +276,7 @@ def known_loss(
     """
     try:
         if not isinstance(forward, LossForward):
-            raise ConfigError("a script's loss stands behind model(x)")
+            raise ConfigError("a script's loss comes after model(x)")
         with kept_random_state():
             batch = partial(_batch, loader, is_spread=True)
             return batch_loss(model, forward.loss, batch)

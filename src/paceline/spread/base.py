@@ -130,8 +130,8 @@ class SpreadModel(abc.ABC):
         ]
         if odd := [name for name, first_name in self._state_names if not first_name]:
             raise ConfigError(
-                f"{odd[0]!r} of model.state_dict() is no parameter and no buffer, and a split "
-                "model keeps these alone; use --split data"
+                f"{odd[0]!r} of model.state_dict() is neither a parameter nor a buffer, and a "
+                "split model keeps only these; use --split data"
             )
         self._without_memory = (
             [(name, torch.empty_like(tensor, device="meta")) for name, tensor in parameters],
@@ -196,8 +196,8 @@ class SpreadModel(abc.ABC):
     def _refuse_outside(self) -> None:
         if not self._num_samples():
             raise ConfigError(
-                "backward() through a split model stands outside the loop over the loader, where "
-                "no mini-batch says what its gradient weighs"
+                "backward() through a split model is outside the loop over the loader, where "
+                "no mini-batch gives its gradient a weight"
             )
 
     def come_to_end(self, why: End = End.PUSH, num_samples: int = 0) -> None:

@@ -42,8 +42,8 @@ def inputs_of(model: nn.Module, forward: Callable[[nn.Module, Any], Any], batch:
         handle.remove()
     if not calls:
         raise ConfigError(
-            "the model is not called with a batch of the loader, so nobody knows where to cut it: "
-            "pace.prepare(..., forward=lambda model, batch: loss_fn(model(batch[0]), batch[1]))"
+            "the model is not called with a batch of the loader, so there is no input to cut it "
+            "by: pace.prepare(..., forward=lambda model, batch: loss_fn(model(batch[0]), batch[1]))"
         )
     args, kwargs = calls[0]
     if kwargs or not args or not all(isinstance(arg, Tensor) for arg in args):

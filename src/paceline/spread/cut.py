@@ -215,8 +215,8 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, args: Sequence[T
         ):
             raise ConfigError(
                 f"{type(model).__name__} gives something else for a batch than for its halves: its "
-                "samples depend on each other, or its output is no row for each (a loss: let the "
-                "model return outputs, and the script compute the loss); use --split data"
+                "samples depend on each other, or its output has no row for each sample (a loss: "
+                "let the model return outputs, and the script compute the loss); use --split data"
             )
 
 

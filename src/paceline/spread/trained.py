@@ -140,7 +140,7 @@ class TrainedModel(PipelinedModel):
         if len(targets) != rows or not is_alike:
             raise ConfigError(
                 f"a split model was cut for targets of {wanted.dtype}, one for each of "
-                f"{rows} samples, and is given {len(targets)} of {targets.dtype}"
+                f"{rows} samples, but got {len(targets)} of {targets.dtype}"
             )
         shapes = (*self.cut.borders[0], self._known.target)
         intents = self._meet(self._called(PartTask.TRAIN, rows, (inputs, targets), shapes))

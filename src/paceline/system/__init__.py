@@ -1,16 +1,16 @@
-"""What we ask of the operating system.
+"""Everything that touches the operating system.
 
-    files              a folder of ours, opened by what it is; no links
-    streams            output that may go away; a log that is followed
-    signals            who stops a run, softly first
-    interpreter        what a script that runs inside this process changes of it
-    limits             what this process may take
-    control_groups     those that it is in, which may limit it
-    processors         cores and accelerators that it may compute on
-    ceilings           what this machine can do at most, as it was measured
-    pages              memory that is given back to the machine
+    files              folders and files of ours, opened safely; no links
+    streams            output that may go away; following a log
+    signals            the signals that stop a run, gently first
+    interpreter        state that a script running inside this process changes
+    limits             memory and files that this process may use
+    control_groups     the control groups of this process, which may limit it
+    processors         cores and accelerators that it may use
+    ceilings           measured limits of this machine
+    pages              returning freed memory to the machine
     reasons            why the user's code failed, in one sentence with its line
-    vitals             what another process does
+    vitals             the state of another process
 
 It must not know runs.
 """

@@ -1,12 +1,12 @@
-"""What this machine can do at most, as it was measured: one file for who measures and who asks.
+"""Measured limits of this machine, in one file.
 
     ~/.cache/paceline/ceilings.json        (XDG_CACHE_HOME)
 
         {"format": 1, "machines": {"NAME": {"machine": ..., "collectives": ...}}}
 
-A home may be that of several machines: each finds its own by its name. Whoever measures writes a
-section, and reads it again. A file that is damaged, or of another version, is as none: what it says
-of the machine can be measured again. This module must not know what sections mean.
+Several machines may share a home folder: each finds its entry by its name. Each kind of measurement
+writes and reads its own section. A file that is damaged or of another version is ignored, since its
+content can be measured again. This module must not know what sections mean.
 """
 
 import errno
@@ -26,14 +26,14 @@ _MOST_BYTES = 1 << 20
 
 
 def ceilings_path() -> Path:
-    """Where the file is, or would be."""
+    """Return the path of the file."""
     return cache_home() / "paceline" / _NAME
 
 
 def read_ceilings(section: str) -> tuple[object, str]:
-    """A section of this machine, None where there is none; and why it was left out, or "".
+    """Return a section of this machine, or None; and why the file was ignored, or "".
 
-    What it holds is as somebody wrote it: whoever asks has to look.
+    The content is not validated: the caller has to check it.
     """
     path = ceilings_path()
     try:
@@ -42,13 +42,13 @@ def read_ceilings(section: str) -> tuple[object, str]:
     except OSError as error:
         if error.errno == errno.ENOENT:
             return None, ""
-        return None, f"{path} is left out: {error.strerror}"
+        return None, f"{path} is ignored: {error.strerror}"
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return None, f"{path} is left out: it is damaged, or of another version of Paceline"
+        return None, f"{path} is ignored: it is damaged, or of another version of Paceline"
 
 
 def write_ceilings(section: str, value: object) -> Path:
-    """Put a section of this machine into the file; the others stay.
+    """Write a section of this machine to the file; the others stay.
 
     Raises:
         FileError: it cannot be written there.

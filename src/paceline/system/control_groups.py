@@ -1,4 +1,4 @@
-"""The control groups that this process is in, and all that they lie in: each may set a limit.
+"""The control groups of this process and their ancestors: each may set a limit.
 
     /proc/self/cgroup    version 2   0::/user.slice/run.scope
                          version 1   4:cpu,cpuacct:/batch/job
@@ -13,11 +13,11 @@ MOUNT = "sys/fs/cgroup"
 
 
 def control_groups(kind: str, root: Path) -> Iterator[Path]:
-    """Their folders, the narrowest first.
+    """Yield their folders, innermost first.
 
     Args:
-        kind: what is limited, as version 1 calls it: ``cpu``, ``memory``.
-        root: of the file system.
+        kind: the controller's name in version 1: ``cpu``, ``memory``.
+        root: root of the file system.
     """
     mount = root / MOUNT
     try:
@@ -34,7 +34,7 @@ def control_groups(kind: str, root: Path) -> Iterator[Path]:
         else:
             continue
         inner = top / path.lstrip("/")
-        if ".." in inner.parts or not inner.is_dir():  # in a container they are mounted from here
+        if ".." in inner.parts or not inner.is_dir():  # in a container its own group is the mount
             inner = top
         for folder in (inner, *inner.parents):
             yield folder

@@ -1,22 +1,22 @@
-"""Files in a folder of ours: opened by what they are, not by what their name meant a moment ago.
+"""Safe files in a folder of ours: checked on the open descriptor, not by name.
 
     Place (a folder, held by its descriptor) --name, no link, no wait--> descriptor -> is it sound?
 
-Whoever can write into a folder, or into the one above it, can put a link, a pipe or another folder
-where a file of ours is expected, also between a look and the opening. So a folder is opened once,
-its files are opened relative to that, and it is the open descriptor that is looked at.
+Whoever can write to a folder or its parent can put a link, a pipe or another folder where a file of
+ours is expected, even between a check and the open. So a folder is opened once, its files are
+opened relative to it, and the open descriptor is checked.
 
-    to write   the folder is ours, and nobody else but its group may write to it; a new file is
-               made, never written over; an old one is regular, ours, and has no second name
-    to read    the file is regular: a pipe is not waited for; whose it is does not matter
+    to write   the folder is ours, and only its group may also write to it; a new file is
+               created, never overwritten; an existing one is regular, ours, and has no second name
+    to read    the file is regular: no waiting for a pipe; any owner
 
-    .NAME.1a2b3c4d.part   what takes the place of NAME once it is whole; locked while it is written
+    .NAME.1a2b3c4d.part   replaces NAME once it is complete; locked while it is written
 
-A part that nobody holds locked is of a process that was killed: ``remove_parts`` takes it away.
+An unlocked part belongs to a process that was killed: ``remove_parts`` removes it.
 
-Folders that a group may write to are taken, since a usual umask (002) makes them; links and pipes
-are refused there, too. Above 300 lines because no file is opened past what stands here. This module
-must not know what is in the files.
+Folders that a group may write to are accepted, since a usual umask (002) makes them; links and
+pipes are refused there, too. Above 300 lines because every file is opened through this module. This
+module must not know what is in the files.
 """
 
 import errno
@@ -42,17 +42,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file",
             errno.EISDIR: "it is a folder", errno.ENOTDIR: "it is no folder"}  # fmt: skip
-"""What the system means by these where a file or a folder was expected."""
+"""The meaning of these errors where a file or a folder was expected."""
 _TRIES, _MOST_LINKS = 3, 8
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 
 
 class OpenFolder:
-    """A folder of ours that is held open.
+    """A folder of ours, kept open.
 
     Args:
-        fd: its descriptor, which ``close`` closes.
-        path: its name, for people.
+        fd: its descriptor, closed by ``close``.
+        path: its path, for messages.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -62,10 +62,10 @@ class OpenFolder:
 
     @classmethod
     def open(cls, path: Path, identity: Sequence[int] | None = None) -> "OpenFolder":
-        """The folder at ``path``, through links of ours. FileError: it is not one to write into.
+        """Open the folder at ``path``, through links of ours. FileError: it is unsafe to write to.
 
         Args:
-            identity: of the folder that it must be: another process has opened it before.
+            identity: identity of the folder that another process opened, which it must have.
         """
         place, target = None, path
         try:
@@ -80,10 +80,10 @@ class OpenFolder:
                         raise _refused(path, "it is another user's link") from None
                     target = target.parent / target.readlink()
         except (OSError, ValueError) as error:
-            raise _said(error, path) from None
+            raise _file_error(error, path) from None
         if place is None:
             raise _refused(path, "too many links")
-        place._checked()
+        place._check_owner()
         if identity is not None and place.identity[-len(identity) :] != tuple(identity):
             place.close()
             raise _refused(path, "it is another folder than the one that the run began in")
@@ -91,7 +91,7 @@ class OpenFolder:
 
     @classmethod
     def make(cls, path: Path) -> "OpenFolder":
-        """A new folder. FileExistsError: something is there."""
+        """Create a folder. FileExistsError: the name is taken."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(0o755)
@@ -100,47 +100,47 @@ class OpenFolder:
                 raise
             raise FileError(errno.ENOTDIR, "it is no folder", error.filename) from None
         except (OSError, ValueError) as error:
-            raise _said(error, path) from None
+            raise _file_error(error, path) from None
         return cls.open(path)
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What no other folder of this machine has, as long as this one is there.
+        """A key unique among the folders of this machine while this one exists.
 
-        Of its two numbers the first, of the file system, differs between machines that share it.
+        The first of its two numbers, of the file system, differs between machines that share it.
         """
         now = os.fstat(self.fd)
         return now.st_dev, now.st_ino
 
     def close(self) -> None:
-        """Let go of it; may be called twice."""
+        """Close the descriptor; may be called twice."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def inner(self, name: str) -> "OpenFolder":
-        """A folder in it."""
+        """Open a folder in it."""
         path = self.path / name
         try:
-            return OpenFolder(os.open(name, _FOLDER, dir_fd=self.fd), path)._checked()
+            return OpenFolder(os.open(name, _FOLDER, dir_fd=self.fd), path)._check_owner()
         except OSError as error:
-            raise _said(error, path) from None
+            raise _file_error(error, path) from None
 
     def make_inner(self, name: str, *, is_new: bool = False) -> "OpenFolder":
-        """A folder in it, made where it is missing; ``is_new``: FileExistsError where it is not."""
+        """Open a folder in it, created if missing; ``is_new``: FileExistsError if it exists."""
         try:
             os.mkdir(name, 0o755, dir_fd=self.fd)
         except FileExistsError:
             if is_new:
                 raise
         except OSError as error:
-            raise _said(error, self.path / name) from None
+            raise _file_error(error, self.path / name) from None
         return self.inner(name)
 
     # -- files ----------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> int:
-        """A new file to write and read, in the place of whatever has its name and is no folder."""
+        """Create a file to write and read; it replaces anything but a folder."""
         for _ in range(_TRIES):
             self.remove_file(name)
             with suppress(FileExistsError):
@@ -148,31 +148,31 @@ class OpenFolder:
         raise _refused(self.path / name, "somebody makes it again and again")
 
     def new(self, name: str) -> int:
-        """A new file to write and read. FileExistsError: something has its name."""
+        """Create a file to write and read. FileExistsError: the name is taken."""
         return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def again(self, name: str) -> int:
-        """A file of ours that is there, to write and read."""
+        """Open an existing file of ours to write and read."""
         return self._sound(self._open(name, os.O_RDWR), name)
 
     def append(self, name: str) -> int:
-        """A file of ours to append to; it is made where it is missing."""
+        """Open a file of ours to append to; it is created if missing."""
         return self._sound(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), name)
 
     def read(self, name: str) -> BufferedReader:
-        """A file to read, whosever it is."""
+        """Open a file of any owner to read."""
         return _regular(self._open(name, os.O_RDONLY), self.path / name)
 
     def write(self, name: str, data: bytes) -> None:
-        """A new file with this in it, in the place of whatever has its name and is no folder."""
+        """Write a new file; it replaces anything but a folder."""
         with os.fdopen(self.fresh(name), "wb") as file:
             file.write(data)
 
     def replace(self, name: str, data: bytes | Iterator[Any], *, is_synced: bool = False) -> None:
-        """Write whole or not at all: a reader sees the old file or the new one.
+        """Write completely or not at all: a reader sees the old file or the new one.
 
         Args:
-            data: all of it, or piece by piece.
+            data: all bytes, or pieces of them.
         """
         beside = part_of(name)
         with os.fdopen(self.new(beside), "wb") as file:
@@ -183,7 +183,7 @@ class OpenFolder:
                 if is_synced:
                     os.fsync(file.fileno())
                 self.rename(beside, name)
-            except BaseException:  # raised again: no half file stays
+            except BaseException:  # raised again: leave no partial file
                 self.remove_file(beside)
                 raise
 
@@ -193,10 +193,10 @@ class OpenFolder:
         except FileExistsError:
             raise
         except (OSError, ValueError) as error:
-            raise _said(error, self.path / name) from None
+            raise _file_error(error, self.path / name) from None
 
     def _sound(self, fd: int, name: str) -> int:
-        """This descriptor, if what is written there is written nowhere else."""
+        """Return the descriptor if it is a regular file of ours with one name."""
         now = os.fstat(fd)
         why = ""
         if not stat.S_ISREG(now.st_mode):
@@ -220,15 +220,15 @@ class OpenFolder:
         return sorted(os.listdir(self.fd))
 
     def rename(self, name: str, other: str, into: "OpenFolder | None" = None) -> None:
-        """In the folder, or ``into`` another one; what had the other name there is gone."""
+        """Rename in the folder or ``into`` another one, replacing ``other`` there."""
         target = self if into is None else into
         try:
             os.replace(name, other, src_dir_fd=self.fd, dst_dir_fd=target.fd)
         except OSError as error:
-            raise _said(error, target.path / other) from None
+            raise _file_error(error, target.path / other) from None
 
     def remove_file(self, name: str) -> None:
-        """Take this name away, where something has it that is no folder."""
+        """Remove this file if it exists. FileError: it is a folder."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
@@ -237,7 +237,7 @@ class OpenFolder:
             raise self._not_removed(error, name) from None
 
     def remove(self, name: str) -> None:
-        """Take away what has this name, with all that is in it; links are not followed."""
+        """Remove this file or folder with its content; links are not followed."""
         try:
             self.remove_file(name)
         except FileError as error:
@@ -246,12 +246,12 @@ class OpenFolder:
             try:
                 shutil.rmtree(name, dir_fd=self.fd)
             except OSError as failure:
-                raise _said(failure, self.path / name) from None
+                raise _file_error(failure, self.path / name) from None
 
     def remove_parts(self) -> None:
-        """Take away what was to take the place of files here, and was left by who was killed."""
+        """Remove unfinished parts that killed processes left."""
         for name in filter(_PART.fullmatch, self.names()):
-            with suppress(OSError):  # whoever writes it holds it, or has just finished it
+            with suppress(OSError):  # it is being written, or was just finished
                 fd = self._open(name, os.O_RDWR)
                 try:
                     _lock(fd)
@@ -260,18 +260,18 @@ class OpenFolder:
                     os.close(fd)
 
     def _not_removed(self, error: OSError, name: str) -> FileError:
-        with suppress(OSError):  # not every system says that it is a folder
+        with suppress(OSError):  # not every system reports that it is a folder
             if stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
                 error = OSError(errno.EISDIR, "")
-        return _said(error, self.path / name)
+        return _file_error(error, self.path / name)
 
     def sync(self) -> None:
-        """Names that were made or changed are on the disk."""
+        """Flush created and changed names to disk."""
         os.fsync(self.fd)
 
     # -- whose it is ----------------------------------------------------------------------------
 
-    def _checked(self) -> "OpenFolder":
+    def _check_owner(self) -> "OpenFolder":
         now = os.fstat(self.fd)
         is_ours, is_open = now.st_uid == os.geteuid(), bool(now.st_mode & stat.S_IWOTH)
         if is_ours and not is_open:
@@ -288,7 +288,7 @@ class OpenFolder:
         return self
 
     def _probe(self) -> os.stat_result | None:
-        """What a new file of ours is here: there are file systems without owners or modes."""
+        """Return the status of a new file here: some file systems have no owners or modes."""
         name = f".{secrets.token_hex(4)}"
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=self.fd)
@@ -303,7 +303,7 @@ class OpenFolder:
 
 
 def cache_home(env: Mapping[str, str] | None = None) -> Path:
-    """Where caches lie; who has no home, as some containers' users, has a folder beside others'."""
+    """Return the cache folder; one in the temporary folder for users without a home."""
     named = (os.environ if env is None else env).get("XDG_CACHE_HOME")
     home = os.path.expanduser("~")
     if not named and home == "~":
@@ -312,34 +312,34 @@ def cache_home(env: Mapping[str, str] | None = None) -> Path:
 
 
 def part_of(name: str) -> str:
-    """What a file is called that takes the place of this one once it is whole."""
+    """Return a name for the unfinished part that will replace this file."""
     return f".{name}.{secrets.token_hex(4)}.part"
 
 
 def lock_part(fd: int) -> None:
-    """Say that somebody writes this part, as long as it is open."""
-    with suppress(OSError):  # a file system without locks, where nobody takes parts away either
+    """Lock this part as being written, as long as it is open."""
+    with suppress(OSError):  # a file system without locks, where parts are not removed either
         _lock(fd)
 
 
 def _lock(fd: int) -> None:
-    """OSError: another one has it, or there are no locks here."""
+    """Lock a file. OSError: another process has it, or there are no locks here."""
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "no locks")
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """A regular file, whosever it is, also through links. FileError: it cannot be read."""
+    """Open a regular file of any owner, also through links. FileError: it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise _said(error, path) from None
+        raise _file_error(error, path) from None
     return _regular(fd, path)
 
 
 def read_text(file: BufferedReader, most_bytes: int) -> str:
-    """All of it. ValueError: it is longer than that, or no UTF-8."""
+    """Read all text. ValueError: it is longer than ``most_bytes``, or not UTF-8."""
     with file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -348,7 +348,7 @@ def read_text(file: BufferedReader, most_bytes: int) -> str:
 
 
 def name_of(fd: int, path: Path) -> Path:
-    """A path that leads to this open file, whatever its own means by now."""
+    """Return a path to this open file, whatever its own path means by now."""
     own = Path(f"/proc/self/fd/{fd}")  # not /dev/fd: on macOS that shares the file's position
     return own if own.exists() else path
 
@@ -364,8 +364,8 @@ def _refused(path: Path, why: str) -> FileError:
     return FileError(errno.EPERM, why, str(path))
 
 
-def _said(error: OSError | ValueError, path: Path) -> FileError:
-    """What the system, or Python, says of this path."""
+def _file_error(error: OSError | ValueError, path: Path) -> FileError:
+    """Convert an error of the system or Python to a FileError for this path."""
     if isinstance(error, FileError):
         return error
     if not isinstance(error, OSError):

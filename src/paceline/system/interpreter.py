@@ -1,13 +1,13 @@
-"""What a script that runs inside this process changes of it, and what Python does behind one.
+"""State that a script running inside this process changes, and Python's shutdown after it.
 
 A script expects the interpreter that ``python train.py`` gives it: its own arguments, its folder
 first on the path, itself as ``__main__``, and an end:
 
     last line -> threads that are no daemons end -> atexit -> what files have in memory is written
 
-Who ends by ``os._exit``, having been forked with much that nobody has to take apart, does this by
-hand. A thread that never ends holds it up as it holds up Python, and what is raised here is said,
-and is no failure, as there. This module must not know who runs a script.
+A forked process that ends by ``os._exit``, to skip the teardown of what it inherited, does this by
+hand. A thread that never ends blocks it as it blocks Python, and an exception here is printed but
+is no failure, as there. This module must not know who runs a script.
 """
 
 import atexit
@@ -26,9 +26,9 @@ _TEXT, _BYTES = io.TextIOWrapper, (io.BufferedWriter, io.BufferedRandom)
 
 @contextmanager
 def kept_interpreter() -> Iterator[None]:
-    """Leave ``sys.argv``, ``sys.path``, ``__main__`` and where spawned ones begin as they were."""
+    """Restore ``sys.argv``, ``sys.path``, ``__main__`` and multiprocessing's start folder."""
     main, argv, path = sys.modules["__main__"], sys.argv, list(sys.path)
-    folder = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # it has it
+    folder = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # not in the stubs
     try:
         yield
     finally:
@@ -37,29 +37,29 @@ def kept_interpreter() -> Iterator[None]:
 
 
 def leave_as_python_does() -> None:
-    """Let the threads, handlers and files of a script that is over come to their ends."""
+    """Finish the threads, atexit handlers and files of a script that has ended."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter calls it
-    except BaseException:  # of whatever a library has it call
+    except BaseException:  # a library may have registered anything
         traceback.print_exc()
-    atexit._run_exitfuncs()  # says by itself what one of them raises
+    atexit._run_exitfuncs()  # it prints what a handler raises
     _write_files()
 
 
 def leave_in_place() -> None:
-    """Before members are forked: what is there now is taken apart by none of them.
+    """Before a fork of members: disable the finalizers that exist now.
 
-    Of torch's operators, one by one, that would be most of a member's end.
+    Finalizing torch's operators one by one would take most of the time of a member's exit.
     """
-    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no other list
-        one.atexit = False
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no public list
+        finalizer.atexit = False
 
 
 def _write_files() -> None:
-    """Python closes files where it takes modules apart; text first, which goes into bytes."""
-    found = gc.get_objects()
+    """Flush open files, as Python's shutdown does; text first, which goes into bytes."""
+    objects = gc.get_objects()
     for kind in (_TEXT, _BYTES):
-        for one in found:
-            if issubclass(type(one), kind):
+        for file in objects:
+            if issubclass(type(file), kind):
                 with suppress(OSError, ValueError):  # closed, or its reader is gone
-                    one.flush()
+                    file.flush()

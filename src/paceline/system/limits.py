@@ -1,11 +1,11 @@
-"""What this process and all that it begins may take, and who has come to the end of it.
+"""Memory and file limits of this process and its children, and kills for lack of memory.
 
-    /proc/self/cgroup -> our control group, and all that it lies in -> the one with the least room
+    /proc/self/cgroup -> our control group and its ancestors -> the one with the least room
         version 2    memory.max               memory.current           memory.events
         version 1    memory.limit_in_bytes    memory.usage_in_bytes    memory.oom_control
     ulimit -v, -d    of each process alone
 
-An error that came of too little memory is told from others by `is_out_of_memory`, everywhere.
+`is_out_of_memory` recognises errors for lack of memory, everywhere.
 
 This module must not know what somebody wants memory or files for.
 """
@@ -21,37 +21,37 @@ from ..plan import format_bytes
 from .control_groups import MOUNT, control_groups
 
 if sys.platform != "win32":
-    import resource  # at once: where memory is short, there is no room for it later
+    import resource  # at once: when memory is short, there is no room for it later
 
 _ROOT = Path("/")
 _UNLIMITED = 1 << 60
 _FILES = 48
-"""That a launcher opens for itself, with what it has open in passing."""
+"""Files that a launcher opens for itself, including short-lived ones."""
 _FILES_OF_WORKER = 3
 _BYTES_OF_WORKER = 12 << 20
-"""What a worker takes for itself before it has a model: 17 MB were measured, with 200 of them."""
+"""Memory of a worker before it has a model: 17 MB were measured, with 200 of them."""
 _LOOK_S = 1.0
 _RECENT_S = 10.0
-"""Within which the end of who was killed is heard of: first all that it had is given back."""
+"""Within this time the end of a killed process is reported: its memory is freed first."""
 _OUT_OF_MEMORY = (
     "not enough memory",
     "cannot allocate memory",
     "can't allocate memory",
     "out of memory",
 )
-"""What the system and the allocators of torch say where they find no more."""
+"""Messages of the system and of torch's allocators when memory runs out."""
 _NOT_MAPPED = "failed to map segment"
-"""What the system says where a library finds no room; that there is none "in static TLS block" is
-another matter."""
+"""The system's message if a library does not fit in memory; "in static TLS block" is a different
+error."""
 
 
 class Limit(NamedTuple):
-    """Of memory.
+    """A memory limit.
 
     Attributes:
-        most_bytes: what may be taken in all.
+        most_bytes: the limit.
         free_bytes: what is left of it.
-        name: whose it is, for people.
+        name: who sets it, for people.
     """
 
     most_bytes: int
@@ -63,35 +63,35 @@ class Limit(NamedTuple):
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Memory that can still be taken: the machine's, or a control group's where that is less."""
-    return min([_free_bytes(root), *(one.free_bytes for one in group_limits(root))])
+    """Return the available memory: the machine's, or a control group's if that is less."""
+    return min([_free_bytes(root), *(limit.free_bytes for limit in group_limits(root))])
 
 
 def group_limits(root: Path = _ROOT) -> list[Limit]:
-    """Of our control group and of all that it lies in, as far as they have one."""
+    """Return the limits of our control group and its ancestors."""
     return [limit for folder in _groups(root) if (limit := _limit_of(folder, root)) is not None]
 
 
 def process_limits() -> list[Limit]:
-    """Of this process alone: ulimit -v, ulimit -d."""
+    """Return the limits of this process alone: ulimit -v, ulimit -d."""
     if sys.platform == "win32":
         return []
-    found = []
+    limits = []
     for number, name in ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")):
         most = resource.getrlimit(number)[0]
         if most != resource.RLIM_INFINITY:
-            found.append(Limit(most, most, name))
-    return found
+            limits.append(Limit(most, most, name))
+    return limits
 
 
 def describe_limits(root: Path = _ROOT) -> str:
-    """How much memory may be taken, and who says so; empty where nothing but the machine does."""
+    """Describe the memory limits and who sets them; empty if only the machine limits."""
     limits = sorted([*group_limits(root), *process_limits()])
     return ", ".join(map(str, limits[:2]))
 
 
 def count_kills(root: Path = _ROOT) -> int:
-    """How often the kernel has ended a process here because memory ran out, since ever."""
+    """Return how many processes the kernel has killed here for lack of memory so far."""
     own = next(_groups(root), None)
     for name in ("memory.events", "memory.oom_control"):
         if own is not None and (count := _row(own / name, "oom_kill")) is not None:
@@ -100,16 +100,16 @@ def count_kills(root: Path = _ROOT) -> int:
 
 
 def allow(num_workers: int) -> None:
-    """See that so many workers can be begun, and let this process open what it needs for them.
+    """Check that so many workers can be started, and raise the limit of open files for them.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot be started.
     """
     needed, free = num_workers * _BYTES_OF_WORKER, available_bytes()
     if needed > free:
         limits = describe_limits()
         raise ConfigError(
-            f"{num_workers} workers need {format_bytes(needed)} at least, and {format_bytes(free)} "
+            f"{num_workers} workers need at least {format_bytes(needed)}, but {format_bytes(free)} "
             f"are free{f' (allowed: {limits})' if limits else ''}; use fewer workers"
         )
     _allow_files(num_workers)
@@ -124,21 +124,21 @@ def _allow_files(num_workers: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"{num_workers} worker{'s' * (num_workers != 1)} need {needed} open files, and {hard} "
-            "are allowed (ulimit -n); raise that, or use fewer workers"
+            f"{num_workers} worker{'s' * (num_workers != 1)} need {needed} open files, but {hard} "
+            "are allowed (ulimit -n); raise that limit, or use fewer workers"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: Python's, the system's or torch's.
+    """Whether an error of Python, the system or torch means that memory ran out.
 
     Example:
         >>> is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"))
         True
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True  # by its name: torch, whose class it is, is not loaded for it
+        return True  # by name, so that torch is not imported for its class
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
     text = str(error).lower()
@@ -148,23 +148,23 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Toll:
-    """Whom the kernel has ended a moment ago, because memory ran out.
+    """Recent kills by the kernel for lack of memory.
 
-    It counts its kills in our group, or on the machine, and says nothing of whose they were: each
-    is taken for the next end that is heard of, and for none where nobody's is soon enough.
+    The kernel counts kills in our group or on the machine, but not whose they were: each kill is
+    matched with the next process end that is reported, or dropped if none follows soon enough.
 
     Args:
-        now_s: by the clock of all calls.
+        now_s: current time, by the clock of all calls.
     """
 
     def __init__(self, now_s: float) -> None:
         self._count = count_kills()
         self._seen_s: list[float] = []
-        """When each kill was seen that is no end's yet."""
+        """Times of the kills that are not yet matched with a process."""
         self._next_s = now_s + _LOOK_S
 
     def look(self, now_s: float) -> None:
-        """Date what is new; to be called again and again, it looks once in a while."""
+        """Record new kills; may be called often, it looks once a second."""
         if now_s >= self._next_s:
             self._count_new(now_s)
 
@@ -172,10 +172,10 @@ class Toll:
         self._next_s = now_s + _LOOK_S
         before, self._count = self._count, count_kills()
         self._seen_s += [now_s] * (self._count - before)
-        self._seen_s = [one for one in self._seen_s if now_s - one <= _RECENT_S]
+        self._seen_s = [time_s for time_s in self._seen_s if now_s - time_s <= _RECENT_S]
 
     def explain(self, now_s: float) -> str:
-        """Why somebody who was killed was, to be told after ``killed``; empty: not for memory."""
+        """Return the reason of a kill, to follow ``killed``; empty: not for lack of memory."""
         self._count_new(now_s)
         if not self._seen_s:
             return ""
@@ -188,14 +188,14 @@ class Toll:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Folders of our control group and of those that it lies in, the narrowest first."""
+    """Yield the folders of our control group and its ancestors, innermost first."""
     for folder in control_groups("memory", root):
         if (folder / "memory.current").exists() or (folder / "memory.usage_in_bytes").exists():
             yield folder
 
 
 def _limit_of(folder: Path, root: Path) -> Limit | None:
-    """What files keep in memory only as long as nobody else wants it is free."""
+    """Return a group's limit; memory of inactive file cache counts as free."""
     for most_name, used_name, kept_name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -209,19 +209,19 @@ def _limit_of(folder: Path, root: Path) -> Limit | None:
 
 
 def _free_bytes(root: Path) -> int:
-    """Of the machine."""
+    """Return the machine's available memory."""
     kibibytes = _row(root / "proc/meminfo", "MemAvailable:")
     return sys.maxsize if kibibytes is None else kibibytes * 1024
 
 
 def _number(path: Path) -> int | None:
-    """None: there is no such file, or it says ``max``."""
+    """Return the number in a file; None: there is no such file, or it says ``max``."""
     text = "".join(_lines(path))
     return int(text) if text.isdigit() else None
 
 
 def _row(path: Path, name: str) -> int | None:
-    """The number behind this word."""
+    """Return the number after this word."""
     for line in _lines(path):
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdigit():

@@ -1,4 +1,4 @@
-"""Memory that is given back to the machine, where Linux and its C library can.
+"""Return freed memory to the machine, on Linux with glibc.
 
 Elsewhere nothing is done. Source: malloc_trim(3). This module must not know tensors.
 """
@@ -15,27 +15,27 @@ _LEAN = (
 )  # fmt: skip
 
 SMALL_BYTES = 64 << 20
-"""Up to here a divided model is no reason to give back what a step frees, which takes time."""
+"""Below this size of a divided model, returning what a step frees is not worth the time."""
 
 
 def give_back_freed() -> None:
-    """What C's heap keeps of memory that was freed; only glibc knows how."""
+    """Return freed memory that the C heap keeps; only glibc supports it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def lean_heap(env: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a process, so that it holds little more than it needs.
+    """Return environment variables that keep a process's heap small.
 
-    Blocks of 4 MiB on are mapped when they are made, in large pages, and unmapped when they are
-    freed. In the heap one that was freed is too small for the next of its size: torch asks for
-    aligned ones, and glibc before 2.38 takes an aligned block out of a larger one. Of a part of 190
+    Blocks of 4 MiB and more are mapped on allocation, in large pages, and unmapped when freed. In
+    the heap a freed block is too small for the next one of the same size: torch asks for aligned
+    blocks, and glibc before 2.38 cuts an aligned block out of a larger one. Of a part of 190
     MiB that trains, the heap had 245 MiB more than was in use; mapped in small pages, steps took up
     to 1.7 times as long. Source: the manual of glibc, "Memory Allocation Tunables".
 
     Args:
-        env: of this process; what its user has set up stays.
+        env: environment of this process; settings of the user stay.
 
     Example:
         >>> lean_heap({"MALLOC_TRIM_THRESHOLD_": "0"})
@@ -48,7 +48,7 @@ def lean_heap(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_lean(env: Mapping[str, str]) -> bool:
-    """Whether this process was begun with what `lean_heap` adds.
+    """Whether this process was started with the variables of `lean_heap`.
 
     Example:
         >>> is_lean(lean_heap({})), is_lean({})

@@ -1,9 +1,10 @@
-"""What may compute here: the cores that this process may use, and the machine's accelerators.
+"""The cores that this process may use, and the machine's accelerators.
 
-Cores are the machine's, less its affinity and the container's quota. Torch looks at the affinity
-only, so in a container with a quota it starts more threads than it has cores. The default number of
-workers follows from the number of accelerators. Torch is imported only where the operating system
-shows that there may be one, because that takes seconds. This module must not know runs or settings.
+CPU affinity and the container's quota limit the usable cores. Torch considers the affinity only, so
+in a container with a quota it starts more threads than there are cores. The default number of
+workers follows from the number of accelerators. Torch is imported only if the operating system
+shows that there may be one, because the import takes seconds. This module must not know runs or
+settings.
 """
 
 import os
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 _ROOT = Path("/")
 _NODES = ("nvidia0", "nvidiactl", "kfd", "dri/renderD128", "dxg")
-"""Files under /dev of the drivers: NVIDIA, AMD, Intel, and all of them under WSL2."""
+"""Device files under /dev of NVIDIA, AMD and Intel, and of all under WSL2."""
 
 
 def num_cores(root: Path = _ROOT) -> int:
-    """Whole cores, at least 1; ``root`` is that of the file system."""
+    """Return the number of whole cores, at least 1; ``root`` is the file system's."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     mount = root / MOUNT
     folders = dict.fromkeys((*control_groups("cpu", root), mount, mount / "cpu"))
@@ -34,7 +35,7 @@ def num_cores(root: Path = _ROOT) -> int:
 
 
 def _quota_cores(folder: Path) -> float | None:
-    """Cores that the control group allows (version 2, then 1); None without a limit."""
+    """Return the cores that a control group allows (version 2, then 1); None: no limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else float(quota) / float(period)
@@ -49,7 +50,7 @@ def _quota_cores(folder: Path) -> float | None:
 
 
 def processor_name(device: "torch.device | None" = None) -> str:
-    """What computes, by its maker's name: the accelerator of CUDA or ROCm, else the processor."""
+    """Return the model name of the CUDA or ROCm device, else of the processor."""
     if device is not None and device.type == "cuda":
         import torch
 
@@ -62,7 +63,7 @@ def processor_name(device: "torch.device | None" = None) -> str:
 
 
 def count_accelerators(device: str = "auto") -> int:
-    """Accelerators of the kind that ``device`` names; 0 for a CPU, 1 for a numbered device."""
+    """Count accelerators of the kind ``device``; 0 for a CPU, 1 for a numbered device."""
     kind, colon, _ = device.partition(":")
     if kind == "cpu" or not may_have_accelerator():
         return 0
@@ -76,27 +77,27 @@ def count_accelerators(device: str = "auto") -> int:
 
 
 def _kind_here() -> str:
-    """The kind of accelerator that this torch computes on; ``cpu`` where there is none."""
+    """Return the kind of accelerator that this torch uses; ``cpu`` if there is none."""
     import torch
 
     if not torch.accelerator.is_available():
         return "cpu"
-    found = torch.accelerator.current_accelerator()
-    return "cpu" if found is None else found.type
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None else accelerator.type
 
 
 def may_have_accelerator() -> bool:
-    """Whether a driver's device file is here; always true where none would tell (macOS)."""
+    """Whether there is a driver's device file; always true on systems without them (macOS)."""
     if sys.platform != "linux":
         return True
     return any((Path("/dev") / node).exists() for node in _NODES)
 
 
 def find_device(name: str, seat: int) -> "torch.device":
-    """The device of a seat: workers share the accelerators that are here evenly.
+    """Return the device of a seat: workers share the accelerators evenly.
 
     Args:
-        seat: the worker's number among those of this machine.
+        seat: number of the worker on this machine.
 
     Raises:
         ConfigError: the device does not exist here.
@@ -104,18 +105,18 @@ def find_device(name: str, seat: int) -> "torch.device":
     import torch
 
     if name == "auto":
-        name = _kind_here()  # what workers are counted by is what they compute on
+        name = _kind_here()  # the same choice as in count_accelerators
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(
-            f"unknown device {name!r}; write auto, cpu, cuda, cuda:0, mps or xpu"
+            f"unknown device {name!r}; use auto, cpu, cuda, cuda:0, mps or xpu"
         ) from None
     if device.type == "cpu":
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and not torch.accelerator.is_available():
-        accelerator = None  # it was built for one, and there is no driver or no device
+        accelerator = None  # built for one, but there is no driver or no device
     if accelerator is None or accelerator.type != device.type:
         raise ConfigError(
             f"device {name!r} is not here: this torch ({torch.__version__}) finds "

@@ -1,9 +1,9 @@
-"""Signals that stop a run: softly at first, at once when they are repeated; and who hears them.
+"""Signals that stop a run: gently at first, at once when repeated.
 
-The launcher alone does. A batch system sends them to every process of a run, so those that the
-launcher begins hear none, from their first moment on:
+Only the launcher handles them. A batch system sends them to every process of a run, so processes
+that the launcher starts ignore them from the start:
 
-    with held_back(): begin  -->  blocked until it says leave_to_the_launcher()  -->  ignored
+    with held_back(): start  -->  blocked until leave_to_the_launcher() is called  -->  ignored
 
 This module must not know what a run is.
 """
@@ -25,11 +25,11 @@ REASONS = {
     signal.SIGUSR1: "interrupted: the batch system asked for it",
     signal.SIGHUP: "interrupted: its terminal is gone",
 }
-"""What stops a run softly, and what its trace then says. A batch system sends USR1 some time before
-it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after. HUP stops
-nobody who was begun with it ignored (nohup)."""
+"""Signals that stop a run gently, and the reason for its trace. A batch system sends USR1 some time
+before it kills a job (Slurm: --signal=B:USR1@60), so work after it would be lost. HUP is left alone
+in a process that was started with it ignored (nohup)."""
 _SAME_S = 0.2
-"""Nobody asks twice within it: ``timeout`` sends a signal to its child and then to its group."""
+"""Repeats within this time count once: ``timeout`` signals its child and then its group."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,7 +37,7 @@ class SignalInterrupt(KeyboardInterrupt):
     """A signal ended the run; Ctrl-C is one of them.
 
     Args:
-        number: which.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -47,10 +47,10 @@ class SignalInterrupt(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
-    """Ctrl-C, TERM, USR1 or HUP asks for a soft stop; where there is none, it ends everything now.
+    """Ctrl-C, TERM, USR1 or HUP asks for a gentle stop, or else ends everything now.
 
     Args:
-        stop_softly: stops at the next step border; False where that is asked for already, or
+        stop_softly: stops at the next step boundary; False if a stop was already requested, or
             nothing has started yet.
     """
     heard_s: dict[int, float] = {}
@@ -59,7 +59,7 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
         now_s = time.monotonic()
         if now_s - heard_s.get(number, -math.inf) < _SAME_S:
             return
-        heard_s[number] = now_s  # of those that count: a key that is held down ends all, too
+        heard_s[number] = now_s  # counted repeats only: a key held down also ends the run
         if not stop_softly(number):
             raise SignalInterrupt(number)
 
@@ -68,7 +68,7 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
         for number in REASONS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 old[number] = signal.signal(number, interrupt)
-    except ValueError:  # not in the main thread: somebody else hears signals
+    except ValueError:  # not in the main thread, which alone handles signals
         yield
         return
     try:
@@ -79,14 +79,14 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
 
 
 def hear_alone(numbers: Iterable[int], hear: Callable[[int, FrameType | None], None]) -> None:
-    """Hear these signals from now on, in this process and in none that it forks.
+    """Handle these signals from now on, in this process but not in its forks.
 
-    A fork would hear them for nobody: ``Process.terminate()`` and a pool's end wait for it to die.
-    One that comes in its first moment waits until that is settled.
+    A fork must not handle them: ``Process.terminate()`` and the end of a pool wait for it to die.
+    A signal that arrives during the fork is blocked until the handlers are set.
     """
     before = {number: signal.signal(number, hear) for number in numbers}
     for number in before:
-        signal.siginterrupt(number, False)  # else a library's read or wait fails
+        signal.siginterrupt(number, False)  # else a library's read or wait fails with EINTR
     own = threading.local()
 
     def hold_back() -> None:
@@ -97,7 +97,7 @@ def hear_alone(numbers: Iterable[int], hear: Callable[[int, FrameType | None], N
 
     def take_back() -> None:
         for number, handler in before.items():
-            if signal.getsignal(number) is hear:  # else the script has another by now
+            if signal.getsignal(number) is hear:  # else the script has set its own
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         let_come()
 
@@ -106,7 +106,7 @@ def hear_alone(numbers: Iterable[int], hear: Callable[[int, FrameType | None], N
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """A process that begins in here hears none of them; this one hears them afterwards."""
+    """Block the signals: a process started here gets none, this one gets them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, REASONS)
     try:
         yield
@@ -115,21 +115,21 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_the_launcher() -> None:
-    """This process was begun by a launcher, which decides when the run ends."""
+    """Ignore the signals: the launcher that started this process decides when the run ends."""
     for number in REASONS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REASONS)
 
 
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-"""Found in advance: who calls it between fork and exec may look for nothing."""
+"""Looked up in advance, since nothing may be looked up between fork and exec."""
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Get this signal when the thread that began this process ends; Linux only.
+    """Get this signal when the thread that started this process ends; Linux only.
 
-    It holds through exec: given to ``Popen`` as ``preexec_fn``, who is stopped before its first
-    line dies, too.
+    It survives exec: passed to ``Popen`` as ``preexec_fn``, it also covers a process that is
+    stopped before its first line.
     """
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

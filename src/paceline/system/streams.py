@@ -1,7 +1,7 @@
 """Output that may go away (a closed pipe, a terminal, a full disk), and which stream is ready.
 
-Who trains does not end because nobody reads what it says. What the main worker prints is followed
-in its log (`Tail`). This module must not know what is said, nor processes.
+Training does not end because nobody reads its output. `Tail` follows what the main worker prints to
+its log. This module must not know what is said, nor processes.
 """
 
 import errno
@@ -23,33 +23,35 @@ _GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ENXIO}
 def wait_for(
     readers: Sequence[int], writers: Sequence[int] = (), timeout_s: float | None = None
 ) -> set[int]:
-    """Those descriptors that can be read, or written to, or whose other end is gone.
+    """Return the descriptors that are ready to read or write, or whose other end is gone.
 
-    As ``select``, which knows only the first 1,024 descriptors of a process.
+    Like ``select``, which is limited to the first 1,024 descriptors of a process.
 
     Args:
-        timeout_s: {} after that; None: waits for as long as it takes.
+        timeout_s: return an empty set after this time; None: no limit.
     """
     poll = select.poll()
     for descriptor in readers:
         poll.register(descriptor, select.POLLIN)
     for descriptor in writers:
         poll.register(descriptor, select.POLLOUT)
-    return {found for found, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    return {
+        descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)
+    }
 
 
 class Lasting:
-    """A text stream that raises nothing when what is written cannot be.
+    """A text stream that does not raise if writing fails.
 
-    All else is the stream's own. One whose reader is gone leads nowhere from then on, so that what
-    others still have in its buffer harms nobody either.
+    All else is forwarded to the stream. If its reader is gone, the stream is redirected to nowhere,
+    so that output still in its buffer does no harm either.
 
     Args:
         stream: where to write.
-        lost: told once why what is written is lost.
+        lost: called once with the reason why output is lost.
 
     Attributes:
-        trouble: why something that was written is lost; empty: nothing is.
+        trouble: why output was lost; empty: none was.
     """
 
     def __init__(self, stream: TextIO, lost: Callable[[str], None] | None = None) -> None:
@@ -58,10 +60,10 @@ class Lasting:
         self.trouble = ""
 
     def write(self, text: str) -> int:
-        """All of it, as far as anybody could tell."""
+        """Write the text; always report it as written."""
         try:
             self._stream.write(text)
-        except UnicodeEncodeError:  # a terminal of few letters
+        except UnicodeEncodeError:  # a terminal with a limited encoding
             self.write(text.encode("ascii", "backslashreplace").decode())
         except (OSError, ValueError) as error:
             self._fail(error)
@@ -88,37 +90,37 @@ class Lasting:
 
 
 def lead_nowhere(stream: TextIO) -> None:
-    """What is still in this stream's buffers, and all that follows, is nobody's."""
+    """Redirect the stream to /dev/null, including what is in its buffers."""
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def open_standard_streams() -> None:
-    """Where a process began with closed ones (``>&-``), nothing else may take their numbers.
+    """Open closed standard streams (``>&-``), so that no other file takes their numbers.
 
-    What a terminal of few letters cannot show is written as a number, as on standard error.
+    Characters that a terminal cannot show are escaped, as on standard error.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
             os.set_inheritable(number, True)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # a name that it has no letters for
+            stream.reconfigure(errors="backslashreplace")  # a name that it cannot encode
 
 
 class Tail:
     """Shows what the main worker prints, from its log.
 
     Args:
-        paths: each worker's log; the first one's is followed at first.
+        paths: each worker's log; it starts with the first one.
     """
 
     def __init__(self, paths: Sequence[Path], show: Callable[[str], None]) -> None:
@@ -128,7 +130,7 @@ class Tail:
         self._seen = self._size()
 
     def follow(self, seat: int) -> None:
-        """Show the end of what the last main worker printed, and from now on this one's words."""
+        """Show the rest of the last main worker's log, then follow this worker's."""
         self.show(is_last=True)
         self._path = self._paths[seat]
         self._seen = self._size()
@@ -137,7 +139,7 @@ class Tail:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def show(self, is_last: bool = False) -> None:
-        """Show the whole lines that are new; at the last, also one that was not ended."""
+        """Show new complete lines; with ``is_last`` also an incomplete one."""
         try:
             with open_to_read(self._path) as file:
                 file.seek(self._seen)

@@ -1,12 +1,12 @@
-"""What a process does, as the kernel tells it: stopped, traced, and the CPU time that it has used.
+"""The state of a process from the kernel: stopped, traced, and the CPU time that it has used.
 
     /proc/PID/stat               its state; CPU seconds of it and of its children that have ended
-    /proc/PID/status             who traces it; which signals it catches
+    /proc/PID/status             its tracer; the signals that it catches
     /proc/PID/task/PID/stat      the same of its first thread alone
-    /proc/PID/task/*/children    whom it has begun, whose seconds count as its own
+    /proc/PID/task/*/children    its children, whose seconds count as its own
 
-Reading needs no rights beyond those of the same user, and disturbs nobody. Where there is no /proc
-nothing is known, and that is the answer. This module must not know why somebody asks.
+Reading needs no rights beyond those of the same user, and disturbs no process. Without /proc the
+state is unknown. This module must not know why somebody asks.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 _PROC = Path("/proc")
 _MOST_PROCESSES = 256
-"""Of one family; the time of more is not counted."""
+"""Limit for a process and its descendants; the time of more is not counted."""
 
 
 class ProcessState(enum.Enum):
-    """What holds a process, if anything does."""
+    """What holds a process back, if anything."""
 
     AWAKE = "nothing holds it: it runs, or sleeps by its own wish"
     DISK = "it waits in the kernel, for a disk or a network file system"
@@ -35,9 +35,9 @@ class Vitals(NamedTuple):
     """One reading.
 
     Attributes:
-        cpu_s: seconds of CPU time, of the process and of all that descend from it.
-        tracer: the process that traces it; 0: none does.
-        is_running: whether one of them runs, or would if it was given a core.
+        cpu_s: CPU seconds of the process and all its descendants.
+        tracer: the process that traces it; 0: none.
+        is_running: whether one of them is running or runnable.
     """
 
     state: ProcessState
@@ -50,7 +50,7 @@ UNKNOWN = Vitals(ProcessState.UNKNOWN)
 
 
 def read_vitals(pid: int) -> Vitals:
-    """What this process does now."""
+    """Return the current state of a process."""
     if pid <= 0 or not _PROC.joinpath("self").exists():
         return UNKNOWN
     fields = _fields(pid)
@@ -62,10 +62,10 @@ def read_vitals(pid: int) -> Vitals:
 
 
 class ThreadUse(NamedTuple):
-    """Of one thread.
+    """CPU time and state of one thread.
 
     Attributes:
-        is_asleep: in the kernel, until something happens; it runs no code of its own.
+        is_asleep: sleeping in the kernel; it runs no code of its own.
     """
 
     cpu_s: float = 0.0
@@ -73,7 +73,7 @@ class ThreadUse(NamedTuple):
 
 
 def read_thread(pid: int) -> ThreadUse:
-    """What the first thread of this process does; all zero where nobody can tell."""
+    """Return the use of a process's first thread; all zero if unknown."""
     fields = _fields(f"{pid}/task/{pid}") if pid > 0 else []
     if not fields:
         return ThreadUse()
@@ -82,7 +82,7 @@ def read_thread(pid: int) -> ThreadUse:
 
 
 def catches(pid: int, signal: int) -> bool:
-    """Whether a signal is caught by this process, and would not end it; True: nobody can tell."""
+    """Whether this process catches a signal, which would not end it; True if unknown."""
     caught = _row(pid, "SigCgt")
     return not caught or bool(int(caught, 16) >> (signal - 1) & 1)
 
@@ -98,7 +98,7 @@ def _state(letter: str, tracer: int) -> ProcessState:
 
 
 def _fields(whose: int | str) -> list[str]:
-    """Of its file ``stat``, from the state on; [] where there is no such process any more."""
+    """Return the fields of ``stat`` from the state on; [] if the process is gone."""
     try:
         return _PROC.joinpath(f"{whose}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -106,7 +106,7 @@ def _fields(whose: int | str) -> list[str]:
 
 
 def _row(pid: int, name: str) -> str:
-    """The value of a row of /proc/PID/status; empty where there is none."""
+    """Return the value of a row of /proc/PID/status; empty if there is none."""
     try:
         text = _PROC.joinpath(f"{pid}/status").read_text()
     except OSError:
@@ -119,23 +119,23 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def _use(pid: int) -> tuple[float, bool]:
-    """CPU time of a process, its children that have ended, and all that live; whether one runs."""
-    ticks, seen, ahead, is_running = 0, 0, [pid], False
-    while ahead and seen < _MOST_PROCESSES:
-        one = ahead.pop()
-        seen += 1
-        fields = _fields(one)
+    """Return CPU time of a process and its descendants, and whether one of them runs."""
+    ticks, num_seen, pending, is_running = 0, 0, [pid], False
+    while pending and num_seen < _MOST_PROCESSES:
+        current = pending.pop()
+        num_seen += 1
+        fields = _fields(current)
         ticks += sum(int(number) for number in fields[11:15])  # u, s, and those of children
         is_running |= fields[:1] == ["R"]
-        ahead += _children(one)
+        pending += _children(current)
     return ticks / os.sysconf("SC_CLK_TCK"), is_running
 
 
 def _children(pid: int) -> list[int]:
-    """Whom this process has begun; [] also where the kernel does not tell."""
-    found: list[int] = []
+    """Return the children of a process; [] also if the kernel does not list them."""
+    children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in _PROC.joinpath(f"{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, thread.joinpath("children").read_text().split())
-    return found
+                children += map(int, thread.joinpath("children").read_text().split())
+    return children

@@ -40,15 +40,21 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def ring(number: int, frame: object) -> None:
-        raise TooLong
+    is_armed = False
 
-    old: Callable[..., object] | int | None = signal.signal(signal.SIGALRM, ring)
+    def ring(number: int, frame: object) -> None:
+        if is_armed:  # an alarm during the cleanup must not interrupt it
+            raise TooLong
+
+    others_s, _ = signal.getitimer(signal.ITIMER_REAL)
     start_s = perf_counter()
-    others_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    old: Callable[..., object] | int | None = signal.signal(signal.SIGALRM, ring)
     try:
+        is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
+        is_armed = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, old)
         if others_s:  # somebody else's alarm goes on

@@ -1,13 +1,13 @@
-"""The table of tasks, and the way from a name on the command line to a task.
+"""The table of tasks, and the lookup from a name on the command line to a task.
 
-    base         what a task is: model, data, loss, metrics and the numbers of a run
-    images       softmax, mlp, mlp488k, lenet, alexnet; what all tasks on images share
+    base         the Task: model, data, loss, metrics and the numbers of a run
+    images       softmax, mlp, mlp488k, lenet, alexnet; code shared by all image tasks
     resnets      resnet18, resnet50
     transformer, quadratic
 
-A built-in task is named by its name, the user's own by ``package.module:attribute``. It must not
-know how a task is run. It imports no torch before a task is made: a launcher checks a name, and
-fetches the data that it wants, before any worker starts.
+A built-in task has a name, a user's task is ``package.module:attribute``. It must not know how a
+task is run. It does not import torch before a task is created: a launcher checks the name and
+fetches the data before any worker starts.
 """
 
 import importlib
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry:
-    """One line of the table: the task NAME is made by the function NAME in ``MODULE.py``."""
+    """One line of the table: the function NAME in ``MODULE.py`` creates the task NAME."""
 
     name: str
     module: str
     data_set: str | None
 
     def factory(self) -> "Callable[[int, str | None, Chooser], Task]":
-        """The function; importing it imports torch."""
+        """Return the function; this imports torch."""
         module = importlib.import_module(f".{self.module}", __package__)
         made: Callable[[int, str | None, Chooser], Task] = getattr(module, self.name)
         return made
@@ -59,7 +59,7 @@ TASKS: dict[str, TaskEntry] = {
 
 
 def find_task(spec: str) -> TaskEntry | None:
-    """The table's line for ``spec``, or None for a task of the user's own; imports nothing.
+    """Return the entry for ``spec``, or None for a user's task; imports nothing.
 
     Raises:
         ConfigError: ``spec`` is neither.
@@ -67,42 +67,41 @@ def find_task(spec: str) -> TaskEntry | None:
     if ":" in spec:
         module_name, _, attribute = spec.partition(":")
         if not module_name or not attribute:
-            raise ConfigError(f"task {spec!r} must read package.module:attribute")
+            raise ConfigError(f"task {spec!r} must have the form package.module:attribute")
         if "/" in module_name or module_name.endswith(".py"):
             *folders, file = module_name.removesuffix(".py").removeprefix("./").split("/")
             place = f", in the folder {'/'.join(folders)}" if folders else ""
             raise ConfigError(
-                f"task {spec!r} names a file, a module is wanted: {file}:{attribute}{place}"
+                f"task {spec!r} names a file instead of a module; use {file}:{attribute}{place}"
             )
         return None
     if spec not in TASKS:
         error = unknown("task", spec, TASKS)
-        raise ConfigError(f"{error}; for a task of your own give package.module:attribute")
+        raise ConfigError(f"{error}; for your own task use package.module:attribute")
     return TASKS[spec]
 
 
 def load_task(
     spec: str, num_workers: int = 1, init: str | None = None, chooser: Chooser = choose_here
 ) -> "Task":
-    """The task that ``spec`` names.
+    """Return the task that ``spec`` names.
 
     Args:
         spec: one of TASKS, or "package.module:attribute", where the attribute is a Task or a
             function without arguments that returns one; the current folder can be imported from.
         num_workers: some tasks scale their batch with it.
-        init: which initialisation; each built-in task knows its own.
-        chooser: how a data set is chosen; the default looks only at what is here.
+        init: name of an initialisation; each built-in task has its own.
+        chooser: chooses the data set; the default considers only local data.
 
     Raises:
-        ConfigError: no such task, module or attribute; or it is no task; or its module fails.
+        ConfigError: no such task, module or attribute; or it is not a task; or its module fails.
     """
     entry = find_task(spec)
     if entry is not None:
         return entry.factory()(num_workers, init, chooser)
     if init is not None:
         raise ConfigError(
-            f"initialisation {init!r} was asked for, but {spec} initialises its model itself; "
-            f"leave --init out"
+            f"--init {init!r} is set, but {spec} initialises its model itself; leave --init out"
         )
     return _own_task(spec)
 
@@ -118,7 +117,7 @@ def _own_task(spec: str) -> "Task":
         except PacelineError:
             raise
         except Exception as error:  # the user's code may raise anything
-            raise ConfigError(f"task {spec} could not be made: {_last_line(error)}") from error
+            raise ConfigError(f"task {spec} could not be created: {_last_line(error)}") from error
     if not isinstance(value, Task):
         raise ConfigError(
             f"{spec} must be a paceline.Task or a function without arguments that returns one, "
@@ -128,13 +127,13 @@ def _own_task(spec: str) -> "Task":
 
 
 def import_module(name: str, spec: str) -> ModuleType:
-    """The module of a task of the user's own.
+    """Import the module of a user's task.
 
     Raises:
-        ConfigError: there is none, or it fails.
+        ConfigError: there is no such module, or importing it fails.
     """
-    # As `python -m` has it: a user's module lies in the folder the command is given in. It stays
-    # on the path, because the module may import its neighbours later.
+    # As with `python -m`, a user's module is in the current folder. It stays on the path, because
+    # the module may import its neighbours later.
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -145,7 +144,7 @@ def import_module(name: str, spec: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(
                 f"no module {error.name!r} for task {spec} (looked in {folder} and the installed "
-                f"packages); a file mytasks.py is named mytasks:attribute"
+                f"packages); for a file mytasks.py use mytasks:attribute"
             ) from error
         raise ConfigError(f"importing {name} failed: {_last_line(error)}") from error
     except Exception as error:  # the same
@@ -164,7 +163,7 @@ def _attribute(module: ModuleType, name: str, spec: str) -> object:
 
 
 def _last_line(error: Exception) -> str:
-    """What was raised, and the line that raised it."""
+    """Return the error and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):

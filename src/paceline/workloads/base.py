@@ -1,8 +1,8 @@
-"""A task: what is trained, on what, and how it is measured.
+"""A task: the model, the data and the metrics of a training.
 
-One value that a trainer, a simulator or a bench can hold, with callables instead of objects, so
-that every worker makes its own model and opens its own data. It must not know how many workers
-there are, nor which protocol joins them.
+One value for a trainer, a simulator or a benchmark, with callables instead of objects, so that
+every worker creates its own model and opens its own data. It must not know how many workers there
+are, nor which protocol joins them.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[
 
 
 def loss_metrics(loss: Callable[[Tensor, Tensor], Tensor]) -> Metrics:
-    """The metrics of a task that has only its loss, which is a mean over the batch."""
+    """Return the metrics of a task with nothing but a loss, which is a mean over the batch."""
 
     def metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
         count = float(len(targets))
@@ -51,7 +51,7 @@ class Task:
 
     Args:
         name: shown in the plan and the report.
-        model: makes a fresh module, initialised by torch's default generator.
+        model: creates a new module, initialised by torch's default generator.
         loss: (outputs, targets) -> the mean over the batch.
         data: opens the samples; called in every worker, and never fetches.
         learning_rate: per update of ``batch_size`` samples, > 0.
@@ -84,7 +84,7 @@ class Task:
             if not callable(value) or (field == "model" and isinstance(value, nn.Module)):
                 raise ConfigError(
                     f"task {self.name}: {field} must be callable, got {type(value).__name__}; "
-                    f"each worker makes its own, so give the function and not its result"
+                    f"each worker creates its own, so pass the function, not its result"
                 )
         if not 0 < self.learning_rate < float("inf"):
             raise ConfigError(
@@ -97,35 +97,35 @@ class Task:
             object.__setattr__(self, field, int(count))
 
     def splits(self) -> Splits:
-        """What ``data`` gives.
+        """Call ``data`` and check the result.
 
         Raises:
-            ConfigError: it gives something else.
+            ConfigError: it returns something else.
         """
-        found = self.data()
-        if all(hasattr(found, name) for name in ("train", "test", "source")):
-            return found
+        data = self.data()
+        if all(hasattr(data, name) for name in ("train", "test", "source")):
+            return data
         raise ConfigError(
             f"task {self.name}: data must return paceline.Splits(train=..., test=..., source='a "
-            f"line on it'), got {type(found).__name__}; test may be None"
+            f"description'), got {type(data).__name__}; test may be None"
         )
 
     def module(self) -> nn.Module:
-        """What ``model`` gives.
+        """Call ``model`` and check the result.
 
         Raises:
-            ConfigError: it gives something else.
+            ConfigError: it returns something else.
         """
-        made = self.model()
-        if not isinstance(made, nn.Module):
+        model = self.model()
+        if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"task {self.name}: model must return an nn.Module, got {type(made).__name__}"
+                f"task {self.name}: model must return an nn.Module, got {type(model).__name__}"
             )
-        return made
+        return model
 
 
 def init_normal(model: nn.Module, *, zero_biases: bool, std: float = 0.01) -> nn.Module:
-    """Weights of all linear and convolution layers from N(0, std^2), as in the book's chapter."""
+    """Draw all linear and convolution weights from N(0, std^2), as in the book's chapter."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.normal_(module.weight, std=std)
@@ -135,7 +135,7 @@ def init_normal(model: nn.Module, *, zero_biases: bool, std: float = 0.01) -> nn
 
 
 def chosen_init(task: str, init: str | None, known: tuple[str, ...]) -> str:
-    """``init`` if the task has it, its first one if none was asked for.
+    """Return ``init`` if the task has it, or its first one for None.
 
     Raises:
         ConfigError: the task has no such initialisation.

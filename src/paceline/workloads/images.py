@@ -1,4 +1,4 @@
-"""The tasks on images of 28 pixels a side that are no residual networks, and what all share.
+"""The tasks on 28x28 images except residual networks, and code that all image tasks share.
 
     softmax   784 -> 10                          one linear layer, the convex case of the papers
     mlp       784 -> 2048 -> 2048 -> 10          5.8 million parameters and little to compute
@@ -6,9 +6,8 @@
     lenet     two convolutions, two layers       the main job of this package
     alexnet   five convolutions, three layers    57 million parameters
 
-All want Fashion-MNIST. Where it is not, they train on the digits that ship with the package, scaled
-up so that the networks fit, and with batches and epochs for 1,437 samples. It must not know who
-trains them.
+All use Fashion-MNIST. Without it they train on the digits that ship with the package, scaled up to
+fit the networks, and with batches and epochs for 1,437 samples. It must not know who trains them.
 
 Source: Zhang, Lipton, Li, Smola, "Dive into Deep Learning", sections 4.5 and 13.5: weights
 N(0, 0.01^2), biases 0, batch 256, and the learning rates of softmax and LeNet.
@@ -33,7 +32,7 @@ _ALEXNET_SIDE_PX = 224
 _NUM_NORMALISED = 10_000
 """Samples whose mean and standard deviation a normalising layer takes."""
 _LEAST_STD = 1e-2
-"""Of a feature between 0 and 1: an edge pixel that is nearly always 0 stays small."""
+"""For features between 0 and 1: an edge pixel that is nearly always 0 stays small."""
 _SLOW_START = (
     "accuracy stays near 0.10 for the first few hundred updates (of Fashion-MNIST: the first "
     "epoch): the chapter's initialisation, N(0, 0.01^2), is small; --init default starts faster"
@@ -42,7 +41,7 @@ _SLOW_START = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How long, and in which steps, a network is trained on one data set."""
+    """Learning rate, batch size and epochs for a network on one data set."""
 
     learning_rate: float
     batch_size: int
@@ -109,8 +108,7 @@ def build_mlp(num_hidden: int = 2048) -> nn.Module:
 def mlp(num_workers: int = 1, init: str | None = None, chooser: Chooser = choose_here) -> Task:
     """784-2048-2048-10 on Fashion-MNIST; ``init`` is "default", torch's own.
 
-    The case in which moving gradients costs as much as making them, so it is the one on which
-    exchanges are compared.
+    Moving its gradients costs as much as computing them, so exchanges are compared on it.
     """
     chosen_init("mlp", init, ("default",))
     return image_task(
@@ -159,7 +157,7 @@ def build_mlp488k(data_set: str, num_hidden: int = 406) -> nn.Module:
 
 
 def fetch_inputs(train: Any, most: int) -> Tensor:
-    """The first inputs of a data set of ours, at most so many: (N, ...)."""
+    """Return the first ``most`` inputs of one of our data sets, or all: (N, ...)."""
     inputs: Tensor = train.__getitems__(range(min(most, len(train)))).inputs
     return inputs
 

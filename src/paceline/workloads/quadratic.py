@@ -1,11 +1,11 @@
-"""A strongly convex quadratic whose every constant is known: the case that theory speaks of.
+"""A strongly convex quadratic with known constants: the case that the theory covers.
 
     F(w)    = 1/2 (w - w*)^T A (w - w*),   A diagonal, eigenvalues from c to L
     f_i(w)  = F(w) - z_i . (w - w*)        one sample, the z_i sum to zero
     grad f_i = A (w - w*) - z_i            so the noise does not depend on w: M_G = 0
 
-The mean over all samples is F itself, so a test of the model gives F(w) - F* exactly. It must not
-know of images, nor which bound it is held against.
+The mean over all samples is F itself, so evaluating the model gives F(w) - F* exactly. It must not
+know images, nor which bound it is compared with.
 
 Source: the assumptions of Dutta, Joshi, Ghosh, Dube, Nagpurkar, "Slow and Stale Gradients Can Win
 the Race", AISTATS 2018, section 4.
@@ -62,7 +62,7 @@ class Quadratic(nn.Module):
 
 
 def constants() -> Constants:
-    """What is known of F, computed from the samples themselves."""
+    """Return the constants of F, computed from the samples."""
     curvature, optimum, noise = _curvature(), _optimum(), _noise()
     return Constants(
         smoothness=curvature.max().item(),
@@ -78,7 +78,7 @@ def mean_of_values(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def samples() -> Splits:
-    """The z_i; trained and tested on the same, because their mean is F itself."""
+    """Return the z_i, for training and testing, because their mean is F itself."""
     data = ArrayDataset(_noise(), torch.zeros(NUM_SAMPLES))
     source = f"a quadratic in {NUM_DIMS} dimensions ({NUM_SAMPLES:,} noise vectors, made up)"
     return Splits(train=data, test=data, source=source)

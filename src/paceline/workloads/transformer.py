@@ -1,10 +1,10 @@
-"""A small GPT that learns to go on with a text, byte by byte.
+"""A small GPT that learns to predict the next byte of a text.
 
     (B, T) bytes -> tokens + positions -> 4 x [ + attention(norm), + MLP(norm) ] -> norm
                  -> logits (B, T, 256)
 
 The text is that of Python's own help topics (``pydoc_data.topics``, 465,000 characters of English
-prose and code under Python's licence): it lies beside every interpreter, so nothing is fetched. A
+prose and code under Python's licence): it comes with every interpreter, so nothing is fetched. A
 metric is a mean over a window's positions, summed over windows. It must not know who trains it.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019: norms before
@@ -100,7 +100,7 @@ def metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
 
 
 def samples() -> Splits:
-    """Windows of the text, side by side; the last tenth is tested on."""
+    """Return adjacent windows of the text; the last tenth is for testing."""
     text = _text()
     values = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
     num_windows = (len(values) - 1) // WINDOW
@@ -119,8 +119,8 @@ def _text() -> bytes:
         from pydoc_data.topics import topics
     except ImportError:
         raise ConfigError(
-            "this Python comes without its help topics (pydoc_data), the text that the transformer "
-            "learns; install Python's full standard library"
+            "this Python has no help topics (pydoc_data), the text that the transformer task "
+            "uses; install Python's full standard library"
         ) from None
     return "\n".join(topics[name] for name in sorted(topics)).encode()
 

@@ -177,7 +177,8 @@ def _sizes(walk: ModelWalk) -> Iterator[ModelFinding]:
         ]
         yield ModelFinding(
             module=layer.name, rule="tensor-core-sizes", severity=Severity.NOTE,
-            what=f"{' and '.join(odd)} {'is' if len(odd) == 1 else 'are'} no multiple of {_TILE}: "
+            what=f"{' and '.join(odd)} {'is not a multiple' if len(odd) == 1 else 'are not multiples'} "
+            f"of {_TILE}: "
             f"padded, that is {wasted / total:.0%} of the FLOPs that tensor cores would do for this "
             "model",
             fix="round hidden sizes up to a multiple of 8",

@@ -1,7 +1,7 @@
 """The best weights are kept as a reference, not as a copy.
 
-state_dict() gives the parameters themselves: what is kept goes on changing with the model, and in
-the end is the last epoch's.
+state_dict() returns the parameters themselves: the saved weights keep changing with the model and
+end as those of the last epoch.
 
 Fix: copy.deepcopy(model.state_dict()), or torch.save it at once.
 Source: PyTorch, Saving and Loading Models: "you must serialize best_model_state or use deepcopy".
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for binding in facts.script.bindings:
             loops = [node for node in facts.script.up(binding.node) if node in outer]
             if binding.place is None and loops and _is_kept(facts, binding, loops[-1]):
-                yield Found(binding.node, f"{facts.code(binding.node)} is no copy")
+                yield Found(binding.node, f"{facts.code(binding.node)} is not a copy")
 
 
 def _is_kept(facts: Facts, binding: Binding, loop: cst.CSTNode) -> bool:

@@ -1,6 +1,6 @@
 """A model with dropout or batch norm is evaluated in training mode.
 
-Dropout goes on dropping, and batch norm takes the statistics of the test batches, and learns them.
+Dropout stays active, and batch norm uses the statistics of the test batches and learns them.
 
 Fix: model.eval() before, model.train() after.
 Source: torch.nn.Module.eval documentation.
@@ -40,11 +40,11 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         is_evaluation = not is_picture and call not in training
         if is_looped and is_evaluation and facts.is_in(call, r"no_grad$|inference_mode$"):
-            yield Found(call, f"{facts.code(call)} under no_grad(), and eval() is never called")
+            yield Found(call, f"{facts.code(call)} under no_grad(), but eval() is never called")
     for found in evaluated_with_gradients.check(facts):
         assert isinstance(found.node, cst.Call)
         yield Found(
-            found.node, f"{facts.code(found.node)} in a loop that trains nothing, and never eval()"
+            found.node, f"{facts.code(found.node)} in a loop that trains nothing, without eval()"
         )
 
 

@@ -1,6 +1,6 @@
 """An evaluation records a graph for every batch.
 
-The graph is never used, and holds the activations of a batch in memory.
+The graph is never used, and it keeps the activations of a batch in memory.
 
 Fix: with torch.no_grad(): (or torch.inference_mode()) around it.
 Source: PyTorch performance tuning guide, "Disable gradient calculation for validation or inference".
@@ -34,7 +34,9 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         seen.add(loop)
         if not _uses_gradients(facts, loop, loops):
-            yield Found(call, f"{facts.code(call)} in a loop that trains nothing, and no no_grad()")
+            yield Found(
+                call, f"{facts.code(call)} in a loop that trains nothing, without no_grad()"
+            )
 
 
 def _is_evaluating(facts: Facts, call: cst.Call) -> bool:

@@ -1,7 +1,7 @@
-"""An evaluation's loss is the mean of its batches' means.
+"""The loss of an evaluation is the mean of its batches' means.
 
-The last batch is mostly smaller, and weighs as much as a whole one: the figure depends on the batch
-size, and is not that of the data.
+The last batch is usually smaller but weighs as much as a full one: the result depends on the batch
+size and is not the mean over the data.
 
 Fix: add loss * len(y), and divide by the number of samples.
 Source: torch.nn.CrossEntropyLoss documentation: reduction "mean" divides by the samples of the call.

@@ -1,6 +1,7 @@
-"""A model is put into evaluation mode each epoch, and never back.
+"""A model is put into evaluation mode each epoch, but never back into training mode.
 
-From the second epoch on there is no dropout, and batch norm is frozen at the first epoch's.
+From the second epoch on there is no dropout, and batch norm keeps the statistics of the first
+epoch.
 
 Fix: model.train() at the beginning of each epoch.
 Source: torch.nn.Module.train documentation.
@@ -33,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
             is_trained = facts.code(facts.owner(call)) in trained and not call.args
             if is_trained and any(set(chain) & outer for chain in facts.flow.around(call)):
                 yield Found(
-                    call, f"{facts.code(call)} in the loop over epochs, and no train() in it"
+                    call, f"{facts.code(call)} in the loop over epochs, but no train() in it"
                 )
 
 

@@ -1,4 +1,4 @@
-"""The advantage that weighs a policy's log-probabilities has a gradient of its own.
+"""The advantage that weighs a policy's log-probabilities still has a gradient.
 
 The policy's loss then trains the value network, too: towards values that make the loss small, not
 towards the returns.
@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 assert root is not None
                 seen.add(root)
                 yield Found(
-                    root, f"{facts.code(root)} is not detached, and weighs log-probabilities"
+                    root, f"{facts.code(root)} is not detached but weighs log-probabilities"
                 )
 
 

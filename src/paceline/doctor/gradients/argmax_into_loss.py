@@ -1,8 +1,8 @@
-"""A loss is given the class that was chosen, not the scores.
+"""A loss gets the predicted class instead of the scores.
 
-argmax has no gradient: nothing can be learnt through it.
+argmax has no gradient: nothing can be learned through it.
 
-Fix: give the loss the output of the model, and use argmax for the accuracy only.
+Fix: pass the output of the model to the loss, and use argmax for the accuracy only.
 Source: torch.nn.CrossEntropyLoss documentation: the input is the unnormalised score of each class.
 """
 
@@ -22,7 +22,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         last = ending(facts, positional(call)[0])
         if last is not None and last.kind == "argmax":
-            yield Found(call, f"{facts.code(call)} is given the result of argmax")
+            yield Found(call, f"{facts.code(call)} gets the result of argmax")
 
 
 RULE = ScriptRule.of(

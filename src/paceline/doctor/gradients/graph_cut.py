@@ -1,8 +1,8 @@
-"""A loss is made anew with ``requires_grad=True`` before backward().
+"""A new loss tensor is created with ``requires_grad=True`` before backward().
 
-The new tensor knows nothing of the model: backward() runs, and no parameter gets a gradient.
+The new tensor is not connected to the model: backward() runs, but no parameter gets a gradient.
 
-Fix: call backward() of the loss that the model's output gave.
+Fix: call backward() on the loss computed from the model's output.
 Source: torch.tensor documentation: it copies data and makes a leaf of the graph.
 """
 

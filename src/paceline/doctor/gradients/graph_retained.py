@@ -1,9 +1,9 @@
-"""The graph is kept after the only backward() of a turn.
+"""The graph is kept after the only backward() of an iteration.
 
-Its activations stay in memory until the next turn; where it is needed for no error to be raised,
-the graph of the turn before is still attached, and grows.
+Its activations stay in memory until the next iteration; if it is needed to avoid an error, the
+graph of the previous iteration is still attached and grows.
 
-Fix: leave retain_graph out, and detach what is carried from one turn to the next.
+Fix: leave retain_graph out, and detach what is carried from one iteration to the next.
 Source: torch.Tensor.backward documentation, retain_graph: "in nearly all cases not needed".
 """
 
@@ -32,11 +32,11 @@ def check(facts: Facts) -> Iterator[Found]:
         if not first.is_always or not _retains(facts, first) or _is_used_again(facts, first):
             continue
         if len(backward) == 1:
-            yield Found(first.call, f"{facts.code(first.call)} once a turn")
+            yield Found(first.call, f"{facts.code(first.call)} once in each iteration")
         elif all(_has_own_graph(facts, turn, first, other) for other in backward[1:]):
             yield Found(
                 first.call,
-                f"{facts.code(first.call)}, and no other backward() of a turn needs its graph",
+                f"{facts.code(first.call)}, but no other backward() of the iteration needs its graph",
             )
 
 

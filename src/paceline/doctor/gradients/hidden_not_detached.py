@@ -1,9 +1,9 @@
-"""A hidden state goes from one batch to the next with its graph.
+"""A hidden state is carried from one batch to the next with its graph.
 
-The second backward() ends in "Trying to backward through the graph a second time", or with
+The second backward() raises "Trying to backward through the graph a second time", or with
 retain_graph=True goes back through all batches so far.
 
-Fix: hidden = hidden.detach() at the beginning of each turn; of an LSTM both of its states.
+Fix: hidden = hidden.detach() at the start of each iteration; for an LSTM both of its states.
 Source: PyTorch examples, word_language_model, repackage_hidden(): "wraps hidden states in new Tensors, to detach them from their history".
 """
 
@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
             arguments = {name for arg in call.args[1:] for name in _names(facts, arg.value)}
             for name in _names(facts, target.elements[1].value):
                 if name in arguments and _is_carried(facts, turn, statement, name):
-                    yield Found(call, f"{name} is carried to the next turn with its graph")
+                    yield Found(call, f"{name} is carried to the next iteration with its graph")
                     break
 
 

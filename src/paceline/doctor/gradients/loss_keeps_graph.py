@@ -1,6 +1,6 @@
-"""Losses are added up, or kept, with their graphs.
+"""Losses are summed or stored with their graphs.
 
-Each one holds the graph of its batch, so memory grows with every turn.
+Each one keeps the graph of its batch, so memory grows with every iteration.
 
 Fix: add loss.item(), or loss.detach() to stay on the device.
 Source: PyTorch FAQ, "My model reports out of memory: don't accumulate history across your training loop".
@@ -41,7 +41,7 @@ def check(facts: Facts) -> Iterator[Found]:
             )
             has_graph = any(tensors.is_tensor(loss) for loss in kept_losses)
             if has_graph and not is_reassigned and not facts.is_in(node, "no_grad"):
-                yield Found(node, f"{facts.code(node)} keeps the graph of every turn")
+                yield Found(node, f"{facts.code(node)} keeps the graph of every iteration")
 
 
 def _names(code: str) -> set[str]:

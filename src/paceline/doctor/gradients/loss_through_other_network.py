@@ -1,8 +1,9 @@
-"""A loss goes back through a network that its step does not change.
+"""A loss goes back through a network that its step does not update.
 
-The backward pass computes gradients of the other network, a generator mostly, and nobody uses them.
+The backward pass computes gradients of the other network, usually a generator, and nothing uses
+them.
 
-Fix: detach() what the other network made, where the first one is given it.
+Fix: detach() the output of the other network before it is passed to the first one.
 Source: Radford, Metz, Chintala, 2015, as in PyTorch's DCGAN tutorial: netD(fake.detach()).
 """
 
@@ -73,7 +74,7 @@ def _through(
             yield Found(
                 inner[-1],
                 f"the gradient of {facts.code(inner[-1])} goes back through {name}, "
-                "which this step does not change",
+                "which this step does not update",
             )
 
 

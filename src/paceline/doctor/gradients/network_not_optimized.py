@@ -1,8 +1,8 @@
-"""A network takes part in the loss, and no optimizer has its parameters.
+"""A network takes part in the loss, but no optimizer has its parameters.
 
-Gradients are computed for it, and it stays as it was made.
+Gradients are computed for it, but it never changes.
 
-Fix: give its parameters to the optimizer; where it is to stay as it is, requires_grad_(False).
+Fix: pass its parameters to the optimizer; if it should stay as it is, requires_grad_(False).
 Source: torch.optim documentation: "you have to give it an iterable containing the parameters".
 """
 
@@ -47,7 +47,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 if not _is_elsewhere(facts, model, trained):
                     yield Found(
                         path.call,
-                        f"{facts.code(model)} takes part in the loss, and no optimizer has its "
+                        f"{facts.code(model)} takes part in the loss, but no optimizer has its "
                         "parameters",
                     )
 

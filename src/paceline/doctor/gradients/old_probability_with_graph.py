@@ -1,9 +1,9 @@
-"""The log-probabilities of the old policy are kept with their graph.
+"""The log-probabilities of the old policy are stored with their graph.
 
-The ratio of new to old has no gradient in the first pass, since both are one policy, and the second
-backward() ends in "Trying to backward through the graph a second time".
+The ratio of new to old has no gradient in the first pass, since both are the same policy, and the
+second backward() raises "Trying to backward through the graph a second time".
 
-Fix: collect under torch.no_grad(), or keep dist.log_prob(action).detach().
+Fix: collect under torch.no_grad(), or store dist.log_prob(action).detach().
 Source: Schulman, Wolski, Dhariwal, Radford, Klimov, Proximal Policy Optimization, 2017, section 3.
 """
 
@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for log_prob in _kept_with_graph(facts, difference.right):
             if log_prob not in seen:
                 seen.add(log_prob)
-                yield Found(log_prob, f"{facts.code(log_prob)} is kept with its graph")
+                yield Found(log_prob, f"{facts.code(log_prob)} is stored with its graph")
 
 
 def _power(facts: Facts, call: cst.Call) -> cst.BinaryOperation | None:

@@ -1,6 +1,6 @@
-"""An optimizer is given the parameters of one network twice.
+"""An optimizer gets the parameters of one network twice.
 
-Across groups torch refuses that; within one list each update is made twice, and mostly another
+Across groups torch refuses that; within one list each update is made twice, and usually another
 network was meant, which is then never trained.
 
 Fix: name each network once.
@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
         )  # fmt: skip
         for name, count in owners.items():
             if count > 1:
-                yield Found(call, f"{name}.parameters() is given {count} times")
+                yield Found(call, f"{name}.parameters() is passed {count} times")
 
 
 _MADE = "optimizer = torch.optim.SGD({}, lr=0.1)"

@@ -1,6 +1,7 @@
-"""A penalty on a gradient is made without the graph of that gradient.
+"""A gradient penalty is computed without the graph of that gradient.
 
-autograd.grad() gives numbers then: the penalty is added to the loss, and changes no parameter.
+autograd.grad() then returns plain numbers: the penalty is added to the loss but changes no
+parameter.
 
 Fix: create_graph=True in torch.autograd.grad(...).
 Source: torch.autograd.grad documentation, create_graph; Gulrajani et al., Improved Training of Wasserstein GANs, 2017.
@@ -29,7 +30,9 @@ def check(facts: Facts) -> Iterator[Found]:
         if not isinstance(function, cst.FunctionDef) or not _returns_length(facts, function, call):
             continue
         if any(_is_in_loss(facts, site.node) for site in facts.flow.calls_of(function)):
-            yield Found(call, "this gradient has no graph, and a penalty of the loss is made of it")
+            yield Found(
+                call, "this gradient has no graph, but the loss has a penalty computed from it"
+            )
 
 
 def _returns_length(facts: Facts, function: cst.FunctionDef, call: cst.Call) -> bool:

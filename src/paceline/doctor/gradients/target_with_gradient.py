@@ -1,7 +1,7 @@
 """The target of a Q-network is computed with its gradient.
 
-The step then moves the value of the next state towards this one's, too: no longer Q-learning, and
-it mostly does not converge to it.
+The step then also moves the value of the next state towards this one's: this is no longer
+Q-learning, and it usually does not converge to it.
 
 Fix: compute the target under torch.no_grad(), or detach() it.
 Source: Sutton, Barto, Reinforcement Learning, 2018, section 11.5: the naive residual gradient; PyTorch, DQN tutorial.

@@ -1,8 +1,8 @@
-"""A loss is computed of an output that was rounded to 0 and 1.
+"""A loss is computed from an output that was rounded to 0 and 1.
 
 A comparison has no gradient: this part of the loss changes no parameter.
 
-Fix: compute the loss of the probabilities, and the threshold for the metric only.
+Fix: compute the loss from the probabilities, and the threshold for the metric only.
 Source: Milletari, Navab, Ahmadi, V-Net, 2016, section 3: a dice loss of probabilities.
 """
 
@@ -63,9 +63,7 @@ def _in_function(facts: Facts, call: cst.Call) -> Iterator[Found]:
         name = facts.code(statement.targets[0].target)
         is_output = name in arguments and any(True for _ in gradient_paths(facts, arguments[name]))
         if is_output and _rounds(facts, statement.value, name):
-            yield Found(
-                statement, f"{facts.code(statement)}: from here on there is no gradient of {name}"
-            )
+            yield Found(statement, f"{facts.code(statement)}: {name} has no gradient from here on")
 
 
 def _rounds(facts: Facts, expr: cst.BaseExpression, name: str) -> bool:

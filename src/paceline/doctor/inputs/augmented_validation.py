@@ -1,8 +1,8 @@
-"""A model is evaluated on pictures that are changed at random.
+"""A model is evaluated on randomly augmented images.
 
-The score is of other pictures each time, and lower than that of the pictures themselves.
+The score is measured on different images each time, and is lower than on the images themselves.
 
-Fix: a transform of its own for evaluation: Resize, CenterCrop, ToTensor, Normalize.
+Fix: a separate transform for evaluation: Resize, CenterCrop, ToTensor, Normalize.
 Source: PyTorch, Transfer Learning for Computer Vision Tutorial: "just normalization for validation".
 """
 

@@ -1,9 +1,9 @@
 """Batch norm is trained with a batch of one sample.
 
-Its variance over the batch is 0 or undefined; BatchNorm1d ends in "Expected more than 1 value per
+Its variance over the batch is 0 or undefined; BatchNorm1d raises "Expected more than 1 value per
 channel when training".
 
-Fix: a larger batch; drop_last=True where only the last has one; or GroupNorm.
+Fix: a larger batch; drop_last=True if only the last batch has one sample; or GroupNorm.
 Source: torch.nn.BatchNorm1d documentation; torch.nn.functional.batch_norm.
 """
 

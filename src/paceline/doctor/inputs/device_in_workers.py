@@ -1,9 +1,9 @@
-"""A data set uses CUDA, and worker processes read it.
+"""A data set uses CUDA and is read by worker processes.
 
-Workers are forked: it ends in "Cannot re-initialize CUDA in forked subprocess", or each worker
-holds a context of the device.
+Workers are forked: this raises "Cannot re-initialize CUDA in forked subprocess", or each worker
+holds its own CUDA context.
 
-Fix: give back tensors of the host, and move them in the loop that trains.
+Fix: return host tensors, and move them in the training loop.
 Source: torch.utils.data documentation, "Multi-process data loading": "not recommended to return CUDA tensors".
 """
 
@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for node in facts.script.within(class_node.body) if class_node is not None else ():
                 is_reader = isinstance(node, cst.FunctionDef) and node.name.value == "__getitem__"
                 if is_reader and _CUDA.search(facts.code(node)):
-                    yield Found(node, f"__getitem__ uses CUDA, in {count} worker processes")
+                    yield Found(node, f"__getitem__ uses CUDA in {count} worker processes")
 
 
 def _whole(facts: Facts, data: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

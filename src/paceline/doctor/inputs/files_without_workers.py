@@ -1,8 +1,8 @@
-"""Files are decoded in the process that trains.
+"""Files are decoded in the training process.
 
 The device waits while the next batch is read, decoded and cropped.
 
-Fix: num_workers of the DataLoader, as many as the CPU has cores to spare.
+Fix: set num_workers of the DataLoader to the number of spare CPU cores.
 Source: PyTorch performance tuning guide, "Enable asynchronous data loading and augmentation".
 """
 
@@ -38,7 +38,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 and not facts.has_stars(loader)
                 and all(_reads_files(facts, origin) for origin in origins)
             ):
-                yield Found(loader, "its files are decoded in the process that trains")
+                yield Found(loader, "its files are decoded in the training process")
 
 
 def _reads_files(facts: Facts, dataset: cst.BaseExpression) -> bool:

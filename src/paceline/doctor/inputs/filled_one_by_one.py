@@ -1,9 +1,9 @@
-"""A batch's tensor is filled number by number.
+"""A batch's tensor is filled one number at a time.
 
 Each assignment is a call into torch, some microseconds for one number, in a loop that runs for
 every sample.
 
-Fix: collect the places in lists, and assign once: x[rows, columns] = 1.0.
+Fix: collect the indices in lists, and assign once: x[rows, columns] = 1.0.
 Source: PyTorch documentation, torch.Tensor.index_put_; a call's cost is shown by torch.utils.benchmark.
 """
 

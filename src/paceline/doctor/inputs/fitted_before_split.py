@@ -1,6 +1,6 @@
-"""Features are scaled by what is known of all data, and split afterwards.
+"""Features are scaled with statistics of all data, and split afterwards.
 
-The data that are kept for testing have set the scale: the test is not of data never seen.
+The test data have influenced the scale: the test is not on unseen data.
 
 Fix: fit on the training part, and transform() the other.
 Source: scikit-learn, Common pitfalls and recommended practices, "Data leakage during pre-processing".

@@ -1,8 +1,8 @@
-"""A loader is made anew in each epoch, of the same data.
+"""A loader is created again in each epoch, from the same data.
 
-Its worker processes begin anew, and persistent_workers cannot help.
+Its worker processes start again, and persistent_workers cannot help.
 
-Fix: make it once, before the loop.
+Fix: create it once, before the loop.
 Source: torch.utils.data.DataLoader documentation, persistent_workers.
 """
 
@@ -31,7 +31,9 @@ def check(facts: Facts) -> Iterator[Found]:
             workers = facts.argument(loader, "num_workers", 5)
             count = None if workers is None else number(facts.flow, workers)
             if loops and not is_guarded and count and not _depends(facts, loader, loops[0]):
-                yield Found(loader, f"made anew in each turn of line {facts.script.line(loops[0])}")
+                yield Found(
+                    loader, f"created again in each iteration of line {facts.script.line(loops[0])}"
+                )
 
 
 def _depends(facts: Facts, loader: cst.Call, loop: cst.For) -> bool:

@@ -1,8 +1,8 @@
 """A model is called with the loader itself.
 
-A DataLoader is no tensor: the first layer ends in a TypeError.
+A DataLoader is not a tensor: the first layer raises a TypeError.
 
-Fix: call the model with what the loop over the loader gives.
+Fix: call the model with the batches from the loop over the loader.
 Source: torch.utils.data.DataLoader documentation: it is an iterable over batches.
 """
 
@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 name = facts.code(argument)
                 batch = _target(facts, call)
                 fix = f"write {facts.code(call.func)}({batch})" if batch else ""
-                yield Found(call, f"{facts.code(call)} gives the model the loader {name}", fix)
+                yield Found(call, f"{facts.code(call)} passes the model the loader {name}", fix)
 
 
 def _target(facts: Facts, call: cst.Call) -> str:

@@ -1,6 +1,6 @@
-"""A copy is not to block, and its source is not pinned.
+"""A copy with non_blocking=True has a source that is not pinned.
 
-CUDA copies pageable memory through a buffer of its own: the host waits all the same.
+CUDA copies pageable memory through its own buffer: the host waits anyway.
 
 Fix: pin_memory=True in the DataLoader.
 Source: PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".

@@ -1,7 +1,6 @@
-"""``Normalize`` stands before ``ToTensor``.
+"""``Normalize`` comes before ``ToTensor``.
 
-It wants a tensor, and is given a picture: "Input should be Tensor or PIL image", at the first
-sample.
+It needs a tensor but gets an image: "Input should be Tensor or PIL image", at the first sample.
 
 Fix: ToTensor() first, then Normalize(...).
 Source: torchvision.transforms.Normalize documentation: "this transform does not support PIL Image".
@@ -39,7 +38,7 @@ def check(facts: Facts) -> Iterator[Found]:
         before = kinds[: kinds.index("Normalize")]
         is_known = all(isinstance(step, cst.Call) for step in steps) and "Lambda" not in before
         if is_known and not set(before) & set(_TENSORS):
-            yield Found(steps[kinds.index("Normalize")], "Normalize is given a picture, no tensor")
+            yield Found(steps[kinds.index("Normalize")], "Normalize gets an image, not a tensor")
 
 
 _DATA = """

@@ -1,6 +1,6 @@
-"""A loader has options of worker processes and no worker process.
+"""A loader has options for worker processes but no worker processes.
 
-persistent_workers and prefetch_factor are refused where num_workers is 0: a ValueError.
+persistent_workers and prefetch_factor raise a ValueError if num_workers is 0.
 
 Fix: num_workers=2 (or more), or leave the option out.
 Source: torch.utils.data.DataLoader documentation.

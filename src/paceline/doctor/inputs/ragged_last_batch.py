@@ -1,9 +1,9 @@
 """The last batch is smaller than the others.
 
-Each epoch ends with a batch of another shape: it compiles and tunes anew, fills tensor cores badly,
-and weighs its samples more than the others' in a mean.
+Each epoch ends with a batch of a different shape: it triggers compilation and tuning again, uses
+tensor cores badly, and its samples weigh more than others in a mean.
 
-Fix: drop_last=True while training, not while evaluating.
+Fix: drop_last=True for training, not for evaluation.
 Source: torch.utils.data.DataLoader documentation, drop_last; PyTorch performance tuning guide.
 """
 

@@ -1,8 +1,9 @@
-"""A DistributedSampler is never told the epoch.
+"""A DistributedSampler never gets the epoch.
 
-It shuffles by seed and epoch, so that each epoch has the same order and the same split.
+It shuffles by seed and epoch, so without set_epoch every epoch has the same order and the same
+split.
 
-Fix: sampler.set_epoch(epoch) at the beginning of each epoch.
+Fix: sampler.set_epoch(epoch) at the start of each epoch.
 Source: torch.utils.data.distributed.DistributedSampler documentation, warning.
 """
 

@@ -1,6 +1,6 @@
-"""A loader is given ``shuffle=True`` and a sampler.
+"""A loader gets both ``shuffle=True`` and a sampler.
 
-DataLoader refuses both: it ends in a ValueError.
+DataLoader refuses the combination with a ValueError.
 
 Fix: leave shuffle out; the sampler shuffles.
 Source: torch.utils.data.DataLoader documentation: sampler is "mutually exclusive with shuffle".
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for origin in origins
         )
         if is_sampler and facts.flag(loader, "shuffle"):
-            yield Found(loader, "shuffle=True beside a sampler")
+            yield Found(loader, "shuffle=True together with a sampler")
 
 
 RULE = ScriptRule.of(

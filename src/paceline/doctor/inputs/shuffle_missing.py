@@ -1,7 +1,7 @@
-"""The data that a model is trained on are not shuffled.
+"""The training data are not shuffled.
 
-Each epoch goes over the same batches in the same order: where data lie by class or by time, batches
-are of one kind, and the model swings.
+Each epoch has the same batches in the same order: if the data are sorted by class or time, batches
+contain one kind only, and the model oscillates.
 
 Fix: shuffle=True in the DataLoader of training.
 Source: Goodfellow, Bengio, Courville, Deep Learning, 2016, section 8.1.3.
@@ -33,9 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
             shuffled = facts.argument(loader, "shuffle", 2)
             is_off = shuffled is None or literal(shuffled) == "False"
             if is_off and not facts.has_stars(loader) and _is_ordered(facts, loader):
-                yield Found(
-                    loader, "the loop that trains goes over this loader, which does not shuffle"
-                )
+                yield Found(loader, "the training loop uses this loader, which does not shuffle")
 
 
 def _is_ordered(facts: Facts, loader: cst.Call) -> bool:

@@ -1,8 +1,8 @@
-"""Batches are cut out of the data at the same places in each epoch.
+"""Batches are sliced from the data at the same places in each epoch.
 
 Each batch has the same samples every time: the noise of its gradient never averages out.
 
-Fix: order = torch.randperm(len(x)) at the beginning of each epoch, and x[order[i : i + size]].
+Fix: order = torch.randperm(len(x)) at the start of each epoch, and x[order[i : i + size]].
 Source: Goodfellow, Bengio, Courville, Deep Learning, 2016, section 8.1.3.
 """
 
@@ -38,7 +38,7 @@ def check(facts: Facts) -> Iterator[Found]:
             isinstance(outer, cst.For | cst.While) for outer in loops_around(facts, turn)
         )
         if len(bounds) == 3 and is_repeated and len(_sliced(facts, loop)) > 1:
-            yield Found(loop, "each epoch cuts the same batches out of the data")
+            yield Found(loop, "each epoch slices the same batches from the data")
 
 
 def _sliced(facts: Facts, loop: cst.For) -> set[str]:

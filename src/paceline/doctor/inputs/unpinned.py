@@ -1,7 +1,7 @@
 """Batches for a CUDA device come from memory that is not pinned.
 
-The driver copies them into a pinned buffer of its own first, and no copy can overlap computing.
-On small batches that is worth nothing.
+The driver first copies them into its own pinned buffer, and no copy can overlap with computation.
+For small batches pinning gains nothing.
 
 Fix: pin_memory=True in the DataLoader, and .to(device, non_blocking=True).
 Source: PyTorch performance tuning guide; torch.utils.data documentation, "Memory Pinning".

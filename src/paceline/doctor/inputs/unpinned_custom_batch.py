@@ -1,9 +1,9 @@
-"""Batches of a class of your own are not pinned.
+"""Batches of a custom class are not pinned.
 
-pin_memory=True reaches into tensors, lists, tuples and dicts; an object without a pin_memory method
-is given back as it is, silently.
+pin_memory=True handles tensors, lists, tuples and dicts; an object without a pin_memory method is
+returned unchanged, silently.
 
-Fix: a method pin_memory(self) that pins its tensors and returns self.
+Fix: add a method pin_memory(self) that pins its tensors and returns self.
 Source: torch.utils.data documentation, "Memory Pinning".
 """
 
@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
             if class_node is None or class_node.bases:
                 continue
             if "def pin_memory" not in facts.code(class_node):
-                yield Found(loader, f"pin_memory=True does not reach into {class_node.name.value}")
+                yield Found(loader, f"pin_memory=True does not handle {class_node.name.value}")
 
 
 RULE = ScriptRule.of(

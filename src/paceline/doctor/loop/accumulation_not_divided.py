@@ -1,9 +1,9 @@
-"""Gradients of several batches are added up, and the losses are not divided.
+"""Gradients of several batches are accumulated, but the losses are not divided.
 
-Each backward() adds the gradient of a mean over its own batch: after K of them the step is K times
-as large as that of one batch of all samples.
+Each backward() adds the gradient of a mean over its own batch: after K batches the step is K times
+as large as for one batch of all samples.
 
-Fix: divide the loss by the number of batches a step, or the learning rate.
+Fix: divide the loss by the number of accumulated batches, or the learning rate.
 Source: PyTorch, Automatic Mixed Precision examples, "Gradient accumulation": loss = loss / iters_to_accumulate.
 """
 
@@ -30,8 +30,8 @@ def check(facts: Facts) -> Iterator[Found]:
         is_counted = len(tests) == 1 and re.search(r"%", facts.code(tests[0])) is not None
         is_accumulated = bool(zeroes) and all(zero.branches for zero in zeroes)
         if is_counted and is_accumulated and not _is_divided(facts, turn, backward[0]):
-            yield Found(backward[0].call, f"{facts.code(backward[0].call)} in each turn, and a step "
-                                          f"where {facts.code(tests[0])}")  # fmt: skip
+            yield Found(backward[0].call, f"{facts.code(backward[0].call)} in each iteration, but a step "
+                                          f"only where {facts.code(tests[0])}")  # fmt: skip
 
 
 def _is_divided(facts: Facts, turn: TrainingTurn, backward: Event) -> bool:

@@ -1,8 +1,8 @@
-"""Gradients are set to zero in every turn, and the step comes every so many turns.
+"""Gradients are set to zero every iteration, but the step comes only every few iterations.
 
-Of the batches that were to be accumulated only the last one counts.
+Only the last of the accumulated batches counts.
 
-Fix: zero_grad() beside step(), in the same branch.
+Fix: call zero_grad() beside step(), in the same branch.
 Source: PyTorch, Automatic Mixed Precision examples, "Gradient accumulation".
 """
 
@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if all(_is_counted(facts, event) for event in step):
             yield Found(
                 zero[0].call,
-                f"{facts.code(zero[0].call)} in every turn, and the step of line "
+                f"{facts.code(zero[0].call)} in every iteration, but the step of line "
                 f"{facts.script.line(step[0].call)} is not",
             )
 

@@ -1,7 +1,6 @@
 """Anomaly detection is on.
 
-Each operation of the forward pass records a stack trace, and each of the backward pass is looked
-through for NaN.
+Each forward operation records a stack trace, and each backward operation checks its result for NaN.
 
 Fix: leave it out once the fault is found.
 Source: torch.autograd.detect_anomaly documentation: "for debugging only, as it slows down".

@@ -1,7 +1,7 @@
 """An average of the weights is updated parameter by parameter.
 
-Each of them is a call or two into torch, and on a device a kernel or two, in every step; torch has
-one for all of them.
+Each parameter costs a call or two into torch, and on a device a kernel or two, in every step; torch
+has one call for all of them.
 
 Fix: torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)).
 Source: torch.optim.swa_utils documentation, "Custom averaging strategies".
@@ -33,7 +33,7 @@ def check(facts: Facts) -> Iterator[Found]:
         lines = [line for line in loop.body.body if isinstance(line, cst.SimpleStatementLine)]
         is_over_pairs = _PAIRS.match(facts.code(loop.iter)) is not None
         if is_over_pairs and len(lines) == 1 and _AVERAGES.search(facts.code(lines[0])):
-            yield Found(loop, f"{facts.code(lines[0])} for each parameter, one after the other")
+            yield Found(loop, f"{facts.code(lines[0])} for each parameter separately")
 
 
 def _beside_steps(facts: Facts, turn: TrainingTurn) -> Iterator[cst.CSTNode]:

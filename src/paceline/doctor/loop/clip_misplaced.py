@@ -1,7 +1,7 @@
-"""Gradients are clipped where no step follows that uses them.
+"""Gradients are clipped where no step uses the result.
 
-After the step the clipped gradients are thrown away; before the backward pass there are none yet.
-Either way the update is made of gradients of any length.
+After the step the clipped gradients are discarded; before the backward pass there are none yet.
+Either way the update uses unclipped gradients.
 
 Fix: clip between backward() and step().
 Source: torch.nn.utils.clip_grad_norm_ documentation: "gradients are modified in-place".

@@ -1,6 +1,6 @@
-"""A tensor is moved, and the result is dropped.
+"""A tensor is moved, but the result is not used.
 
-to() and cuda() of a tensor give a new one; the old stays where it is. (Of a module they do not.)
+to() and cuda() return a new tensor; the old one stays where it is. (A module is moved in place.)
 
 Fix: x = x.to(device).
 Source: torch.Tensor.to documentation: "returns a copy".

@@ -1,6 +1,6 @@
-"""A device is called ``gpu``.
+"""A device is named ``gpu``.
 
-torch knows no such device: it ends in a RuntimeError.
+torch has no such device and raises a RuntimeError.
 
 Fix: write "cuda" (or "mps", "xpu").
 Source: torch.device documentation.

@@ -1,8 +1,8 @@
-"""A schedule that is as long as the number of epochs is advanced with each batch.
+"""A schedule with one step for each epoch is advanced with each batch.
 
-It is over after so many batches; a cosine then goes up again, and down, again and again.
+It ends after that many batches; a cosine then rises and falls again and again.
 
-Fix: call its step() once an epoch, or make it for epochs * len(loader) steps.
+Fix: call its step() once an epoch, or create it for epochs * len(loader) steps.
 Source: torch.optim.lr_scheduler.CosineAnnealingLR documentation, T_max: "maximum number of iterations".
 """
 
@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 if length is not None and any(_counts_to(facts, loop, length) for loop in outer):
                     yield Found(
                         event.call,
-                        f"{facts.code(event.call)} with each batch, of a schedule of "
+                        f"{facts.code(event.call)} with each batch, for a schedule of "
                         f"{facts.code(length)} steps, as many as there are epochs",
                     )
 

@@ -1,8 +1,8 @@
-"""The result of ``load_state_dict`` is taken for the model.
+"""The result of ``load_state_dict`` is used as the model.
 
-It loads in place, and gives back the names of keys that did not fit: no model.
+It loads in place and returns the keys that did not match, not a model.
 
-Fix: call it as a line of its own, and use the model.
+Fix: call it on a line of its own, and use the model.
 Source: torch.nn.Module.load_state_dict documentation, Returns: "NamedTuple with missing_keys and unexpected_keys".
 """
 
@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         is_alone = sum(binding.name == name for binding in facts.script.bindings) == 1
         if is_same or (is_alone and used.search(facts.uncommented)):
-            yield Found(call, f"{name} is what load_state_dict gives back, no model")
+            yield Found(call, f"{name} is the result of load_state_dict, not a model")
 
 
 RULE = ScriptRule.of(

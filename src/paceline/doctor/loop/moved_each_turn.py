@@ -1,9 +1,9 @@
-"""A model is put on its device anew in a loop around its training.
+"""A model is moved to its device again in every iteration of a loop around its training.
 
-Nothing moves where it is there already, but each parameter is looked at; and where it is not, the
-optimizer was made before the parameters were moved.
+Nothing moves if it is already there, but every parameter is checked; and if it is not, the
+optimizer was created before the parameters were moved.
 
-Fix: put the line before the loop, and before the optimizer is made.
+Fix: put the line before the loop, and before the optimizer is created.
 Source: torch.optim documentation, "Constructing it": move a model before its optimizer is made.
 """
 
@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Found]:
         constructors = facts.constructors(facts.owner(call))
         is_made_before = bool(constructors) and not nodes.intersection(constructors)
         if is_made_before and not _is_moved_to_cpu(facts, name):
-            yield Found(call, f"{facts.code(call)} in a loop, of a model that was made before it")
+            yield Found(call, f"{facts.code(call)} in a loop, for a model created before it")
 
 
 def _is_moved_to_cpu(facts: Facts, name: str) -> bool:

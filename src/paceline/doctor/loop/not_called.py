@@ -1,8 +1,8 @@
-"""A method is named and not called.
+"""A method is named but not called.
 
-The line does nothing, or gives the method itself to what wanted its result.
+The line does nothing, or passes the method itself where its result was wanted.
 
-Fix: write the parentheses.
+Fix: add the parentheses.
 Source: The Python Language Reference, section 6.3.4, Calls.
 """
 

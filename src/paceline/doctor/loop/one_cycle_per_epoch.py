@@ -1,6 +1,6 @@
 """A schedule that counts steps is advanced once an epoch.
 
-It goes through a small part of its cycle: the learning rate stays near the warm-up's.
+It covers a small part of its cycle: the learning rate stays near the warm-up's.
 
 Fix: call its step() after each optimizer.step().
 Source: torch.optim.lr_scheduler.OneCycleLR documentation: "step should be called after a batch has been used".
@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 ):
                     yield Found(
                         event.call,
-                        f"{facts.code(event.call)} once an epoch, of a schedule of steps",
+                        f"{facts.code(event.call)} once an epoch, for a schedule that counts steps",
                     )
 
 

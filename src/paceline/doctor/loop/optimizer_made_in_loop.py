@@ -1,8 +1,8 @@
-"""The optimizer is made anew in a loop that trains one model.
+"""The optimizer is created again in a loop that trains one model.
 
-Its momentum and its moments begin at zero each time.
+Its momentum and moments start at zero each time.
 
-Fix: make it once, before the loop.
+Fix: create it once, before the loop.
 Source: torch.optim documentation, "Constructing it": an optimizer holds the current state.
 """
 
@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
                 continue
             models = facts.steps.models(optimizer)
             if models and _goes_on(facts, loop, constructor, models):
-                yield Found(constructor, f"{facts.code(optimizer)} is made anew in each turn of line "
+                yield Found(constructor, f"{facts.code(optimizer)} is created again in each iteration of line "
                                          f"{facts.script.line(loop)}")  # fmt: skip
 
 

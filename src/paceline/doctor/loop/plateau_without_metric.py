@@ -1,6 +1,6 @@
 """``ReduceLROnPlateau`` steps without a metric.
 
-It ends in a TypeError: it has nothing to watch.
+This raises a TypeError: the scheduler has nothing to watch.
 
 Fix: scheduler.step(validation_loss).
 Source: torch.optim.lr_scheduler.ReduceLROnPlateau documentation.
@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             for schedule in schedules
         )
         if is_plateau and not call.args:
-            yield Found(call, f"{facts.code(call)} of a ReduceLROnPlateau without its metric")
+            yield Found(call, f"{facts.code(call)} of a ReduceLROnPlateau without a metric")
 
 
 RULE = ScriptRule.of(

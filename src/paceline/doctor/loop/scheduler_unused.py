@@ -1,8 +1,8 @@
-"""A scheduler is made and never steps.
+"""A scheduler is created but never steps.
 
-The learning rate stays where it began.
+The learning rate never changes.
 
-Fix: scheduler.step() after each epoch, or after each step where the schedule counts steps.
+Fix: scheduler.step() after each epoch, or after each step if the schedule counts steps.
 Source: torch.optim documentation, "How to adjust learning rate".
 """
 

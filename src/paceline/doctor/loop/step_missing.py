@@ -1,6 +1,6 @@
-"""Gradients are computed, and no optimizer ever steps.
+"""Gradients are computed, but no optimizer ever steps.
 
-The parameters stay as they were made.
+The parameters never change.
 
 Fix: optimizer.step() after backward().
 Source: torch.optim documentation, "Taking an optimization step".
@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("backward"):
         if any(facts.flow.around(call)) and not arguments & set(names):
             yield Found(
-                call, f"{facts.code(call)}, and no {names[0] if names else 'optimizer'}.step()"
+                call, f"{facts.code(call)}, but no {names[0] if names else 'optimizer'}.step()"
             )
 
 

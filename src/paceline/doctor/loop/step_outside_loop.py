@@ -1,8 +1,8 @@
-"""Each batch sets the gradients to zero, and the step stands behind the loop over batches.
+"""Each batch sets the gradients to zero, but the step comes after the loop over batches.
 
-One step an epoch, with the gradients of the last batch alone.
+There is one step an epoch, with the gradients of the last batch only.
 
-Fix: move step() into the loop over batches, behind backward().
+Fix: move step() into the loop over batches, after backward().
 Source: torch.optim documentation, "Taking an optimization step".
 """
 
@@ -29,7 +29,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if is_inside and not any(_loop(event) for event in step):
             yield Found(
                 step[0].call,
-                f"{facts.code(step[0].call)} once, behind the loop that zeroes each turn",
+                f"{facts.code(step[0].call)} once, after the loop that zeroes the gradients each iteration",
             )
 
 

@@ -1,6 +1,6 @@
 """Gradients are set to zero between backward() and step().
 
-The step sees no gradient: nothing is learnt.
+The step sees no gradients: nothing is learned.
 
 Fix: zero_grad() before backward(), or after step().
 Source: torch.optim documentation, "Taking an optimization step".

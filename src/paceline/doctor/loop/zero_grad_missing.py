@@ -1,6 +1,6 @@
 """Gradients are never set to zero.
 
-backward() adds to what is there, so each step uses the sum over all batches so far.
+backward() adds to the existing gradients, so each step uses the sum over all batches so far.
 
 Fix: optimizer.zero_grad() once a step, before backward().
 Source: torch.optim documentation, "Taking an optimization step".
@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for turn in turns(facts):
             step = turn.of(CallRole.STEP)[0]
             if step.is_scaled or _optimizers(facts, facts.owner(step.call)):
-                yield Found(step.call, f"{facts.code(step.call)}, and no zero_grad() anywhere")
+                yield Found(step.call, f"{facts.code(step.call)}, but no zero_grad() anywhere")
         return
     zeroed = _zeroed(facts)
     for turn in turns(facts) if zeroed else ():
@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Found]:
             if optimizers and not optimizers & zeroed:
                 yield Found(
                     step.call,
-                    f"{facts.code(step.call)}, and zero_grad() of other optimizers only",
+                    f"{facts.code(step.call)}, but zero_grad() only of other optimizers",
                 )
 
 

@@ -1,6 +1,7 @@
-"""Padded texts go into a transformer without their attention mask.
+"""Padded texts are passed to a transformer without their attention mask.
 
-It attends to the padding as to words, and what it gives depends on the longest text of the batch.
+It attends to the padding as if it were text, and its output depends on the longest text in the
+batch.
 
 Fix: attention_mask=batch["attention_mask"].
 Source: Hugging Face Transformers, Glossary, "attention mask".
@@ -31,7 +32,7 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         is_readable = not facts.has_stars(call) and not positional(call)
         if is_text and is_readable and "input_ids" in names and "attention_mask" not in names:
-            yield Found(call, f"{facts.code(call.func)} is given input_ids without attention_mask")
+            yield Found(call, f"{facts.code(call.func)} gets input_ids without attention_mask")
 
 
 def _pads(facts: Facts) -> bool:

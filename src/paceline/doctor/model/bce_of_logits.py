@@ -1,6 +1,6 @@
-"""A binary cross entropy is given raw scores.
+"""A binary cross entropy gets raw scores.
 
-It takes logarithms of probabilities: numbers outside of 0 to 1 are refused.
+It takes logarithms of probabilities: values outside 0 to 1 are refused.
 
 Fix: BCEWithLogitsLoss, or a sigmoid at the end of the model.
 Source: torch.nn.BCELoss documentation: "all elements of input should be between 0 and 1".
@@ -25,7 +25,7 @@ def check(facts: Facts) -> Iterator[Found]:
         arguments = positional(call)
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in _RAW:
-            yield Found(call, f"{facts.code(call)} is given what {last.kind} makes")
+            yield Found(call, f"{facts.code(call)} gets the output of {last.kind}")
 
 
 _BINARY = [*STEP[:2], "loss = F.binary_cross_entropy({}, y)", *STEP[3:]]

@@ -1,6 +1,7 @@
 """A layer has a bias right before a batch norm.
 
-The norm subtracts the mean, and the bias with it: it is computed, trained and sent for nothing.
+The norm subtracts the mean and the bias with it: the bias is computed, trained and sent for
+nothing.
 
 Fix: bias=False.
 Source: PyTorch performance tuning guide, "Disable bias for convolutions directly followed by a batch norm".

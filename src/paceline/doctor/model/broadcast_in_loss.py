@@ -1,6 +1,6 @@
-"""A loss is given a column and a row: outputs (B, 1), targets (B,).
+"""A loss gets a column and a row: outputs (B, 1), targets (B,).
 
-The difference is a table of B x B: each output is compared with every target, and the network learns
+The difference is a B x B table: each output is compared with every target, and the network learns
 their mean.
 
 Fix: output.squeeze(1), or target.unsqueeze(1).

@@ -1,4 +1,4 @@
-"""The comment above says another number of features or classes than the code has.
+"""A comment states a different number of features or classes than the code.
 
 One of the two is wrong; a wrong number of classes trains without an error.
 
@@ -41,7 +41,7 @@ def _wrong_classes(facts: Facts, chain: Chain) -> Iterator[Found]:
     is_other = last.kind == "Linear" and last.outs is not None and last.outs != classes
     if classes is not None and is_other and not (classes == 2 and last.outs == 1):
         yield Found(
-            last.node, f"the comment says {classes} classes and the last layer makes {last.outs}"
+            last.node, f"the comment says {classes} classes and the last layer outputs {last.outs}"
         )
 
 

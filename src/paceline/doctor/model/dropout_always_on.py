@@ -1,6 +1,6 @@
-"""``F.dropout`` of a module is not told whether it is training.
+"""``F.dropout`` in a module does not get the training flag.
 
-The function drops by default, also after eval(): every evaluation is of a network with holes.
+The function drops by default, even after eval(): every evaluation runs with dropout.
 
 Fix: training=self.training, or nn.Dropout as a layer.
 Source: torch.nn.functional.dropout documentation: training, default True.

@@ -1,8 +1,8 @@
-"""A layer is given another number of features than it takes.
+"""A layer gets a different number of features than it takes.
 
-The first batch ends in "mat1 and mat2 shapes cannot be multiplied", or its like for channels.
+The first batch raises "mat1 and mat2 shapes cannot be multiplied", or the equivalent for channels.
 
-Fix: give the layer the number that the one before it makes, or that the data has.
+Fix: use the number that the layer before outputs, or that the data has.
 Source: torch.nn.Linear, torch.nn.Conv2d, torch.nn.BatchNorm2d documentation, "Shape".
 """
 
@@ -31,7 +31,7 @@ def _between(chain: Chain) -> Iterator[Found]:
         if before is not None and takes and _compares(before, layer) and before.outs != layer.ins:
             yield Found(
                 layer.node,
-                f"{layer.kind} takes {layer.ins} and {before.kind} before it makes {before.outs}",
+                f"{layer.kind} takes {layer.ins} and {before.kind} before it outputs {before.outs}",
                 f"write {before.outs} for {layer.ins}",
             )
         if is_layer and layer.outs is not None:

@@ -1,7 +1,7 @@
 """``forward()`` of a model is called directly.
 
-Hooks that are registered on it do not run: a profiler's, a framework's, those of weight and
-spectral normalisation. The reduction of DistributedDataParallel is in its forward(), and goes on.
+Registered hooks do not run: those of a profiler, a framework, or weight and spectral normalisation.
+The reduction of DistributedDataParallel is in its forward() and still runs.
 
 Fix: call the model itself.
 Source: torch.nn.Module documentation: call the instance "since the former takes care of running the registered hooks".

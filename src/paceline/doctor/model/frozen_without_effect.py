@@ -1,7 +1,7 @@
-"""Layers are to be frozen, and stay as they are.
+"""Layers should be frozen, but are not.
 
-``requires_grad`` of a module is an attribute like any other, and a misspelled one of a parameter is
-a new one: nothing is frozen, and nothing is said.
+``requires_grad`` of a module is an ordinary attribute, and a misspelled one of a parameter is a new
+attribute: nothing is frozen, and there is no warning.
 
 Fix: module.requires_grad_(False), or p.requires_grad = False for each of its parameters.
 Source: torch.nn.Module.requires_grad_ documentation.

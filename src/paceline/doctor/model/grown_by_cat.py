@@ -1,8 +1,8 @@
-"""A tensor grows by ``torch.cat`` in each turn of a loop.
+"""A tensor grows by ``torch.cat`` in each iteration of a loop.
 
-Each turn copies all that is there: n turns copy n*n/2 pieces.
+Each iteration copies the whole tensor: n iterations copy n*n/2 pieces.
 
-Fix: append to a list, and torch.cat once after the loop.
+Fix: append to a list, and call torch.cat once after the loop.
 Source: torch.cat documentation: it returns a new tensor.
 """
 
@@ -38,7 +38,8 @@ def check(facts: Facts) -> Iterator[Found]:
         )
         if num_assigned == 1:
             yield Found(
-                value, f"{name} is copied as a whole in each turn of line {facts.script.line(loop)}"
+                value,
+                f"{name} is copied as a whole in each iteration of line {facts.script.line(loop)}",
             )
 
 

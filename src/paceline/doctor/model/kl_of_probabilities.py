@@ -1,6 +1,6 @@
-"""A Kullback-Leibler divergence is given probabilities as its first argument.
+"""A Kullback-Leibler divergence gets probabilities as its first argument.
 
-It takes them for logarithms: what comes out is no divergence, and may be negative.
+It expects log-probabilities: the result is not a divergence and may be negative.
 
 Fix: F.log_softmax(...) for the first argument.
 Source: torch.nn.KLDivLoss documentation: "this loss expects the argument input in the log-space".
@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
         arguments = positional(call)
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in ("softmax", "Softmax"):
-            yield Found(call, f"{facts.code(call)} is given a softmax, not its logarithm")
+            yield Found(call, f"{facts.code(call)} gets a softmax, not its logarithm")
 
 
 _KL = [

@@ -1,8 +1,8 @@
-"""Two linear layers follow each other with no activation between.
+"""Two linear layers follow each other without an activation in between.
 
-Together they are one linear map: the second brings no capacity, and its work is wasted.
+Together they are one linear map: the second adds no capacity, and its work is wasted.
 
-Fix: put an activation between them, or write one layer.
+Fix: put an activation between them, or use one layer.
 Source: Goodfellow, Bengio, Courville, Deep Learning, 2016, section 6.1.
 """
 
@@ -25,8 +25,8 @@ def check(facts: Facts) -> Iterator[Found]:
                 sizes = " -> ".join(str(size) for size in features)
                 yield Found(
                     run[0].node,
-                    f"{len(run)} {run[0].kind} layers ({sizes}) follow each other with no "
-                    "activation between",
+                    f"{len(run)} {run[0].kind} layers ({sizes}) follow each other without an "
+                    "activation in between",
                 )
 
 

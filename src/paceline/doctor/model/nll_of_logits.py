@@ -1,6 +1,6 @@
-"""A negative log likelihood is given raw scores.
+"""A negative log likelihood gets raw scores.
 
-It takes logarithms of probabilities as they come: the loss of raw scores falls without end.
+It expects log-probabilities and does not check them: with raw scores the loss falls without limit.
 
 Fix: CrossEntropyLoss, or a LogSoftmax at the end of the model.
 Source: torch.nn.NLLLoss documentation: "the input is expected to contain log-probabilities".
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Iterator[Found]:
         arguments = positional(call)
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and (last.kind == "Linear" or last.kind in ("softmax", "Softmax")):
-            yield Found(call, f"{facts.code(call)} is given what {last.kind} makes")
+            yield Found(call, f"{facts.code(call)} gets the output of {last.kind}")
 
 
 RULE = ScriptRule.of(

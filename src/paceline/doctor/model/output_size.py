@@ -1,4 +1,4 @@
-"""The network makes pictures of another size than the targets have.
+"""The network outputs images of a different size than the targets.
 
 A loss between the two fails, or broadcasts silently.
 

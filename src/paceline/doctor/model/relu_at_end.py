@@ -1,9 +1,9 @@
-"""A regression of one number ends in a ReLU.
+"""A regression to one number ends in a ReLU.
 
-Where the last layer is below 0 there is no gradient; where it is so for every sample the network
-gives 0 for ever.
+Where the last layer is below 0 there is no gradient; if that holds for every sample, the network
+outputs 0 for ever.
 
-Fix: leave it out, or take Softplus where the number cannot be negative.
+Fix: leave it out, or use Softplus if the number cannot be negative.
 Source: Glorot, Bordes, Bengio, Deep Sparse Rectifier Neural Networks, 2011, section 3.1.
 """
 

@@ -1,6 +1,6 @@
-"""A ReLU stands between the last layer and a loss of logits.
+"""There is a ReLU between the last layer and a loss on logits.
 
-Logits are never below 0 then: no class can be made unlikely, a binary output is never below 0.5,
+The logits are then never below 0: no class can become unlikely, a binary output is never below 0.5,
 and where the ReLU is 0 there is no gradient.
 
 Fix: leave the last ReLU out.
@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if last is not None and last.kind in _RELUS:
             line = facts.script.line(last.node)
             yield Found(
-                call, f"{facts.code(call)} is given what the {last.kind} of line {line} leaves"
+                call, f"{facts.code(call)} gets the output of the {last.kind} of line {line}"
             )
 
 

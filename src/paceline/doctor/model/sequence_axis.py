@@ -1,4 +1,4 @@
-"""A recurrent layer that takes time first is read as if the batch came first.
+"""A recurrent layer with time as its first dimension is read as if the batch came first.
 
 Without batch_first=True its output is (time, batch, features): ``out[:, -1]`` is every time step of
 the last sample, and the layer ran along the batch.

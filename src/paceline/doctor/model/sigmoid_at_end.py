@@ -1,9 +1,10 @@
-"""A network ends in a Sigmoid, and the loss is not one of logits.
+"""A network ends in a Sigmoid, and its loss is not one on logits.
 
-exp and log of it lose digits in 16 bits (BCELoss is refused under autocast), and the Sigmoid is a
-pass over memory of its own.
+Its exp and log lose precision in 16 bits (BCELoss is refused under autocast), and the Sigmoid is an
+extra pass over memory.
 
-Fix: leave the Sigmoid out, train with BCEWithLogitsLoss, and apply torch.sigmoid where it is shown.
+Fix: leave the Sigmoid out, train with BCEWithLogitsLoss, and apply torch.sigmoid where the result
+is shown.
 Source: torch.amp documentation, "Prefer binary_cross_entropy_with_logits".
 """
 

@@ -1,6 +1,6 @@
-"""A sigmoid goes into a loss of logits, which has one of its own.
+"""The output of a sigmoid is passed to a loss that applies one itself.
 
-The loss sees numbers between 0.5 and 0.73 only, and never becomes small.
+The loss sees only numbers between 0.5 and 0.73 and never becomes small.
 
 Fix: leave the sigmoid out.
 Source: torch.nn.BCEWithLogitsLoss documentation: it combines a Sigmoid layer and the BCELoss.
@@ -25,7 +25,7 @@ def check(facts: Facts) -> Iterator[Found]:
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in ("sigmoid", "Sigmoid"):
             line = facts.script.line(last.node)
-            yield Found(call, f"{facts.code(call)} is given the sigmoid of line {line}")
+            yield Found(call, f"{facts.code(call)} gets the sigmoid of line {line}")
 
 
 RULE = ScriptRule.of(

@@ -1,8 +1,9 @@
-"""A softmax goes into a cross entropy, which has one of its own.
+"""The output of a softmax is passed to a cross entropy, which applies one itself.
 
-Scores between 0 and 1 cannot become sure: the loss has a floor, and its gradients are small.
+With scores between 0 and 1 no prediction can become certain: the loss has a floor, and its
+gradients are small.
 
-Fix: give the loss the raw scores (logits), and take the softmax where probabilities are shown.
+Fix: pass the raw scores (logits) to the loss, and apply the softmax where probabilities are shown.
 Source: torch.nn.CrossEntropyLoss documentation: "the input is expected to contain the unnormalized logits".
 """
 
@@ -24,7 +25,7 @@ def check(facts: Facts) -> Iterator[Found]:
         last = ending(facts, arguments[0]) if arguments else None
         if last is not None and last.kind in ("softmax", "Softmax"):
             line = facts.script.line(last.node)
-            yield Found(call, f"{facts.code(call)} is given the softmax of line {line}")
+            yield Found(call, f"{facts.code(call)} gets the softmax of line {line}")
 
 
 RULE = ScriptRule.of(

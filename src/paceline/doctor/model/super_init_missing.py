@@ -1,6 +1,6 @@
-"""A module's ``__init__`` sets layers and does not call that of ``nn.Module``.
+"""The ``__init__`` of a module sets layers but does not call that of ``nn.Module``.
 
-It ends in "cannot assign module before Module.__init__() call".
+This raises "cannot assign module before Module.__init__() call".
 
 Fix: super().__init__() as its first line.
 Source: torch.nn.Module documentation: "an __init__() call to the parent class must be made before assignment".

@@ -1,8 +1,8 @@
-"""Targets drawn from a normal distribution, and an output that lies between 0 and 1.
+"""Targets come from a normal distribution, but the output lies between 0 and 1.
 
 A Sigmoid never reaches a target below 0 or above 1, so this loss has a floor far from 0.
 
-Fix: make the target of 0 and 1, as torch.randint(0, 2, size).float(), or leave out the Sigmoid.
+Fix: use targets of 0 and 1, such as torch.randint(0, 2, size).float(), or leave out the Sigmoid.
 Source: torch.nn.BCELoss documentation: "the targets y should be numbers between 0 and 1".
 """
 
@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Found]:
             target = next((origin for origin in origins if isinstance(origin, cst.Call)), None)
             if target is not None and facts.meaning(target) == "torch.randn":
                 yield Found(
-                    target, "the target is normal noise, and the network ends in a Sigmoid (0 to 1)"
+                    target, "the target is normal noise, but the network ends in a Sigmoid (0 to 1)"
                 )
 
 

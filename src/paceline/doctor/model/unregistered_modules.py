@@ -1,7 +1,7 @@
-"""Layers stand in a plain list or dict of a module.
+"""A module keeps layers in a plain list or dict.
 
-The module does not know them: its parameters() lack theirs, so they are not trained, moved or
-saved.
+The module does not register them: its parameters() does not include theirs, so they are not
+trained, moved or saved.
 
 Fix: nn.ModuleList([...]) or nn.ModuleDict({...}).
 Source: torch.nn.ModuleList documentation: "modules it contains are properly registered".

@@ -1,7 +1,7 @@
 """``backward()`` runs under autocast.
 
 Autograd runs each backward operation in the type that its forward chose; autocast around it only
-adds casts, and may choose other types than the forward did.
+adds casts, and may choose different types than the forward pass.
 
 Fix: end the with block before backward().
 Source: torch.amp documentation: "Backward passes under autocast are not recommended".

@@ -1,6 +1,6 @@
 """Gradients are clipped while they are still scaled.
 
-They are some 65536 times as large, so every norm is above the limit: each update is clipped to
+They are about 65536 times too large, so every norm is above the limit: each update is clipped to
 almost nothing, or to a length that changes with the scale.
 
 Fix: scaler.unscale_(optimizer) before it.

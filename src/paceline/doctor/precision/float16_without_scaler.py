@@ -1,8 +1,8 @@
 """A network trains in float16 without a GradScaler.
 
-Gradients below 6e-8 become 0 in float16, and small ones are most of them.
+Gradients below 6e-8 become 0 in float16, and most gradients are small.
 
-Fix: a torch.amp.GradScaler, or dtype=torch.bfloat16, which needs none.
+Fix: a torch.amp.GradScaler, or dtype=torch.bfloat16, which needs no scaler.
 Source: torch.amp documentation, "Gradient Scaling".
 """
 

@@ -1,7 +1,7 @@
-"""A network computes in 32 bits: there is no autocast.
+"""A network computes in 32 bits, without autocast.
 
-Tensor cores work on 16 bits; where the device has them, matrix products may be several times as
-fast. Whether that is a gain here has to be measured: small networks are bound elsewhere.
+Tensor cores work on 16 bits; if the device has them, matrix products may be several times as fast.
+Whether that is a gain here has to be measured: small networks are limited by other things.
 
 Fix: with torch.autocast(device.type, dtype=torch.bfloat16): around model and loss.
 Source: PyTorch performance tuning guide, "Use mixed precision and AMP".
@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     call = next(facts.forward_calls(), None)
     if call is not None:
-        yield Found(call, f"{facts.code(call.func)}(...) computes in 32 bits: there is no autocast")
+        yield Found(call, f"{facts.code(call.func)}(...) computes in 32 bits, without autocast")
 
 
 RULE = ScriptRule.of(

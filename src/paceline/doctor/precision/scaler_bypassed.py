@@ -1,6 +1,6 @@
-"""The loss is scaled, and the optimizer steps without the scaler.
+"""The loss is scaled, but the optimizer steps without the scaler.
 
-The step uses gradients that are some 65536 times too large.
+The step uses gradients that are about 65536 times too large.
 
 Fix: scaler.step(optimizer), then scaler.update().
 Source: torch.amp.GradScaler documentation.

@@ -1,7 +1,7 @@
-"""A GradScaler with autocast to bfloat16 only.
+"""A GradScaler is used with autocast to bfloat16 only.
 
-bfloat16 reaches as far down as float32, so that nothing underflows; the scaler still looks for
-infinite gradients in each step and waits for the answer.
+bfloat16 has the range of float32, so nothing underflows; the scaler still checks for infinite
+gradients in each step and waits for the result.
 
 Fix: leave the scaler out, or GradScaler(enabled=False).
 Source: torch.amp documentation, "Gradient Scaling".
@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
         return
     for scaler in facts.script.calls("GradScaler"):
         if "enabled" not in by_name(scaler):
-            yield Found(scaler, "a GradScaler, and all autocast is to bfloat16")
+            yield Found(scaler, "a GradScaler, but all autocast is to bfloat16")
 
 
 RULE = ScriptRule.of(

@@ -1,9 +1,9 @@
 """The scaler is never updated.
 
-Its scale stays where it began, and after a step that was skipped for infinite gradients all later
-ones are skipped, too; a second scaler.step() before update() is refused.
+Its scale never changes, and after a step that was skipped for infinite gradients all later steps
+are skipped, too; a second scaler.step() before update() is refused.
 
-Fix: scaler.update() once after the steps of each turn.
+Fix: scaler.update() once after the steps of each iteration.
 Source: torch.amp.GradScaler documentation.
 """
 

@@ -1,4 +1,4 @@
-"""The weights themselves are float16, and are trained.
+"""The weights that are trained are float16.
 
 An update below a thousandth of a weight is lost to rounding, and Adam's eps of 1e-8 is 0.
 

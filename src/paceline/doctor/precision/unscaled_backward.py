@@ -1,7 +1,7 @@
-"""A step goes through the scaler, and the loss was never scaled.
+"""A step goes through the scaler, but the loss was never scaled.
 
-The scaler divides gradients by a scale that they never had: updates are tens of thousands of times
-too small.
+The scaler divides the gradients by a scale that they never had: updates are tens of thousands of
+times too small.
 
 Fix: scaler.scale(loss).backward().
 Source: torch.amp.GradScaler documentation.

@@ -1,7 +1,7 @@
 """The scaler is updated before it steps.
 
-update() forgets which gradients were found infinite, and the step that follows divides by a scale
-that they were not multiplied with.
+update() forgets which gradients were infinite, and the step that follows divides by a different
+scale than they were multiplied by.
 
 Fix: scaler.step(optimizer) first, then scaler.update().
 Source: torch.amp.GradScaler documentation.

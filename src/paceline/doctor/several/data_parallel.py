@@ -1,9 +1,9 @@
 """``nn.DataParallel``: one process drives all devices.
 
-It copies the model in each step, gathers outputs on one device, and Python computes for all under
-one lock.
+It copies the model in each step, gathers outputs on one device, and Python code for all devices
+runs under one lock (GIL).
 
-Fix: DistributedDataParallel, a process a device (paceline launch --workers N begins them).
+Fix: DistributedDataParallel, one process for each device (paceline launch --workers N starts them).
 Source: torch.nn.DataParallel documentation: "it is recommended to use DistributedDataParallel".
 """
 

@@ -1,6 +1,6 @@
 """``CUDA_VISIBLE_DEVICES`` is set after a device was used.
 
-CUDA reads it once, when it begins: later it changes nothing.
+CUDA reads it once, when it is initialised; later changes have no effect.
 
 Fix: set it in the first lines, before torch is imported, or in the shell.
 Source: PyTorch CUDA semantics, environment variables; CUDA C++ Programming Guide, "CUDA Environment Variables".

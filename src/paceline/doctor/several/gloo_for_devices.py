@@ -1,6 +1,6 @@
-"""Gradients of CUDA devices go by gloo.
+"""Gradients of CUDA devices are exchanged with gloo.
 
-gloo copies them to the host and sums them there; nccl goes from device to device.
+gloo copies them to the host and sums them there; nccl exchanges them between devices directly.
 
 Fix: init_process_group("nccl").
 Source: torch.distributed documentation, "Which backend to use?".
@@ -31,7 +31,7 @@ def check(facts: Facts) -> Iterator[Found]:
         ]  # fmt: skip
         if is_gloo and not is_guarded and moves and "nccl" not in facts.uncommented:
             yield Found(
-                call, f"gloo, and line {facts.script.line(moves[0])} puts the model on CUDA"
+                call, f"gloo, but line {facts.script.line(moves[0])} puts the model on CUDA"
             )
 
 

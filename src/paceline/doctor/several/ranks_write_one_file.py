@@ -2,7 +2,7 @@
 
 They write at the same time: the file may be a mixture of several.
 
-Fix: if torch.distributed.get_rank() == 0: before it.
+Fix: put if torch.distributed.get_rank() == 0: before it.
 Source: PyTorch tutorial "Getting Started with Distributed Data Parallel", "Save and Load Checkpoints".
 """
 

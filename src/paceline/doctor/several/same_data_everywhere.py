@@ -1,7 +1,7 @@
-"""Each process of a data-parallel run goes over all of the data.
+"""Each process of a data-parallel run reads all of the data.
 
-Without a sampler every process draws from the whole data set: an epoch is as many epochs as there
-are processes, and adding processes makes none of it shorter.
+Without a sampler every process draws from the whole data set: an epoch is as long as one for each
+process, and adding processes does not shorten it.
 
 Fix: sampler=DistributedSampler(data), and its set_epoch(epoch).
 Source: torch.nn.parallel.DistributedDataParallel documentation; torch.utils.data.distributed.DistributedSampler.

@@ -1,7 +1,7 @@
-"""Accumulated gradients are averaged over the processes with each backward pass.
+"""Accumulated gradients are averaged over the processes in each backward pass.
 
-Under DistributedDataParallel every backward() sends all gradients; of those between two steps only
-the last has to.
+Under DistributedDataParallel every backward() sends all gradients; only the last one before a step
+has to.
 
 Fix: with model.no_sync(): around all but the last backward pass before a step.
 Source: torch.nn.parallel.DistributedDataParallel.no_sync documentation.
@@ -36,8 +36,8 @@ def check(facts: Facts) -> Iterator[Found]:
         if is_every and all(_is_counted(event) for event in step):
             yield Found(
                 backward[0].call,
-                f"{facts.code(backward[0].call)} sends gradients in every turn, and the step of line "
-                f"{facts.script.line(step[0].call)} is not in every turn",
+                f"{facts.code(backward[0].call)} sends gradients in every iteration, but the step of line "
+                f"{facts.script.line(step[0].call)} is not in every iteration",
             )
 
 

@@ -1,7 +1,7 @@
-"""DistributedDataParallel looks for unused parameters in a model that uses all of them.
+"""DistributedDataParallel searches for unused parameters in a model that uses all of them.
 
 find_unused_parameters=True walks the whole graph of each forward pass before gradients may be sent;
-torch warns of it once where it finds none.
+torch warns once if it finds none.
 
 Fix: leave find_unused_parameters out.
 Source: torch.nn.parallel.DistributedDataParallel documentation, find_unused_parameters.

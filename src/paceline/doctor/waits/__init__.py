@@ -1,18 +1,18 @@
-"""What makes the host wait for the device, or copies where it need not.
+"""Needless waits for the device, and needless copies.
 
-branch_on_tensor          A branch asks a tensor of the device in each turn
-cache_emptied_each_turn   Memory is given back, or garbage collected, in each turn
-item_in_loop              A number is read from the device in each turn
-made_then_moved           A tensor is made on the host in each turn, and then moved
-mask_as_index             A boolean mask of the device is an index in each turn
-non_blocking_at_once      A copy is not to block, of memory that is not pinned, and the next line
-                          uses it
-numpy_in_loop             A tensor of the device is copied to the host in each turn
+branch_on_tensor          A branch depends on a device tensor in each iteration
+cache_emptied_each_turn   Memory is freed, or garbage collected, in each iteration
+item_in_loop              A number is read from the device in each iteration
+made_then_moved           A tensor is created on the host in each iteration and then moved
+mask_as_index             A boolean mask on the device is used as an index in each iteration
+non_blocking_at_once      A non_blocking copy from memory that is not pinned is used on the next
+                          line
+numpy_in_loop             A device tensor is copied to the host in each iteration
 pinned_by_hand            A tensor is pinned right before it is moved
-print_in_loop             A tensor of the device is printed in each turn
-read_before_copied        A copy to the host is read before it has ended
-saved_each_turn           A checkpoint is written in each turn
-synchronized_each_turn    The host waits for the device in each turn by a call
+print_in_loop             A device tensor is printed in each iteration
+read_before_copied        A copy to the host is read before it has finished
+saved_each_turn           A checkpoint is written in each iteration
+synchronized_each_turn    The host synchronizes with the device in each iteration
 """
 
 from ..rule import rules_in

@@ -1,8 +1,8 @@
-"""A branch asks a tensor of the device in each turn.
+"""A branch depends on a device tensor in each iteration.
 
-Which way to go is known only when the device has computed it, so the host waits.
+The host waits, since the condition is known only when the device has computed it.
 
-Fix: torch.where, or ask every so many steps; a GradScaler skips infinite gradients by itself.
+Fix: torch.where, or test every few steps; a GradScaler skips infinite gradients by itself.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Found]:
         while isinstance(condition, cst.UnaryOperation):
             condition = condition.expression
         if tensors.is_tensor(condition):
-            yield Found(node, f"if {facts.code(node.test)} waits for the device in each turn")
+            yield Found(node, f"if {facts.code(node.test)} waits for the device in each iteration")
 
 
 _AGENT = """

@@ -1,7 +1,7 @@
-"""Memory is given back, or garbage collected, in each turn.
+"""Memory is freed, or garbage collected, in each iteration.
 
-empty_cache() waits, and what it frees has to be asked of the driver again at once; gc.collect()
-goes through all objects.
+empty_cache() waits, and the freed memory has to be requested from the driver again at once;
+gc.collect() visits all objects.
 
 Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.
 Source: PyTorch CUDA semantics, "Memory management".
@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
     for node in always_reached(facts):
         names = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "gc.collect")
         if isinstance(node, cst.Call) and facts.meaning(node) in names:
-            yield Found(node, f"{facts.code(node)} in each turn")
+            yield Found(node, f"{facts.code(node)} in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -1,9 +1,10 @@
-"""A number is read from the device in each turn.
+"""A number is read from the device in each iteration.
 
 item(), tolist(), float() and int() of a tensor wait until the device has computed it: the queue
-runs empty, and the next turn begins late. Nothing where the device is the bottleneck anyway.
+runs empty, and the next iteration starts late. This costs nothing if the device is the bottleneck
+anyway.
 
-Fix: add up loss.detach() on the device, and read it every so many steps.
+Fix: sum loss.detach() on the device, and read it every few steps.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -27,10 +28,10 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         name = facts.method(node)
         if name in ("item", "tolist") and tensors.is_tensor(facts.owner(node)):
-            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+            yield Found(node, f"{facts.code(node)} waits for the device in each iteration")
         is_number = facts.meaning(node) in ("float", "int", "bool")
         if is_number and positional(node) and tensors.is_tensor(positional(node)[0]):
-            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+            yield Found(node, f"{facts.code(node)} waits for the device in each iteration")
 
 
 RULE = ScriptRule.of(

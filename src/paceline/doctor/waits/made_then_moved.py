@@ -1,8 +1,8 @@
-"""A tensor is made on the host in each turn, and then moved.
+"""A tensor is created on the host in each iteration and then moved.
 
-It is filled by the host, and copied from memory that is not pinned, so the host waits.
+The host fills it and waits for the copy, since its memory is not pinned.
 
-Fix: give it device=device where it is made.
+Fix: pass device=device where it is created.
 Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
 """
 
@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Found]:
         if is_host or is_type or not isinstance(owner, cst.Call):
             continue
         if _FACTORIES.search(facts.meaning(owner)) and "device" not in by_name(owner):
-            yield Found(node, f"{facts.code(node)} is made on the host in each turn")
+            yield Found(node, f"{facts.code(node)} is created on the host in each iteration")
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:

@@ -1,6 +1,6 @@
-"""A boolean mask of the device is an index in each turn.
+"""A boolean mask on the device is used as an index in each iteration.
 
-How many numbers a mask picks is known only when the device has computed it, so the host waits for
+The number of selected elements is known only when the device has computed it, so the host waits for
 the shape of the result.
 
 Fix: torch.where, or for a loss a target that is ignored: targets.masked_fill(~mask, -100).
@@ -32,7 +32,10 @@ def check(facts: Facts) -> Iterator[Found]:
         statement = facts.script.statement(node)
         if statement not in lines:
             lines.add(statement)
-            yield Found(node, f"{facts.code(node)} waits for the number of hits in each turn")
+            yield Found(
+                node,
+                f"{facts.code(node)} waits for the number of selected elements in each iteration",
+            )
 
 
 def _selects(facts: Facts, tensors: Tensors, node: cst.CSTNode) -> bool:

@@ -1,9 +1,9 @@
-"""A copy is not to block, of memory that is not pinned, and the next line uses it.
+"""A non_blocking copy from memory that is not pinned is used on the next line.
 
-What was just made on the host lies in pageable memory, which CUDA copies while the host waits; and
-there is no work between that the copy could overlap.
+A tensor just created on the host lies in pageable memory, which CUDA copies while the host waits;
+and there is no work in between that the copy could overlap with.
 
-Fix: make it on the device (device=...), or pin it and do other work before it is used.
+Fix: create it on the device (device=...), or pin it and do other work before it is used.
 Source: PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
 """
 

@@ -1,8 +1,8 @@
-"""A tensor of the device is copied to the host in each turn.
+"""A device tensor is copied to the host in each iteration.
 
 cpu() and numpy() wait until the device has computed it, and copy it.
 
-Fix: compute the metric on the device, and copy it every so many steps.
+Fix: compute the metric on the device, and copy it every few steps.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Found]:
             and any(literal(argument) == "cpu" for argument in positional(node)[:1])
         )
         if is_cpu and tensors.is_tensor(facts.owner(node)):
-            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+            yield Found(node, f"{facts.code(node)} waits for the device in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -2,7 +2,8 @@
 
 Pinning copies it on the host while the host waits: a plain copy is usually faster.
 
-Fix: pin_memory=True in the DataLoader, whose own thread pins ahead; or move it as it is.
+Fix: pin_memory=True in the DataLoader, which pins in a thread of its own; or move it without
+pinning.
 Source: PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
 """
 
@@ -23,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         owner = facts.owner(node)
         if facts.method(owner) == "pin_memory":
-            yield Found(node, f"{facts.code(node)} pins while the host waits, in each turn")
+            yield Found(node, f"{facts.code(node)} pins while the host waits, in each iteration")
 
 
 RULE = ScriptRule.of(

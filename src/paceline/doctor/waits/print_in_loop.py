@@ -1,8 +1,8 @@
-"""A tensor of the device is printed in each turn.
+"""A device tensor is printed in each iteration.
 
-Its text needs its value, so that the host waits until the device has computed it.
+Printing needs its value, so the host waits until the device has computed it.
 
-Fix: print every so many steps.
+Fix: print every few steps.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Found]:
             continue
         for value in _printed(facts, node):
             if tensors.is_tensor(value):
-                yield Found(node, f"{facts.code(value)} is printed in each turn")
+                yield Found(node, f"{facts.code(value)} is printed in each iteration")
                 break
 
 

@@ -1,6 +1,6 @@
-"""A copy to the host is read before it has ended.
+"""A copy to the host is read before it has finished.
 
-With non_blocking=True the host goes on at once: what it reads may be what was there before.
+With non_blocking=True the host continues at once and may read the old content.
 
 Fix: leave non_blocking out, or torch.cuda.synchronize() before it is read.
 Source: PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Found]:
             "tolist",
         )
         if is_read or _is_read_next(facts, call):
-            yield Found(call, f"{facts.code(call)} is read before the copy has ended")
+            yield Found(call, f"{facts.code(call)} is read before the copy has finished")
 
 
 def _is_read_next(facts: Facts, call: cst.Call) -> bool:

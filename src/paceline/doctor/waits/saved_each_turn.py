@@ -1,8 +1,8 @@
-"""A checkpoint is written in each turn.
+"""A checkpoint is written in each iteration.
 
-torch.save copies the parameters from the device and writes them while nothing is trained.
+torch.save copies the parameters from the device and writes them while no training runs.
 
-Fix: save once an epoch, or every so many steps.
+Fix: save once an epoch, or every few hundred steps.
 Source: torch.save documentation; torch.distributed.checkpoint.async_save.
 """
 
@@ -20,7 +20,7 @@ from ..rule import Found, ScriptRule
 def check(facts: Facts) -> Iterator[Found]:
     for node in always_reached(facts):
         if isinstance(node, cst.Call) and facts.meaning(node) == "torch.save":
-            yield Found(node, f"{facts.code(node)} in each turn")
+            yield Found(node, f"{facts.code(node)} in each iteration")
 
 
 RULE = ScriptRule.of(

@@ -1,4 +1,4 @@
-"""The host waits for the device in each turn by a call.
+"""The host synchronizes with the device in each iteration.
 
 Nothing can be queued while it waits; only a measurement needs it.
 
@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
             "torch.cuda.synchronize", "torch.mps.synchronize", "torch.xpu.synchronize",
             "torch.accelerator.synchronize", "torch.cuda.current_stream.synchronize",
         ):  # fmt: skip
-            yield Found(node, f"{facts.code(node)} in each turn")
+            yield Found(node, f"{facts.code(node)} in each iteration")
 
 
 RULE = ScriptRule.of(
