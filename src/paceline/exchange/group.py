@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # no stubs
 
 
 class Pending(Protocol):
@@ -223,7 +224,7 @@ def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device
         Path(_met_at).unlink(missing_ok=True)
     if not dist.is_initialized():
         _met_at = rendezvous
-        store = dist.FileStore(rendezvous, num_seats)  # a URL would end at a # or ? in the path
+        store = FileStore(rendezvous, num_seats)  # a URL would end at a # or ? in the path
         store.set_timeout(_TIMEOUT)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else None,

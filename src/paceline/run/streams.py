@@ -124,7 +124,8 @@ class Streams:
         if now == self._told:
             return
         first, others = now
-        news = tuple(one for one in others if one not in self._told[1])
+        reported = set(self._told[1])
+        news = tuple(number for number in others if number not in reported)
         self._told = now
         self._tell(member, StreamDone(self._epoch, first, news))
 

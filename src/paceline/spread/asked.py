@@ -104,9 +104,7 @@ def split_of(argument: str | None, context: Context, exchange: Any) -> SplitName
     for is_refused, what, without in _REFUSED:
         if is_refused(context):
             is_resumed = context.resume and without
-            instead = (
-                f"{without} (the resumed run may have it)" if is_resumed else "leave it out"
-            )
+            instead = f"{without} (the resumed run may have it)" if is_resumed else "leave it out"
             raise ConfigError(
                 f"{what} is not carried where a model is split ({text}): {instead}, or use "
                 f"--split data; what runs is full-sync over {', '.join(CARRIED[1:])}"
