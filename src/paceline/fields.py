@@ -40,7 +40,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 def integer(value: Any) -> int:
     """A whole number that fits into 64 bits."""
     if type(value) is not int:
-        raise TypeError(f"{value!r:.50} is no whole number")
+        raise TypeError(f"{value!r:.50} is not a whole number")
     if not -LARGEST <= value <= LARGEST:
         raise ValueError("a whole number is too large")
     return value
@@ -66,7 +66,7 @@ def real(value: Any) -> float:
     if type(value) is int:
         value = integer(value)
     elif type(value) is not float:
-        raise TypeError(f"{value!r:.50} is no number")
+        raise TypeError(f"{value!r:.50} is not a number")
     if not math.isfinite(value):
         raise ValueError("a number is not finite")
     return float(value)
