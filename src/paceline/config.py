@@ -466,7 +466,7 @@ def _refuse_nested(tokens: Iterable[object], file: Path) -> None:
         depth -= name.endswith("EndToken")
         if depth > _DEEPEST:
             raise ConfigError(
-                f"{file} is nested more than {_DEEPEST} levels deep; settings need one"
+                f"{file} is not valid YAML: it is nested more than {_DEEPEST} levels deep"
             )
 
 

@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> Run:
     ("name", "value", "words"),
     [
         ("workers", 1_000_000, "1,000,000 workers are more than one machine carries"),
-        ("workers", 10**30, "workers must be a number that 64 bits hold, got one of 100"),
+        ("workers", 10**30, "workers must fit into 64 bits, got a number of 100"),
         ("loader_workers", 10**6, "loader_workers must be <= 1024, got 1000000"),
         ("threads", 10**6, "threads must be <= 1024, got 1000000"),
         ("protocol", [[[["x"] * 1000] * 1000]], "protocol must be a text in UTF-8, got .{1,99}$"),
@@ -117,9 +117,9 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("seconds: .nan", "seconds must be > 0, got nan"),
         (
             "updates: 0x" + "f" * 5000,
-            "updates must be a number that 64 bits hold, got one of 20000",
+            "updates must fit into 64 bits, got a number of 20000",
         ),
-        ("updates: " + "9" * 40, "updates must be a number that 64 bits hold"),
+        ("updates: " + "9" * 40, "updates must fit into 64 bits"),
         ("[" * 100_000, "workers.yaml is not valid YAML"),
         ("# " + "x" * 2**21, "it has more than 1,048,576 bytes"),
     ],

@@ -190,8 +190,8 @@ def test_an_update_of_another_batch_than_the_run_had_is_named(tmp_path: Path) ->
     assert (same.mini_batch_size, same.samples_per_update, same.note) == (4, 8, "")
     assert (more.mini_batch_size, more.samples_per_update) == (4, 16)
     assert more.note == (
-        f"steps are of 4 samples, as in {tmp_path}, so an update is of 16, and was of 8 there; for "
-        "8 give --like a run whose mini-batches are of 2"
+        f"a step takes 4 samples, as in {tmp_path}, so an update averages 16 samples instead of "
+        "that run's 8; for 8 give --like a run with mini-batches of 2"
     )
     assert "mini-batch      4 samples, 16 an update" in render_forecast(more)
     timed = forecast("full-sync", 4, World(delay=("1s",)), 40)

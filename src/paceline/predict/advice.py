@@ -1,9 +1,9 @@
-"""Which protocol to run with how many pushes an update, before anything is paid for.
+"""Advise a protocol and its number of pushes per update, before a long run.
 
     a profile: RUN's trace, or a short run made now        profiles.py
     each protocol and K in virtual time                    simulation.py: time, staleness, waste
     a race of all of them with real gradients              race.py: the loss after equal times
-    or, with a target: which is there first                pursuit.py: the time to the target
+    or, with a target, which one reaches it first          pursuit.py: the time to the target
 
 This module must not know terminals.
 """
@@ -42,21 +42,22 @@ _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
 _PROFILE_STEPS = 100
 """Of each worker, at least, where it sleeps between them."""
 _ALIKE = 0.01
-"""Mean losses that differ by less, relatively, count as equal."""
+"""Relative difference below which mean losses count as equal."""
 _ALIKE_TIMES, _CLEAR = 0.05, 0.75
-"""Median times to a target that differ by less, where fewer seeds speak for the first, neither."""
+"""Times to a target count as equal if their medians differ by less than the first number
+(relative) and the first protocol wins with a smaller share of the seeds than the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The question.
+    """What ``advise`` is asked.
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
-        cores: that the workers share; None: each has its own, as many as the profile's workers.
-        delay, slow: on top of what the profile measured, as on the command line.
+        cores: number of cores that the workers share; None: each has its own.
+        delay, slow: stragglers beside the measured times, as on the command line.
         mini_batch_size: None: the task's batch, shared by all workers.
-        protocols: None: the family, with K on a grid.
+        protocols: None: those of ``family``.
         race_s: about how many real seconds the race may take.
     """
 
@@ -78,16 +79,16 @@ class Question:
 
 
 def advise(question: Question, say: Say = lambda text: None) -> Advice:
-    """Measure, predict, race, advise.
+    """Measure, predict and race; return all protocols, best first.
 
     Raises:
-        ConfigError: something asked for does not exist, or the profile is of something else.
+        ConfigError: a name or number is invalid, or the profile is of another task or size.
     """
     names = _names(question)
     task = load_task(question.task, question.workers, question.init)
     size = question.mini_batch_size or max(1, task.batch_size // question.workers)
     splits = task.splits()
-    task = replace(task, data=lambda: splits)  # every contender reads the same
+    task = replace(task, data=lambda: splits)  # load the data once for all protocols
     if question.goal is not None and question.goal.accuracy is not None:
         check_accuracy(task, "give --target-loss instead")
     profile = _profile(question, task, size, say)
@@ -101,10 +102,10 @@ def advise(question: Question, say: Say = lambda text: None) -> Advice:
         ranking = pursue(names, training, conditions, question.goal, question.race_s, say)
     candidates = tuple(
         RankedProtocol(
-            forecast=forecasts[one.protocol], standing=one,
-            num_steps=parse(one.protocol, question.workers).num_steps,
+            forecast=forecasts[standing.protocol], standing=standing,
+            num_steps=parse(standing.protocol, question.workers).num_steps,
         )
-        for one in ranking
+        for standing in ranking
     )  # fmt: skip
     return Advice(
         task=task.name, workers=question.workers, cores=question.cores, mini_batch_size=size,
@@ -116,7 +117,7 @@ def advise(question: Question, say: Say = lambda text: None) -> Advice:
 
 
 def _names(question: Question) -> tuple[str, ...]:
-    """The protocols to race; what is nonsense is refused before anything is loaded."""
+    """The protocols to race; invalid flags are refused before anything is loaded."""
     refuse_too_many(question.workers, "--workers")
     if question.workers < 2:
         raise ConfigError(f"a protocol needs at least 2 workers, got --workers {question.workers}")
@@ -161,30 +162,30 @@ def family(num_workers: int) -> tuple[str, ...]:
 
 
 def _profile(question: Question, task: Task, size: int, say: Say) -> Profile:
-    """The profile that was named, or one that is taken now."""
+    """The given profile, or one that is taken now."""
     profile = read_profile(question.profile or _measure(question, task, size, say))
     profile.check(
         task.name, sum(parameter.numel() for parameter in task.model().parameters()), size
     )
     if question.delay and not profile.delay:
         say(
-            f"the profile {profile.run_dir} is of workers that never slept: after a sleep a step "
-            "takes longer than it says; leave --profile out, or name a run under the same --delay"
+            f"the workers of the profile {profile.run_dir} had no --delay: after a sleep a step "
+            "takes longer than measured there; leave --profile out, or give a run with this --delay"
         )
     return profile
 
 
 def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
-    """A short run of workers on this machine; the folder where it lies.
+    """Make a short run on this machine; return its folder.
 
-    They have as many threads as the workers of any run here; no more than workers on ``cores`` get.
+    Workers have as many threads as in any run here, but at most their share of ``cores``.
     """
     workers = min(question.workers, max(2, num_cores()))
     threads = None
     if question.cores is not None:
         threads = max(1, min(num_cores() // workers, question.cores // question.workers))
     say(f"a profile: {workers} workers train {task.name} for {question.profile_s:g} s")
-    folder = fresh_folder(f"profile-{task.name}")  # of its own: runs/latest stays where it was
+    folder = fresh_folder(f"profile-{task.name}")  # does not change runs/latest
     flags = {
         "workers": workers, "threads": threads, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size, "delay": _pauses(question, workers),
@@ -205,7 +206,7 @@ def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
 def _pauses(question: Question, workers: int) -> tuple[str, ...]:
     """The delays of a profile's workers: those of the question, so that caches are as cold.
 
-    Sleeps too long for `_PROFILE_STEPS` are shortened until that many steps fit: caches are as
+    Those too long for `_PROFILE_STEPS` steps in the profile's time are shortened; caches are as
     cold after them.
     """
     longest_s = question.profile_s / _PROFILE_STEPS
@@ -217,10 +218,7 @@ def _pauses(question: Question, workers: int) -> tuple[str, ...]:
 
 
 def _conditions(question: Question, profile: Profile) -> Conditions:
-    """What was measured, and the stragglers that are asked for.
-
-    Those that the profile was given are left out.
-    """
+    """The measured times, with the stragglers of the question instead of the profile's own."""
     delays = parse_delays(question.delay, question.workers)
     return Conditions(
         delays=tuple(delay or NO_DELAY for delay in delays),
@@ -253,7 +251,7 @@ def _are_alike(first_two: Sequence[Standing]) -> bool:
 
 
 def _target(goal: Goal | None, first: Standing) -> Target | None:
-    """When the advised protocol is at the target."""
+    """When the advised protocol reaches the target; None without a goal."""
     if goal is None:
         return None
     is_reached = first.to_target_s < math.inf

@@ -32,25 +32,25 @@ from .simulation import Watcher, World
 
 
 class ComparisonWatcher(Watcher, Protocol):
-    """Who is told how a contest goes, and each of its runs."""
+    """Receives the progress of a contest and of each of its runs."""
 
     def began(self, protocol: str, seed: int) -> None:
-        """A run begins."""
+        """A run starts."""
 
     def note(self, text: str) -> None:
         """A sentence that the user should read."""
 
     def ended(self, outcome: RunOutcome | str) -> None:
-        """What came of it, or why it failed."""
+        """A run ended: its outcome, or why it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """What is to be compared.
+    """Which protocols are compared, and under which settings.
 
     Args:
         settings: of every run; the protocol and the seed in it are replaced.
-        world: what the workers are put through; of a live run only delay and slow.
+        world: delays, links and absences; a live run takes only delay and slow.
     """
 
     task: str
@@ -87,7 +87,7 @@ class Contest:
             world.conditions(workers, 1.0)
             if self.settings.device not in ("auto", "cpu"):
                 raise ConfigError(
-                    f"--device {self.settings.device} is for live workers, virtual time computes "
+                    f"--device {self.settings.device} is for live workers; virtual time computes "
                     "on the CPU: leave out --device or --simulated"
                 )
             return
@@ -104,10 +104,10 @@ class Contest:
 def compare(
     contest: Contest, watcher: ComparisonWatcher, run_dir: Path | None = None
 ) -> Comparison:
-    """Run all of it; its files lie in ``runs/compare-...``, a folder a protocol.
+    """Run all protocols with all seeds; each has a folder in ``runs/compare-...``.
 
     Raises:
-        ConfigError: something asked for does not exist or cannot work.
+        ConfigError: a setting is invalid, or the first run cannot work.
         Interrupted: the user ended it after at least one run.
     """
     from ..engines.local.client import warm
@@ -126,44 +126,44 @@ def compare(
                 chosen = replace(settings, protocol=text, seed=seed)
                 try:
                     summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
-                    result: RunOutcome | str = outcome_of(summary, seed, settings.target_accuracy)
+                    outcome: RunOutcome | str = outcome_of(summary, seed, settings.target_accuracy)
                 except (ConfigError, LinkError, WorkerError) as error:
                     if isinstance(error, ConfigError) and not results.has_any:
-                        raise  # of the first run it is what was asked for, and of no protocol
-                    result = str(error).partition("\n")[0].rstrip(":")
+                        raise  # in the first run the settings are wrong, not one protocol
+                    outcome = str(error).partition("\n")[0].rstrip(":")
                 except KeyboardInterrupt:
                     if not results.has_any:
                         raise KeyboardInterrupt from None  # the summary of one run is no comparison
                     raise Interrupted(results.compared(f"{text}, seed {seed}")) from None
-                results.add(text, result)
-                watcher.ended(result)
+                results.add(text, outcome)
+                watcher.ended(outcome)
     return results.compared()
 
 
 class _Results:
-    """What came of the runs so far."""
+    """The outcomes of the runs so far."""
 
     def __init__(self, contest: Contest, settings: RunSettings, folder: Path) -> None:
         self._contest = contest
         self._settings = settings
         self._folder = folder
-        self._found: dict[str, list[RunOutcome | str]] = {text: [] for text in contest.protocols}
+        self._outcomes: dict[str, list[RunOutcome | str]] = {text: [] for text in contest.protocols}
 
     @property
     def has_any(self) -> bool:
-        return any(self._found.values())
+        return any(self._outcomes.values())
 
     def folder_of(self, protocol: str, seed: int) -> Path:
-        """Where a run lies: a folder a protocol, and in it one a seed where there are several."""
+        """The folder of a run: one per protocol, and in it one per seed if there are several."""
         place = self._folder / re.sub(r"[^A-Za-z0-9_.-]+", "-", protocol)
         return place / f"seed-{seed}" if self._contest.repeats > 1 else place
 
-    def add(self, protocol: str, result: RunOutcome | str) -> None:
-        """What came of a run, or why it failed."""
-        self._found[protocol].append(result)
+    def add(self, protocol: str, outcome: RunOutcome | str) -> None:
+        """Add the outcome of a run, or why it failed."""
+        self._outcomes[protocol].append(outcome)
 
     def compared(self, interrupted_in: str = "") -> Comparison:
-        """The comparison of what there is; its files are written."""
+        """The comparison of the outcomes so far; also writes its files."""
         contest, settings = self._contest, self._settings
         comparison = Comparison(
             task=contest.task,
@@ -175,10 +175,10 @@ class _Results:
             contenders=tuple(
                 ComparedProtocol(
                     protocol=text,
-                    outcomes=tuple(one for one in found if isinstance(one, RunOutcome)),
-                    failures=tuple(one for one in found if isinstance(one, str)),
+                    outcomes=tuple(run for run in runs if isinstance(run, RunOutcome)),
+                    failures=tuple(run for run in runs if isinstance(run, str)),
                 )
-                for text, found in self._found.items()
+                for text, runs in self._outcomes.items()
             ),
             folder=str(self._folder),
             interrupted_in=interrupted_in,
@@ -205,9 +205,9 @@ def _in_words(contest: Contest, settings: RunSettings) -> str:
     if settings.mini_batch_size is None:
         batch = f"{settings.batch_size} samples an update"
     parts = [
-        *(f"slow {one}" for one in world.slow),
-        *(f"delay {one}" for one in world.delay),
-        *(f"away {one}" for one in world.away),
+        *(f"slow {text}" for text in world.slow),
+        *(f"delay {text}" for text in world.delay),
+        *(f"away {text}" for text in world.away),
         *([f"link {world.link}"] if world.link else []),
         *([f"server {world.server}"] if world.server else []),
         *([f"bytes {world.num_bytes}"] if world.num_bytes else []),
@@ -240,7 +240,7 @@ def _run(
 
 
 class _Listener(QuietObserver):
-    """Passes on what a live run says."""
+    """Passes the progress of a live run to a watcher."""
 
     def __init__(self, watcher: ComparisonWatcher) -> None:
         super().__init__()

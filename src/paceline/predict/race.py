@@ -44,7 +44,7 @@ _DIVERGED, _FIRST_PUSHES = 100.0, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What every contender trains, but for its protocol."""
+    """What all protocols train."""
 
     task: Task
     mini_batch_size: int
@@ -52,8 +52,8 @@ class Training:
     seed: int
 
 
-class _Heard(NamedTuple):
-    """What a push said."""
+class _PushLoss(NamedTuple):
+    """The loss that a push reported."""
 
     at_s: float
     loss: float
@@ -61,15 +61,15 @@ class _Heard(NamedTuple):
 
 
 class _RacedWork(TrainingWork):
-    """Remembers what every push said."""
+    """Remembers the loss of every push."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.heard: list[_Heard] = []
+        self.heard: list[_PushLoss] = []
 
     def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
         fact = super().push(ticket, leases, at_s)
-        self.heard.append(_Heard(at_s, fact.loss, fact.num_samples))
+        self.heard.append(_PushLoss(at_s, fact.loss, fact.num_samples))
         return fact
 
 
@@ -98,26 +98,27 @@ class Racer:
         """Train until the virtual time, to the end of the update under way."""
         while self.virtual_s < until_s:
             self._run.run(self._run.counts.updates + 1)
-        one = self.standing
-        one.virtual_s, one.updates, one.loss = self.virtual_s, self._run.counts.updates, self.loss()
+        standing = self.standing
+        standing.virtual_s, standing.updates = self.virtual_s, self._run.counts.updates
+        standing.loss = self.loss()
 
     def loss(self) -> float:
         """Mean training loss of its last fifth; inf: it diverged, or nothing was pushed then."""
         last = self._last()
-        finite = [one for one in last if math.isfinite(one.loss)]
-        if 2 * len(finite) <= len(last):  # single ones are skipped
+        finite = [push for push in last if math.isfinite(push.loss)]
+        if 2 * len(finite) <= len(last):  # a few non-finite losses are skipped
             return math.inf
         value = _mean(finite)
-        first = [one for one in self.work.heard[:_FIRST_PUSHES] if math.isfinite(one.loss)]
+        first = [push for push in self.work.heard[:_FIRST_PUSHES] if math.isfinite(push.loss)]
         return value if first and value <= _DIVERGED * abs(_mean(first)) else math.inf
 
     @property
     def is_judged(self) -> bool:
-        """Whether its loss is over enough samples not to be luck."""
+        """Whether its loss is a mean over enough samples to be compared with a target."""
         wanted = min(FEWEST_SAMPLES, self.work.num_samples)
-        return sum(one.num_samples for one in self._last()) >= wanted
+        return sum(push.num_samples for push in self._last()) >= wanted
 
-    def _last(self) -> list[_Heard]:
+    def _last(self) -> list[_PushLoss]:
         """The pushes of the last fifth of its time."""
         heard, since_s = self.work.heard, (1.0 - LAST_SHARE) * self.virtual_s
         first = len(heard)
@@ -151,17 +152,17 @@ class Racer:
 
 
 def check_accuracy(task: Task, instead: str) -> None:
-    """Raise ConfigError, which says what to do ``instead``, unless it measures a test accuracy."""
-    result, test = {}, task.splits().test
+    """Raise ConfigError, which says what to do ``instead``, unless the task has a test accuracy."""
+    metrics, test = {}, task.splits().test
     if test is not None:
         inputs, targets = first_samples(test, 2)
         with torch.no_grad():
-            result = task.metrics(task.model().eval()(inputs), targets)
-    if accuracy_among(result) is None:
+            metrics = task.metrics(task.model().eval()(inputs), targets)
+    if accuracy_among(metrics) is None:
         raise ConfigError(f"{task.name} measures no test accuracy: {instead}")
 
 
-def _mean(pushes: Sequence[_Heard]) -> float:
+def _mean(pushes: Sequence[_PushLoss]) -> float:
     """The mean loss over the samples."""
     return math.fsum(push.loss * push.num_samples for push in pushes) / sum(
         push.num_samples for push in pushes
@@ -181,7 +182,7 @@ def race(
         budget_s: about how many real seconds it may take.
 
     Returns:
-        The best first; those that went further in the race come before the others.
+        The best first; protocols that left the race later come before those that left earlier.
     """
     field = [Racer(text, training, conditions) for text in protocols]
     num_rounds = max(1, math.ceil(math.log2(len(field))) - 1)  # until two are left
@@ -190,9 +191,9 @@ def race(
     until_s = lap_s
     out: list[Standing] = []
     for number in range(num_rounds):
-        for one in field:
-            one.advance(until_s)
-        field.sort(key=lambda one: one.standing.loss)
+        for racer in field:
+            racer.advance(until_s)
+        field.sort(key=lambda racer: racer.standing.loss)
         say(f"round {number + 1} of {num_rounds}: {field[0].standing.protocol} is ahead of "
             f"{len(field) - 1} after {until_s:.3g} virtual seconds")  # fmt: skip
         keep = max(2, math.ceil(len(field) / 2))
@@ -208,15 +209,15 @@ def race(
 
 
 def ranked(standings: list[Standing]) -> list[Standing]:
-    """Each with its rank: the first one first."""
+    """Set the rank of each by its place; return the same list."""
     for rank, standing in enumerate(standings, start=1):
         standing.rank = rank
     return standings
 
 
-def count_wins(pair: Sequence[Standing], found: Sequence[Sequence[float]]) -> None:
-    """With how many of the seeds that both were run with each was below the other."""
-    seeds = list(zip(*found, strict=False))
+def count_wins(pair: Sequence[Standing], values: Sequence[Sequence[float]]) -> None:
+    """Set how often each of two was below the other, over the seeds that both were run with."""
+    seeds = list(zip(*values, strict=False))
     pair[0].wins = sum(a < b for a, b in seeds)
     pair[1].wins = sum(b < a for a, b in seeds)
 
@@ -246,17 +247,17 @@ def _race_again(
     until_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """The two at the head with other seeds; the one ahead more often is first."""
+    """Run the first two with other seeds; put the one that is ahead more often first."""
     first, second = ranking[:2]
     losses = [[first.loss], [second.loss]]
     for extra in range(1, RACE_SEEDS):
         again = replace(training, seed=training.seed + extra)
-        for one, its in zip((first, second), losses, strict=True):
-            contender = Racer(one.protocol, again, conditions)
+        for standing, seed_losses in zip((first, second), losses, strict=True):
+            contender = Racer(standing.protocol, again, conditions)
             contender.advance(until_s)
-            its.append(contender.standing.loss)
+            seed_losses.append(contender.standing.loss)
         say(f"{first.protocol} against {second.protocol}, seed {again.seed}")
     count_wins((first, second), losses)
-    first.loss, second.loss = (sum(its) / RACE_SEEDS for its in losses)
+    first.loss, second.loss = (sum(seed_losses) / RACE_SEEDS for seed_losses in losses)
     if (second.wins, -second.loss) > (first.wins, -first.loss):
         ranking[0], ranking[1] = second, first

@@ -163,8 +163,8 @@ def _batch_note(protocol: SyncProtocol, machine: Machine | None) -> str:
         return ""
     return (
         f"a step takes {size:,} samples, {machine.text}, so an update averages "
-        f"{num_pushes * size:,} samples instead of that run's {was:,}; for {was:,} give --like a run "
-        f"with mini-batches of {-(-was // num_pushes):,}"
+        f"{num_pushes * size:,} samples instead of that run's {was:,}; for {was:,} give --like a "
+        f"run with mini-batches of {-(-was // num_pushes):,}"
     )
 
 
