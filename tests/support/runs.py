@@ -131,7 +131,7 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
     chosen = RunSettings(run_dir=str(folder / "run"), device="cpu", threads=1, **settings)
     with nothing_left():
         summary = launcher.launch_run(program, chosen, QuietObserver())
-    assert summary is not None
+    assert isinstance(summary, Summary)
     return Run(folder=folder / "run", summary=summary)
 
 
