@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import cast
 
 import cloudpickle
 import torch
