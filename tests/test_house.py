@@ -55,7 +55,6 @@ ELSEWHERE: dict[str, str] = {
     "exchange.unedited": "edited weights, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
-    "launch.trials": "runs within a run: tests/launch/test_trials.py makes them by the command",
     "porting.endless": "a kind of loop: scripts of tests/porting/plain, through porting.check",
     "porting.indexed": "a kind of loop: scripts of tests/porting/plain, through porting.check",
     "porting.together": "what loops count on: scripts of tests/porting/plain, the same way",

@@ -95,7 +95,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("export", "what is to be exported?"),
+        ("export", "give a task or a run's folder"),
         ("export lenet --model somenets:Plain", "and not both"),
         ("export --model somenets:Plain", "--model needs --input"),
         ("export --model somenets:Plain --input 1,x", "must be sizes >= 1"),

@@ -57,7 +57,7 @@ def test_a_setting_that_changes_the_model_is_refused_by_name(
 def test_what_a_run_that_goes_on_had_is_refused_with_what_it_goes_on_by() -> None:
     for setting, instead in (("compile", "--compile none"), ("compress", "--compress none")):
         context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]  # only what this looks at
-        with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the run that goes on"):
+        with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the resumed run"):
             split_of("network", context, Reaching())
 
 
@@ -109,7 +109,7 @@ def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("forward", "why"),
     [
-        (None, "a script's loss stands behind"),
+        (None, "a script's loss comes after"),
         (LossForward(nn.functional.mse_loss), "its batches are no pair of tensors"),
     ],
 )

@@ -203,7 +203,7 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
                 model(*inputs)
         made.come_to_end()
         assert all(close_to(seen[name], outputs[name]) for name in seen)
-        with pytest.raises(ConfigError, match="lies in pieces on all workers"):
+        with pytest.raises(ConfigError, match="is in pieces on all workers"):
             model.scale.sum()
         grads = {
             name: (made.starts[name], None if one.grad is None else one.grad.clone())

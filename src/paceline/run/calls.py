@@ -272,6 +272,8 @@ class Calls:
 
     def _close_sums(self) -> None:
         """Answer each sum that no member is missing from."""
+        if not self._sums:
+            return
         crew = self._run.crew
         for is_inside in (True, False):
             group = self._summing(is_inside=is_inside)
