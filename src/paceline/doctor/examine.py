@@ -24,7 +24,7 @@ def examine(path: Path) -> Diagnosis:
     """Read a script and return what all rules find in it.
 
     Raises:
-        ConfigError: the path does not exist, is no regular file, or is not text in UTF-8.
+        ConfigError: the path does not exist, is not a regular file, or is not text in UTF-8.
     """
     return diagnose(read(path), str(path))
 
@@ -33,7 +33,7 @@ def read(path: Path) -> str:
     """Return a script's text, without a byte order mark and with ``\\n`` as its line end.
 
     Raises:
-        ConfigError: the path does not exist, is no regular file, or is not text in UTF-8.
+        ConfigError: the path does not exist, is not a regular file, or is not text in UTF-8.
     """
     if path.is_dir():
         scripts = sorted(script.name for script in path.glob("*.py"))
@@ -42,7 +42,7 @@ def read(path: Path) -> str:
     if not path.exists():
         raise ConfigError(f"there is no script {path} (looked in {Path.cwd()})")
     if not path.is_file():
-        raise ConfigError(f"{path} is no regular file; name a script of Python")
+        raise ConfigError(f"{path} is not a regular file; name a script of Python")
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
