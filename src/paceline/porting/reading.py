@@ -131,8 +131,8 @@ def note_of_writes(source: Source, name: str) -> str:
     start = ", ".join(listed[:-1])
     return (
         f"{start}{' and ' if start else ''}{listed[-1]} {'run' if start else 'runs'} in every "
-        "worker, on the same files: write it under if pace.is_main:, or under with pace.once(): "
-        "where the others go on only after it"
+        "worker, on the same files: put it under if pace.is_main:, or under with pace.once(): if "
+        "the others must wait for it"
     )
 
 

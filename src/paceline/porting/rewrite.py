@@ -50,7 +50,7 @@ def port(text: str) -> str:
     """
     script = SourceTree(text)
     if uses := script.uses("pace"):
-        raise CannotDerive(f"line {script.line(uses[0])} has a use of its own for the name pace")
+        raise CannotDerive(f"line {script.line(uses[0])} already uses the name pace")
     refuse_anywhere(script)
     parts = Parts(script)
     refuse_loop(parts.training)
