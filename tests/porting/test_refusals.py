@@ -403,7 +403,7 @@ NO_COUNTERPART = {
     "no precision": (
         "model(x)",
         "model(x, accelerator.autocast())",
-        "line 13: accelerator.autocast() does nothing, without precision, but Paceline's accelerator",
+        "line 13: accelerator.autocast() does nothing, without precision, but Paceline's",
     ),
     "more than a loss": (
         "backward(loss)",
