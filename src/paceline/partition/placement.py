@@ -143,7 +143,7 @@ def place(
     num_parts = pipeline.num_parts
     if len(part_of) != len(graph) or set(part_of) != set(range(num_parts)):
         raise ConfigError(
-            f"a cut into {num_parts} parts says a part for each of {len(graph)} nodes"
+            f"a cut into {num_parts} parts needs a part for each of {len(graph)} nodes"
         )
     for edge in graph.edges:
         for target in edge.targets:
@@ -301,7 +301,7 @@ def check_parts(num_pieces: int, num_parts: int, why: str = "") -> None:
         s = "s" * (num_pieces != 1)
         raise ConfigError(
             f"{num_parts} parts are wanted, but this model has only {num_pieces} piece{s} that can "
-            f"be apart{f' ({why})' if why else ''}; write -n {num_pieces}, or split the data"
+            f"be cut apart{f' ({why})' if why else ''}; write -n {num_pieces}, or split the data"
         )
 
 
@@ -312,7 +312,7 @@ def too_large(placement: Placement, pipeline: Pipeline) -> str:
         if limit is not None and part.memory_bytes > limit:
             over = format_bytes(part.memory_bytes - limit)
             return (
-                f"part {number} needs {format_bytes(part.memory_bytes)}, and worker {part.worker} "
-                f"has {format_bytes(limit)}: {over} too many"
+                f"part {number} needs {format_bytes(part.memory_bytes)}, but worker {part.worker} "
+                f"has {format_bytes(limit)}: {over} too little"
             )
     return ""

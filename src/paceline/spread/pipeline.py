@@ -277,8 +277,8 @@ def refuse_other_sizes(tensors: Sequence[Tensor], shapes: Sequence[TensorShape],
         shape.is_of(tensor, rows) for tensor, shape in zip(tensors, shapes, strict=True)
     ):
         raise ConfigError(
-            f"a part of the model gives {[list(tensor.shape) for tensor in tensors]} for {rows} "
-            f"samples, where the first batch says "
+            f"a part of the model returns {[list(tensor.shape) for tensor in tensors]} for {rows} "
+            f"samples, but by the first batch it should be "
             f"{[list(shape.empty(rows).shape) for shape in shapes]}: sizes "
             "that depend on the data cannot cross a split model's borders; use --split data or "
             "shard"
