@@ -11,8 +11,8 @@ A part's memory, with k copies of optimizer state and m of M micro-batches alive
                                      +  (M - m) x what is kept for late gradients
 
 What is kept for the backward pass is counted tensor by tensor; temporary buffers of operations, and
-the memory of Python and torch themselves, come on top. Above 300 lines, since a price and the rules
-for which prices are allowed are read together.
+the memory of Python and torch themselves, are not included. Above 300 lines, since a price and the
+rules for which prices are allowed are read together.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ class PartPrice:
         first_s: per update: how much longer its first micro-batch takes.
         parameter_bytes: with the tied parameters that it uses.
         activation_bytes: kept for one micro-batch until its backward pass.
-        out_bytes: sent forward over the border behind it, per micro-batch.
-        gradient_bytes: received back over the border behind it, per micro-batch.
+        out_bytes: sent forward over the border after it, per micro-batch.
+        gradient_bytes: received back over the border after it, per micro-batch.
         memory_bytes: held at most.
         live: micro-batches alive in it at most.
     """

@@ -356,7 +356,7 @@ def _check_names(script: SourceTree, flow: Flow, accelerator: Accelerator) -> No
 
 
 def _is_whole(training: Stepping, node: cst.CSTNode, inside: set[cst.CSTNode]) -> bool:
-    """Whether a node stands in a loop over a loader that is not divided among workers."""
+    """Whether a node is in a loop over a loader that is not divided among workers."""
     if node in inside:
         return False
     loops = [loop for way in training.flow.around(node) for loop in way]

@@ -120,7 +120,7 @@ def _target(script: SourceTree, taken: Taken) -> tuple[str, cst.Call | None, lis
 def _check_between(
     script: SourceTree, line: cst.CSTNode, loop: cst.CSTNode, *, is_lazy: bool = False
 ) -> None:
-    """Raise CannotDerive unless a line stands before the loop, and nothing in between draws.
+    """Raise CannotDerive unless a line is before the loop, and nothing in between draws.
 
     Args:
         is_lazy: whether the line makes a generator, which begins only with its first batch.
@@ -240,7 +240,7 @@ def _divides(script: SourceTree, loop: cst.For, count: str) -> bool:
 
 
 def _counting_loop(script: SourceTree, call: cst.Call, loop: Loop) -> cst.For | None:
-    """Return the loop over ``range(k)`` inside ``loop`` in which a call stands, or None."""
+    """Return the loop over ``range(k)`` inside ``loop`` that a call is in, or None."""
     counting, node = None, script.parents[call]
     while node is not loop.node:
         if isinstance(node, cst.For) and _count(script, node.iter):

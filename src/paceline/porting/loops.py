@@ -182,7 +182,7 @@ class OptimizerSteps:
         return models
 
     def _owners(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
-        """Yield objects whose ``parameters()`` stand in an expression, or in its names' values."""
+        """Yield objects whose ``parameters()`` are in an expression, or in its names' values."""
         owners: list[cst.BaseExpression] = []
         for part in self.script.within(node):
             func = part.func if isinstance(part, cst.Call) else None

@@ -240,7 +240,7 @@ class Parts:
             self.before = min(self.before, line, key=script.order.__getitem__)
 
     def loops_around(self, use: cst.CSTNode) -> list[AnyLoop]:
-        """Return the loops of its function that a node stands in, or is, innermost first."""
+        """Return the loops of its function that a node is in, or is, innermost first."""
         return [node for node in (use, *self.script.up(use)) if isinstance(node, AnyLoop)]
 
     def _check_bound(self, name: str, scope: Scope) -> None:

@@ -1,6 +1,6 @@
 """Reads what a script does from its text, before every run; the script is never run here.
 
-    Source            what its names mean, its calls, the function that a node stands in
+    Source            what its names mean, its calls, the function that a node is in
     note_of_writes    torch.save(...), open(..., "w"), mkdir, download=True, without an
                       if pace.is_main: around them: what all workers would write to the same files
                       at the same time
@@ -92,7 +92,7 @@ class Source:
         return self._parents.get(node, self.tree)
 
     def scope(self, node: ast.AST) -> Scope:
-        """Return the function or the module in which ``node`` stands."""
+        """Return the function or the module that ``node`` is in."""
         while True:
             node = self.parent(node)
             if isinstance(node, Scope):

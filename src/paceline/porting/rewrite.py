@@ -365,7 +365,7 @@ def _draw_first(flow: Flow, loop: AnyLoop, edits: TreeEdits) -> None:
 def _is_of_turns(
     flow: Flow, loop: AnyLoop, first: cst.CSTNode, block: cst.IndentedBlock, names: Sequence[str]
 ) -> bool:
-    """Whether every turn makes these names anew in ``block``, and nothing else uses them."""
+    """Whether every turn assigns these names again in ``block``, and nothing else uses them."""
     script = flow.script
     between = takewhile(lambda node: node is not loop, script.up(block))
     if not all(isinstance(node, cst.For | cst.IndentedBlock) for node in between):

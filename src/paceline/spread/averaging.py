@@ -222,7 +222,7 @@ class SplitAveraging(DistributedAveraging):
         self._spread.stepped()
 
     def _check_shares(self, weights: Sequence[float], copy_weight: float) -> None:
-        """Raise ConfigError where a gradient was weighed otherwise than its push is."""
+        """Raise ConfigError if a gradient had another weight than its push."""
         shares = self._spread.take_shares()
         if shares is None or not copy_weight:
             return

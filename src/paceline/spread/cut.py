@@ -311,7 +311,7 @@ def _measured(
         sizes: samples of the largest batch that is measured, and of a mini-batch.
     """
     largest, mini_batch = sizes
-    if traced.how == "torch.export":  # its sizes are fixed: traced anew
+    if traced.how == "torch.export":  # its sizes are fixed: trace it again
         for each in MICRO_BATCHES_EACH:
             if mini_batch % each == 0:
                 args = inputs(mini_batch // each)

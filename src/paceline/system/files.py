@@ -145,7 +145,7 @@ class OpenFolder:
             self.remove_file(name)
             with suppress(FileExistsError):
                 return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        raise _refused(self.path / name, "somebody makes it again and again")
+        raise _refused(self.path / name, "another process keeps creating it")
 
     def new(self, name: str) -> int:
         """Create a file to write and read. FileExistsError: the name is taken."""

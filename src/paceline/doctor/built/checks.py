@@ -1,6 +1,6 @@
 """Find what is wrong or wasteful in a model, from one walk through it. Pure.
 
-    Severity.BUG     a layer that does not fit, linear layers in a row, layers that nobody trains
+    Severity.BUG     a layer that does not fit, linear layers in a row, unregistered layers
     Severity.COST    a bias before a batch norm, unused parameters, a softmax at the end
     Severity.NOTE    a sigmoid at the end; sizes that tensor cores pad, by their share of the
                      model's FLOPs
