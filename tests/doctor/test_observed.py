@@ -275,7 +275,7 @@ def test_what_a_script_begins_is_ended_with_it(tmp_path: Path) -> None:
     held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     text = f"import os, time, torch\nos.open({str(pipe)!r}, os.O_WRONLY)\n"
     text += "if not os.fork():\n    time.sleep(100)\n"
-    with pytest.raises(ConfigError, match="processes that it begins"):
+    with pytest.raises(ConfigError, match="processes that it starts"):
         observe(ScriptRun(script=script(tmp_path, text)))
     assert select.select([held], [], [], 20.0)[0], "who holds the other end is still there"
     assert os.read(held, 1) == b""

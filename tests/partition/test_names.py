@@ -34,8 +34,8 @@ def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("network:3", "is for 3 workers, and there are 2"),
-        ("2x2", "is for 4 workers, and there are 2"),
+        ("network:3", "is for 3 workers, but there are 2"),
+        ("2x2", "is for 4 workers, but there are 2"),
         ("shard:4", "write shard:1"),
         ("shard:", "write shard:1"),
         ("shard:33", "write shard:1"),

@@ -750,7 +750,7 @@ def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
 
     first, second = in_threads(2, work)
     assert not first
-    assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
+    assert "in this update worker 1 has no mini-batch whose loss gives these to its part" in second
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -781,7 +781,7 @@ def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: 
 
     first, second = in_threads(2, work)
     assert not first
-    assert "in this update worker 1 has no mini-batch whose loss gives those to its part" in second
+    assert "in this update worker 1 has no mini-batch whose loss gives these to its part" in second
 
 
 def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
@@ -1219,7 +1219,7 @@ def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused(
         return said
 
     for tau, last in in_threads(2, work):
-        assert "Warm.tau was 1.0 when Warm was divided and is 0.5" in tau
+        assert "Warm.tau was 1.0 when Warm was split and is now 0.5" in tau
         assert "Warm.last was another Linear when Warm was divided" in last
 
 
