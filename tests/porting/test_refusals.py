@@ -472,7 +472,7 @@ def test_zeroing_before_what_is_accumulated_is_refused() -> None:
     body = text[text.index("        loss = ") :].replace("\n        ", "\n            ")
     first = "        with accelerator.accumulate(model):\n            optimizer.zero_grad()\n    "
     text = text[: text.index("        loss = ")] + first + body
-    assert "line 14 zeroes before backward" in reason(text)
+    assert "line 14 zeroes the gradients before backward" in reason(text)
 
 
 def test_each_part_says_it_by_itself() -> None:
