@@ -211,8 +211,8 @@ def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str)
     for loader_name, call in takes.items():
         yield (
             f"{name}:{script.line(call)} takes from {loader_name} by next(), and these lines do "
-            "not prepare it, so every worker uses all of it; to divide it among workers, write "
-            f"{loader_name} = pace.prepare({loader_name}) after the first prepare"
+            "not prepare it, so every worker uses all of it; to divide it among workers write "
+            f"after the first prepare: {loader_name} = pace.prepare({loader_name})"
         )
 
 
