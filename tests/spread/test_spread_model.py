@@ -203,7 +203,7 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
                 model(*inputs)
         made.come_to_end()
         assert all(close_to(seen[name], outputs[name]) for name in seen)
-        with pytest.raises(ConfigError, match="lies in pieces on all workers"):
+        with pytest.raises(ConfigError, match="is in pieces on all workers"):
             model.scale.sum()
         grads = {
             name: (made.starts[name], None if one.grad is None else one.grad.clone())
@@ -1220,7 +1220,7 @@ def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused(
 
     for tau, last in in_threads(2, work):
         assert "Warm.tau was 1.0 when Warm was split and is now 0.5" in tau
-        assert "Warm.last was another Linear when Warm was divided" in last
+        assert "Warm.last was another Linear when Warm was split" in last
 
 
 class Centered(Words):
