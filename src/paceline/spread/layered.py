@@ -4,7 +4,7 @@
                         divided ones (columns.py) -> outputs; each worker keeps those of its rows
     loss.backward()  -> meet -> gradients of all outputs to all -> backwards through the same
 
-A parameter of a divided layer lies in columns on all workers, each of which steps its own. All
+A parameter of a divided layer is in columns on all workers, each of which steps its own. All
 other parameters are whole in each worker, and their gradients are equal bit for bit: all workers
 compute the same sums over the same rows. The random numbers of a pass come from one seed, except
 within divided channels. Above 300 lines, since how a model is divided is here, too. This module
