@@ -295,7 +295,7 @@ def test_the_command_says_and_draws(say: Say, tmp_path: Path) -> None:
         ("quadratic --batch-size 0", "must be >= 1"),
         ("quadratic --workers 2 --mini-batch-size 0", "--mini-batch-size must be >= 1, got 0"),
         ("quadratik", "did you mean 'quadratic'"),
-        ("quadratic --plot nowhere/rates.svg", "nowhere is no folder"),
+        ("quadratic --plot nowhere/rates.svg", "nowhere is not a folder"),
         ("quadratic --protocol k-sync:3", "number of workers"),
         ("nowhere.py", "there is no script nowhere.py; name a file, or a task"),
         ("quadratic -- 3", "quadratic is a task, and 3 is for a script"),

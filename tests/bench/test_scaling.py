@@ -201,7 +201,7 @@ def test_a_batch_is_shared_as_far_as_it_goes() -> None:
         ("quadratic --rounds 0", "--rounds must be >= 1"),
         ("quadratic --threads 0", "--threads must be >= 1"),
         ("quadratik", "did you mean 'quadratic'"),
-        ("quadratic --plot nowhere/scaling.svg", "nowhere is no folder"),
+        ("quadratic --plot nowhere/scaling.svg", "nowhere is not a folder"),
         ("quadratic -n 2,4 --protocol k-sync:3", "k-sync"),
         ("quadratic --engine torchrun", "use --engine local"),
         ("quadratic -n 8 --batch-size 4", "--batch-size"),

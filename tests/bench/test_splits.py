@@ -181,7 +181,7 @@ def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
         ("quadratic --updates 3", "--updates must be >= 6"),
         ("quadratic --rounds 0", "--rounds must be >= 1"),
         ("quadratik", "did you mean 'quadratic'"),
-        ("quadratic --plot nowhere/splits.svg", "nowhere is no folder"),
+        ("quadratic --plot nowhere/splits.svg", "nowhere is not a folder"),
         ("softmax --only netwrok --batch-size 8", "did you mean 'network'"),
     ],
 )

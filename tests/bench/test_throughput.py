@@ -114,7 +114,7 @@ def test_the_verb_prints_a_table_and_draws(say: Say, tmp_path: Path) -> None:
     assert say(f"{line} --precision fp8")[0] == 2
     assert say(line.replace("softmax", "softmx"))[0] == 2
     code, _, err = say(line.replace("a.svg", "nowhere/a.svg"))
-    assert (code, "nowhere is no folder" in err) == (2, True)
+    assert (code, "nowhere is not a folder" in err) == (2, True)
 
 
 def test_tables_merge_without_measuring_here(say: Say, tmp_path: Path) -> None:

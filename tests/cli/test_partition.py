@@ -95,7 +95,7 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 2 --speeds 1e9,1", "this machine's 1, such as 1,1,0.5, got 1e+09"),
         ("-n 0", "-n must be >= 1, got 0"),
         ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than Python and torch alone take"),
-        ("-n 2 --plot no/where.svg", "no is no folder"),
+        ("-n 2 --plot no/where.svg", "no is not a folder"),
         ("-n 2 --memory 1e300GiB", "--memory '1e300GiB' must read as 512MiB or 2GiB"),
         ("-n 2 --memory 1e-300GiB", "--memory '1e-300GiB' must read as 512MiB or 2GiB"),
     ],

@@ -114,8 +114,8 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
     ("flags", "code", "said"),
     [
         ("--folder nowhere", 2, "--folder nowhere is not a folder"),
-        ("--plot nowhere/probe.svg", 2, "cannot be written: nowhere is no folder"),
-        ("--picture nowhere/probe.svg", 2, "cannot be written: nowhere is no folder"),
+        ("--plot nowhere/probe.svg", 2, "cannot be written: nowhere is not a folder"),
+        ("--picture nowhere/probe.svg", 2, "cannot be written: nowhere is not a folder"),
         ("--serve 0 --json", 2, "--serve only answers probes: use it without other flags"),
         ("--serve 0 --peer there", 2, "--serve only answers probes: use it without other flags"),
         ("--peer there:x", 2, "--peer must be HOST or HOST:PORT, got 'there:x'"),

@@ -103,7 +103,7 @@ def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLA
     Parameters
     ----------
     script
-        A script of Python, or a model of your own, package.module:model.
+        A Python script, or a model of your own, package.module:model.
     args
         The script's own arguments; put them after -- where doctor has flags of the same name.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CutFlags:
-    """What is cut, and for whom.
+    """The model, and the workers that it is cut for.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class CutFlags:
     batch_size
         Number of samples in an update [default: the task's, or 32].
     schedule
-        In which order workers compute micro-batches: 1f1b or gpipe.
+        The order in which workers compute micro-batches: 1f1b or gpipe.
     input
         Shape of one input of your own model, batch first (repeat it for several inputs): 1,3,32,32
         or 1,128:int64.
@@ -75,10 +75,10 @@ def partition(
 
 
 def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bool:
-    """Print the table of splits, if memory is asked about or the model is large; whether it was.
+    """Print the table of splits for --memory or a large model; return whether it was printed.
 
     Raises:
-        ConfigError: it is to be printed, and ``idle`` are flags that were given and it ignores.
+        ConfigError: the table would ignore the given flags ``idle``.
     """
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
@@ -88,8 +88,8 @@ def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bo
         return False
     if idle:
         raise ConfigError(
-            f"{idle}: not of a model as large as {task}, of which it is planned how to split it; "
-            "leave them out"
+            f"{idle} cannot be used for a model as large as {task}, for which plan prints how to "
+            "split it; leave them out"
         )
     say("measuring")
     report = plan_splits(question)
@@ -116,7 +116,7 @@ def _question(task: str, flags: CutFlags) -> "SplitQuestion":
 
 
 _MOST_SPEED = 1000.0
-"""Beside this machine's, and its inverse the least: no two that work together differ by more."""
+"""The largest speed relative to this machine's; its inverse is the smallest."""
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
