@@ -100,7 +100,7 @@ def test_a_target_where_all_diverge_has_no_best(say: Say) -> None:
     code, out, err = say(f"{line} --json")
     assert (code, "Traceback" in err) == (0, False)
     assert json.loads(out)["target"]["best"] is None
-    assert "nothing finite was seen; lower --lr" in say(line)[1]
+    assert "no value was finite; lower --lr" in say(line)[1]
 
 
 def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
