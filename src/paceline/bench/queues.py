@@ -70,15 +70,14 @@ class WorkQueue:
             Whether it was queued; False only after ``timeout_s``.
 
         Raises:
-            ConfigError: the queue is closed.
+            ConfigError: the queue is closed, or is closed while this call waits for room.
         """
         with self._lock:
-            if self._is_closed:
-                raise ConfigError("this WorkQueue is closed; make another one")
-            if len(self._waiting) >= self.depth and not self._has_room.wait_for(
-                lambda: len(self._waiting) <= self.depth // 2, timeout_s
-            ):
-                return False
+            self._check_open()
+            if len(self._waiting) >= self.depth:
+                if not self._has_room.wait_for(self._may_put, timeout_s):
+                    return False
+                self._check_open()  # close() does not wait for this call
             self._waiting.append(work)
             if not self._is_busy:
                 self._is_busy = True
@@ -98,10 +97,14 @@ class WorkQueue:
             raise error
 
     def close(self) -> None:
-        """Let what is queued be done, then end the thread; more than once is fine."""
+        """Finish the queued operations, then end the thread. May be called again.
+
+        A `put` that is waiting for room raises ConfigError.
+        """
         with self._lock:
             self._is_closed = True
             self._has_work.notify()
+            self._has_room.notify_all()
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -109,6 +112,15 @@ class WorkQueue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _may_put(self) -> bool:
+        """Return whether a `put` that waits for room has nothing left to wait for."""
+        return self._is_closed or len(self._waiting) <= self.depth // 2
+
+    def _check_open(self) -> None:
+        """Raise ConfigError if the queue is closed."""
+        if self._is_closed:
+            raise ConfigError("this WorkQueue is closed; create a new one")
 
     def _work_off(self) -> None:
         while True:
