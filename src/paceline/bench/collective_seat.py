@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # no stubs
 
 from ..collectives import parse
 from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
@@ -53,9 +54,10 @@ class CollectiveSeat:
         self._rank, self._size = rank, num_ranks
         self._made: dict[str, ScheduledCollective] = {}
         self._groups: dict[str, MemberGroup] = {}
-        where = f"file://{meeting}"
+        store = FileStore(meeting, num_ranks)  # a URL would end at a # or ? in the path
+        store.set_timeout(_PATIENCE)
         dist.init_process_group(
-            NATIVE, init_method=where, rank=rank, world_size=num_ranks, timeout=_PATIENCE
+            NATIVE, store=store, rank=rank, world_size=num_ranks, timeout=_PATIENCE
         )
 
     def calls(self, name: str, operation: str, num_bytes: int, count: int) -> Answer:
