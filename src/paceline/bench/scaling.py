@@ -19,11 +19,10 @@ difference between weak (scaled) and strong (fixed) speed-up.
 """
 
 import math
-import re
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +38,7 @@ from ..report.chart import Curve, Diagram, draw_chart
 from ..report.live import QuietObserver
 from ..report.tally import Tally
 from ..report.text import Point, format_duration, table
-from ..run_dir import RUNS
+from ..run_dir import fresh_folder
 from ..system.processors import count_accelerators, num_cores
 from ..trace import FILE_NAME, read_trace
 from ..trace.records import Handed, Ordered
@@ -199,9 +198,26 @@ def measure_scaling(
     """
     batch_size = question.batch_size or load_task(question.task).batch_size
     rows = cases(question, batch_size)
-    stamp = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', question.task)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    about = {"kept": str(RUNS / f"one-worker-{stamp}")}
-    found: dict[ScalingCase, dict[int, ScalingSample]] = {case: {} for case in rows}
+    kept = fresh_folder(f"one-worker-{question.task}")  # of its own: runs/latest stays as it was
+    try:
+        return _measure_rows(question, rows, {"kept": str(kept)}, say)
+    finally:
+        with suppress(OSError):  # a folder that holds a run stays
+            kept.rmdir()
+
+
+def _measure_rows(
+    question: ScalingQuestion,
+    rows: Sequence[ScalingCase],
+    about: dict[str, str],
+    say: Callable[[str], None],
+) -> MeasuredScaling:
+    """Run all rounds.
+
+    Args:
+        about: "kept": the folder for the first run of one worker; gets the device and the data.
+    """
+    samples: dict[ScalingCase, dict[int, ScalingSample]] = {case: {} for case in rows}
     with warm():
         for number in range(question.rounds):
             first = number % len(rows)
@@ -211,12 +227,12 @@ def measure_scaling(
                 try:
                     sample = _measure(question, case, about, keep)
                 except KeyboardInterrupt:
-                    if not any(set(found[rows[0]]) & set(found[row]) for row in rows[1:]):
+                    if not any(set(samples[rows[0]]) & set(samples[row]) for row in rows[1:]):
                         raise KeyboardInterrupt from None  # one run's summary is no comparison
-                    raise Interrupted(_result(question, found, about, where)) from None
-                found[case][number] = sample
+                    raise Interrupted(_result(question, samples, about, where)) from None
+                samples[case][number] = sample
                 say(f"{where}: {sample.samples_per_s:,.0f} samples/s")
-    return _result(question, found, about)
+    return _result(question, samples, about)
 
 
 def _measure(
