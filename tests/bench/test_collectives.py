@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from paceline.bench import collective_seat, collectives
 from paceline.bench.collectives import (
@@ -56,13 +55,11 @@ def row(name: str, num_bytes: int, seconds: float, predicted_s: float | None) ->
 def test_ranks_meet_at_a_path_with_a_hash(tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c"
     folder.mkdir()
-    threads = torch.get_num_threads()
     seat = collective_seat.CollectiveSeat(rank=0, num_ranks=1, meeting=str(folder / "meeting"))
     try:
         assert (folder / "meeting").is_file()
     finally:
         seat.close()
-        torch.set_num_threads(threads)
 
 
 def test_known_times_are_printed_with_where_one_takes_over() -> None:
