@@ -82,7 +82,7 @@ def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatc
     assert row.split()[3:] == [
         "8", "1,222", "1.60", "0.800", "0.800", "to", "0.800", "13.1", "ms", "13.1", "ms", "76.4"
     ]  # fmt: skip
-    assert "4 workers and more share 2 cores: their efficiency says" in " ".join(lines)
+    assert "4 or more workers share 2 cores: their efficiency shows" in " ".join(lines)
     assert "runs of more workers with --mini-batch-size 8" in lines[-1]
     assert lines[:-1] == [
         line.replace("inline", "local") for line in render_scaling(replace(found, engine="inline"))
