@@ -72,8 +72,8 @@ class CollectivesQuestion:
         try:
             kind = Operation(operation)
         except ValueError:
-            names_known = [member.value for member in Operation]
-            raise unknown("operation", operation, names_known) from None
+            operations = [member.value for member in Operation]
+            raise unknown("operation", operation, operations) from None
         return cls(
             num_ranks=workers,
             operation=kind,

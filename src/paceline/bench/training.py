@@ -132,7 +132,7 @@ def measure_noise(gradient: Gradient, small: int, doublings: int, draws: int) ->
 
 
 def _draw(gradient: Gradient, small: int, doublings: int) -> list[float]:
-    """Return |G_batch|^2 of one draw at each batch size; at the smallest, the mean of all pieces."""
+    """Return |G_batch|^2 of one draw at each batch size; at the smallest, their mean."""
     count = 2**doublings
     total = gradient(small).clone()
     smalls, squares = [_squared(total)], []
