@@ -4,12 +4,12 @@
     does not             64           60        -> 56, if 60 is within about 5 % of it
 
 `Stepper` trains in a process of its own. It reports when memory runs out: on a GPU the allocator
-raises an error; on a CPU the process limits itself (RLIMIT_DATA) below the machine's memory, so that
-its allocator also raises an error and the kernel kills no process.
+raises an error; on a CPU the process limits its memory (RLIMIT_DATA) to less than the machine's, so
+that its allocator also raises an error and the kernel kills no process.
 
 The search begins with two samples, since batch norm cannot train on one, doubles until memory runs
-out, then bisects: the batch reported to fit has been trained with, and the reported one above it was
-tried and did not fit. This module must not know how memory is divided.
+out, then bisects: the batch reported to fit has been trained with, and the one above it was tried
+and did not fit. This module must not know how memory is divided.
 """
 
 import re

@@ -5,8 +5,8 @@
     latency      half of the round trip of one word or byte, the least of many
     bandwidth    b copies what a has just written; b receives what a sends
 
-A place is a core with a process on it; of more than eight cores, eight are taken, spread evenly. The
-matrix gives the ring of highest bandwidth (`collectives/ring_search`); a recorded machine
+A place is a core with a process on it; of more than eight cores, eight are taken, evenly spread.
+The matrix gives the ring of highest bandwidth (`collectives/ring_search`); a recorded machine
 (`collectives/topology.RECORDED`) gives several rings at once, without measuring. Both ends are
 Python, whose own time is in each latency. Accelerators are not measured. This module must not know
 schedules. Question, measurement and table are one file, as in the other measurements, which makes
@@ -155,7 +155,7 @@ class LinkSeat:
         return {}
 
     def connect(self, port: int) -> Mapping[str, object]:
-        """Return the least latency of single bytes, one way, and the median seconds of the buffer."""
+        """Return the least one-way latency of a byte, and the median seconds of the buffer."""
         with socket.create_connection(("127.0.0.1", port)) as end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one_s = [self._sent_s(end, b"+") for _ in range(_ROUND_TRIPS)]
@@ -327,14 +327,14 @@ def _cell(pair: MeasuredPair) -> str:
 
 def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
     """Return lines with the rings of highest bandwidth, and its share of the narrowest cut."""
-    rings = find_rings(topology, most)
-    share = rings.total_bytes_per_s / min(out for _, _, out in cuts(topology))
-    count = len(rings.rings)
-    together = f", {rings.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
+    search = find_rings(topology, most)
+    share = search.total_bytes_per_s / min(out for _, _, out in cuts(topology))
+    count = len(search.rings)
+    together = f", {search.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
     return [
-        f"{count} ring{'s' * (count != 1)} of {rings.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
+        f"{count} ring{'s' * (count != 1)} of {search.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
         f"{share:.0%} of the narrowest cut:",
-        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in rings.rings),
+        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in search.rings),
     ]
 
 
@@ -362,15 +362,15 @@ def recorded_json(topologies: Sequence[Topology]) -> dict[str, object]:
     """Return the machines and their rings as one JSON object."""
     rows = []
     for topology in topologies:
-        rings = find_rings(topology, _MOST_RINGS)
+        search = find_rings(topology, _MOST_RINGS)
         ranks = range(topology.num_ranks)
         rows.append({
             "name": topology.name,
             "bytes_per_s": [
                 [_width(topology, a, b) if a != b else None for b in ranks] for a in ranks
             ],
-            "rings": [list(ring) for ring in rings.rings],
-            "each_bytes_per_s": rings.each_bytes_per_s,
+            "rings": [list(ring) for ring in search.rings],
+            "each_bytes_per_s": search.each_bytes_per_s,
         })  # fmt: skip
     return {"topologies": rows}
 

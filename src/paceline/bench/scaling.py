@@ -11,7 +11,7 @@
 A round is one run of each case. The order changes from round to round, so that other work on the
 machine affects all cases. Steps count once a run is warm, and only within epochs (`Tally.warm`);
 only samples in updates count. Every worker has the same number of threads for every n. Above
-300 lines, since question, measurement, table and picture are one file, as in the other measurements.
+300 lines, since question, measurement, table and picture are one file, as in the other benchmarks.
 This module must not know how a run is carried out.
 
 Source: J. L. Gustafson, "Reevaluating Amdahl's Law", Communications of the ACM 31(5), 1988, for the
