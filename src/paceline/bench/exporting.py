@@ -208,6 +208,6 @@ def _accuracy(exported: Export) -> str:
         return f"not measured: {exported.why_no_accuracy}"
     change = exported.file_accuracy - exported.accuracy
     return (
-        f"{exported.file_accuracy:.4f} (the float32 model {exported.accuracy:.4f}, change {change:+.4f}; "
-        f"{exported.accuracy_samples:,} test samples)"
+        f"{exported.file_accuracy:.4f} (the float32 model {exported.accuracy:.4f}, "
+        f"change {change:+.4f}; {exported.accuracy_samples:,} test samples)"
     )

@@ -72,11 +72,12 @@ class WorkQueue:
             ConfigError: the queue is closed, or is closed while this call waits for room.
         """
         with self._lock:
-            self._check_open()
-            if len(self._waiting) >= self.depth:
-                if not self._has_room.wait_for(self._may_put, timeout_s):
-                    return False
-                self._check_open()  # close() does not wait for this call
+            if len(self._waiting) >= self.depth and not self._has_room.wait_for(
+                lambda: self._is_closed or len(self._waiting) <= self.depth // 2, timeout_s
+            ):
+                return False
+            if self._is_closed:  # perhaps while this call waited
+                raise ConfigError("this WorkQueue is closed; create a new one")
             self._waiting.append(work)
             if not self._is_busy:
                 self._is_busy = True
@@ -111,15 +112,6 @@ class WorkQueue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _may_put(self) -> bool:
-        """Return whether a `put` that waits for room has nothing left to wait for."""
-        return self._is_closed or len(self._waiting) <= self.depth // 2
-
-    def _check_open(self) -> None:
-        """Raise ConfigError if the queue is closed."""
-        if self._is_closed:
-            raise ConfigError("this WorkQueue is closed; create a new one")
 
     def _work_off(self) -> None:
         while True:

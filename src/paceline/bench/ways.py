@@ -96,7 +96,7 @@ class TimedWay:
         """Build the way and make its first calls.
 
         Returns:
-            Seconds of the first call and until it settled; largest difference from the model's output.
+            Seconds of the first call and until it settled; largest difference from the model.
         """
         with torch.no_grad():
             synchronize()
