@@ -284,9 +284,8 @@ def range_json(result: LrRange) -> dict[str, object]:
 def draw_range(result: LrRange) -> str:
     """Return an SVG file's text: loss over the learning rate, on a logarithmic axis."""
     start = math.floor(math.log10(result.rates[0]))
-    ceiling = 2.0 * max(
-        result.losses[: _HALF + 1]
-    )  # a diverging loss would flatten the rest of the curve
+    # A diverging loss would flatten the rest of the curve.
+    ceiling = 2.0 * max(result.losses[: _HALF + 1])
 
     def points(values: Sequence[float]) -> tuple[Point, ...]:
         pairs = zip(result.rates, values, strict=True)
