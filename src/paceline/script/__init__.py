@@ -8,7 +8,7 @@
     schedules, shared_schedule                         its schedulers; those that several step
     amp, grad_scaler                                   16 bits; the scaler of a run
     patches, unprepared                                what is replaced, and what is left out
-    gradients, edits, accumulation                     what is done to gradients, and to several
+    gradients, accumulation                            what is done to gradients, and to several
     closures                                           optimizers that call the model again
     evaluation, place, member_state                    beside the loop, and in checkpoints
     given                                              state dicts, which are copies
