@@ -1,6 +1,8 @@
 """What a script holds, and what becomes of its objects.
 
     worker      connect, prepare, epochs, step         prepared   what prepare makes of its objects
+    participant                                        sum, evaluate, save: beside the steps
+    trials                                             how workers enter and leave a trial
     source      where its mini-batches come from
     loader      the batches of its loop                loop       those that it has in hand
     second_loader                                      those of a further loader beside them
