@@ -197,6 +197,7 @@ class PaperMember:
                 yield from self._is_stopped()
             if self._script.leaves_at == (epoch, step):
                 yield from self._leave_epoch()
+                self._send(said.OutOfLoop())
                 return
             yield from self._sum("before")
             try:
@@ -204,6 +205,7 @@ class PaperMember:
             except Superseded:
                 yield from self._superseded()
             yield from self._sum("after")
+        self._send(said.OutOfLoop())
 
     def _step(self, grant: Grant, step: int) -> Doing[None]:
         self._check()

@@ -213,6 +213,7 @@ class Controller:
             said.GiveBack: pushes.give_back,
             said.LeaveEpoch: pushes.leave_epoch,
             said.LoopLeft: ends.left_loop,
+            said.OutOfLoop: lambda member, _: self._calls.out_of_loop(member),
             said.StepLeft: pushes.superseded,
             said.Rounds: self._peers.heard,
             said.PeersLeft: self._peers.interrupted,

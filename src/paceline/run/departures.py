@@ -105,7 +105,7 @@ class Departures:
 
     def left_loop(self, member: int, message: LoopLeft) -> None:
         self._run.roster[member].left_loop_at = message.version
-        self._calls.left_loop(member)
+        self._calls.heard_end(member)
 
     def failed(self, member: int, message: Failed) -> None:
         run = self._run

@@ -295,6 +295,7 @@ class PreparedLoader(OfLoader):
                     yield batch
             schedules.check()
             self._look_for_steps(exchange, version, num_given)
+            exchange.out_of_loop()
         except GeneratorExit:
             self._left(epoch)
             raise
