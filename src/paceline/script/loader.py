@@ -300,7 +300,6 @@ class PreparedLoader(OfLoader):
             self._left(epoch)
             raise
         finally:
-            loop.is_iterating = False
             self._end_pass()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
@@ -360,6 +359,7 @@ class PreparedLoader(OfLoader):
         self._loop.leave()
 
     def _end_pass(self) -> None:
+        self._loop.is_iterating = False
         self._loop.leased.end_epoch()
         for loader in self._loop.beside:
             loader.end_pass()
