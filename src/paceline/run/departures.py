@@ -283,7 +283,7 @@ class Departures:
         script is not where the others are, and may wait for the main one. Also called when the
         main worker's script ended by itself and the others go on.
         """
-        live = [one for one in self._run.roster.live if not one.is_done]
+        live = [entry for entry in self._run.roster.live if not entry.is_done]
         if live:
             main = min(live, key=_rank)
             self._main = main.number
