@@ -99,8 +99,8 @@ def _sign_by(name: str) -> int:
 
 def _is_subtracted(name: str) -> bool:
     """Whether a metric is taken from 0 or 1: -loss, 1 - acc; but not 1-shot_acc."""
-    found = re.match(r"\s*(1(?:\.0*)?\s*)?-\s*([a-z]*)", name)
-    return found is not None and (not found[1] or found[2] in _LESS | _MORE | _MORE_BY_ITSELF)
+    match = re.match(r"\s*(1(?:\.0*)?\s*)?-\s*([a-z]*)", name)
+    return match is not None and (not match[1] or match[2] in _LESS | _MORE | _MORE_BY_ITSELF)
 
 
 def rule_of(

@@ -128,8 +128,8 @@ class RunThread(threading.Thread):
         except PacelineError as error:
             say(f"error: {error}")
             if self._is_json:
-                said = {"kind": type(error).__name__, "message": str(error)}
-                print(json.dumps({"error": said}), flush=True)  # noqa: T201  rank 0 speaks for the command
+                error_json = {"kind": type(error).__name__, "message": str(error)}
+                print(json.dumps({"error": error_json}), flush=True)  # noqa: T201  rank 0 speaks for the command
             code = 2 if isinstance(error, ConfigError) else 1
         except BeginsAnew:
             code = ANEW
@@ -169,13 +169,15 @@ class RunThread(threading.Thread):
         hellos: dict[int, Hello] = {}
         size, start_s, has_said = self._post.size, time.monotonic(), False
         while len(hellos) < size:
-            for seat, one in self._post.hear(0.5):
-                if isinstance(one, Hello):
-                    hellos[seat] = one
-                elif isinstance(one, EndAsked):
-                    raise SignalInterrupt(one.number)
-                elif isinstance(one, Failed):
-                    raise (ConfigError if one.whose is Whose.USER else WorkerError)(one.text)
+            for seat, message in self._post.hear(0.5):
+                if isinstance(message, Hello):
+                    hellos[seat] = message
+                elif isinstance(message, EndAsked):
+                    raise SignalInterrupt(message.number)
+                elif isinstance(message, Failed):
+                    raise (ConfigError if message.whose is Whose.USER else WorkerError)(
+                        message.text
+                    )
             waited_s = time.monotonic() - start_s
             missing = sorted(set(range(size)) - hellos.keys())
             if missing and waited_s > _SAY_S and not has_said:
@@ -192,10 +194,11 @@ class RunThread(threading.Thread):
         _compare(ordered)
         _refuse_unreachable(ordered)
         self._where |= {
-            seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
+            seat: (f"process {hello.pid} on {hello.host}", hello.pid)
+            for seat, hello in hellos.items()
         }
         self._num_machines = _num_machines(ordered)
-        seeds = unseeded([one.random for one in ordered])
+        seeds = unseeded([hello.random for hello in ordered])
         self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
     def _make(self, note: Callable[[str], None], name: str, num_workers: int) -> Engine:
@@ -235,8 +238,8 @@ class RunThread(threading.Thread):
                 self._post.tell(seat, [RunOver(code)])
             end_s = time.monotonic() + _BYE_S
             while others and time.monotonic() < end_s:
-                for seat, one in self._post.hear(0.1):
-                    others -= {seat, one.seat if isinstance(one, Lost) else seat}
+                for seat, message in self._post.hear(0.1):
+                    others -= {seat, message.seat if isinstance(message, Lost) else seat}
         self._life.place.close_registration()  # who came late has heard of the end
         self._post.close()
         with contextlib.suppress(LinkError):
@@ -247,19 +250,19 @@ def _compare(hellos: Sequence[Hello]) -> None:
     """Raise ConfigError where two ranks were started with different settings."""
     first = json.loads(hellos[0].settings)
     for rank, hello in enumerate(hellos):
-        its = json.loads(hello.settings)
-        for name in first.keys() | its.keys():
-            if first.get(name) != its.get(name):
+        own = json.loads(hello.settings)
+        for name in first.keys() | own.keys():
+            if first.get(name) != own.get(name):
                 raise ConfigError(
                     f"workers 0 and {rank} ({hellos[0].host} and {hello.host}) were started with "
-                    f"different settings: {name} is {first.get(name)!r} and {its.get(name)!r}; set "
+                    f"different settings: {name} is {first.get(name)!r} and {own.get(name)!r}; set "
                     f"{PREFIX}{name.upper()}, or paceline.toml, to the same value on all machines"
                 )
 
 
 def _num_machines(hellos: Sequence[Hello]) -> int:
     """By name and start: those of one image may all be called ``localhost``."""
-    return len({(one.host, one.boot) for one in hellos})
+    return len({(hello.host, hello.boot) for hello in hellos})
 
 
 def _refuse_unreachable(hellos: Sequence[Hello]) -> None:

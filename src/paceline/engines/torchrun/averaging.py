@@ -84,7 +84,9 @@ class RankAveraging(DistributedAveraging):
             places = self._replica.layout.parameters.places
             self._views = [place.view(self._mean) for place in places]
             self._bucket_of = {
-                number: index for index, one in enumerate(self._buckets) for number in one.numbers
+                number: index
+                for index, bucket in enumerate(self._buckets)
+                for number in bucket.numbers
             }
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
             self._own_grads = OwnGradients(self._replica)
@@ -118,15 +120,15 @@ class RankAveraging(DistributedAveraging):
             )
 
     def _spans(self) -> list[Span]:
-        return [one.span for one in self._buckets] or super()._spans()
+        return [bucket.span for bucket in self._buckets] or super()._spans()
 
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
         self._under_way = UnderWay(GroupLink(self._group))
         self._missing = [
-            sum(self._replica.parameters[number].requires_grad for number in one.numbers)
-            for one in self._buckets
+            sum(self._replica.parameters[number].requires_grad for number in bucket.numbers)
+            for bucket in self._buckets
         ]
         self._sent: dict[int, Sent] = {}
         self._num_edits = self._own_grads.num_edits
@@ -171,7 +173,7 @@ class RankAveraging(DistributedAveraging):
         if share and index == self._num_alone:
             bucket.multiply(self._replica.parameters, self._views, share)
         elif share:
-            for number in [one for one in bucket.numbers if not self._is_sent(one)]:
+            for number in [number for number in bucket.numbers if not self._is_sent(number)]:
                 self._multiply(number, share)
         if self._compressed is not None:  # what it is given has its share already
             exchanging = self._compressed.begin(index, self._mean, float(share > 0.0), self._mean)

@@ -249,7 +249,9 @@ def _own_address() -> str:
     """By which other ranks reach this one, as gloo finds it: of an interface, or of its name."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     kinds = (socket.AF_INET, socket.AF_INET6)
-    own = [one for one in psutil.net_if_addrs().get(interface, ()) if one.family in kinds]
+    own = [
+        address for address in psutil.net_if_addrs().get(interface, ()) if address.family in kinds
+    ]
     if own:
         return str(own[0].address)
     found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)

@@ -122,7 +122,9 @@ class RankLife:
             self.channel.say(EndAsked(number))
 
         is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        hear_alone((one for one in REASONS if one != signal.SIGHUP or not is_under_nohup), ask)
+        hear_alone(
+            (number for number in REASONS if number != signal.SIGHUP or not is_under_nohup), ask
+        )
 
     def _report_by_excepthook(self) -> None:
         """What the script raises is told to the controller, which says why once."""
@@ -372,7 +374,9 @@ def _price(
 ) -> CompressionPrice:
     """What compressing costs, of the gradients as they are cut here."""
     if is_in_buckets:
-        compressed.cut([one.span for one in make_buckets(compressed.section, compressed.device)])
+        compressed.cut(
+            [bucket.span for bucket in make_buckets(compressed.section, compressed.device)]
+        )
     return price_between(group, compressed, line_bytes=LINE_BYTES)
 
 
@@ -389,7 +393,7 @@ def random_digests() -> tuple[str, ...]:
     numpy = sys.modules.get("numpy")
     states.append("" if numpy is None else [*map(str, numpy.random.get_state())])
     states.append(torch.get_rng_state().tolist())
-    digests = [hashlib.sha256(repr(one).encode()).hexdigest()[:16] for one in states]
+    digests = [hashlib.sha256(repr(state).encode()).hexdigest()[:16] for state in states]
     return (*digests, str(torch.initial_seed()))
 
 
@@ -402,11 +406,11 @@ def unseeded(digests: list[tuple[str, ...]]) -> tuple[str, ...]:
 
     Unseeded, every process begins with others. What the script has seeded stays as it is.
     """
-    found = []
+    differing = []
     for number, name in enumerate(GENERATORS):
-        if len({one[number] for one in digests}) > 1:
-            found.append(name)
-    seeds = [int(one[-1]) for one in digests]
-    if max(seeds) - min(seeds) < _NEAR and "torch" in found:
-        found.remove("torch")
-    return tuple(found)
+        if len({member_digests[number] for member_digests in digests}) > 1:
+            differing.append(name)
+    seeds = [int(member_digests[-1]) for member_digests in digests]
+    if max(seeds) - min(seeds) < _NEAR and "torch" in differing:
+        differing.remove("torch")
+    return tuple(differing)

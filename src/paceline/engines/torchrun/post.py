@@ -134,7 +134,7 @@ class StoreChannel:
     def send(self, message: FromMember) -> None:
         messages, self._held = [*self._held, message], []
         if self._seat:  # the first one tells of rounds, by the clock that the controller reads
-            messages = [one for one in messages if not isinstance(one, Rounds)]
+            messages = [message for message in messages if not isinstance(message, Rounds)]
         if messages:
             self._outbox.put(_SEAT.pack(self._seat) + UP.encode(messages))
 
@@ -198,12 +198,12 @@ class StoreChannel:
                 self._fail(str(error))
                 return
             messages: list[ToMember] = []
-            for one in heard:
-                if isinstance(one, Meet | Begin | CallOff | RunOver):
-                    self._is_over |= isinstance(one, RunOver)
-                    self._heard(one)
+            for message in heard:
+                if isinstance(message, Meet | Begin | CallOff | RunOver):
+                    self._is_over |= isinstance(message, RunOver)
+                    self._heard(message)
                 else:
-                    messages.append(one)
+                    messages.append(message)
             if messages:
                 self._inbox.put(messages)
         self._inbox.put(None)
@@ -227,12 +227,12 @@ class ControllerPost:
 
     def hear(self, timeout_s: float) -> list[tuple[int, FromMember | Up]]:
         """What was said, with who said it, in one order; [] after ``timeout_s``."""
-        said: list[tuple[int, FromMember | Up]] = []
+        heard: list[tuple[int, FromMember | Up]] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                seat, messages = self._said.get(timeout=0.0 if said else timeout_s)
-                said += [(seat, one) for one in messages]
-        return said
+                seat, messages = self._said.get(timeout=0.0 if heard else timeout_s)
+                heard += [(seat, message) for message in messages]
+        return heard
 
     def tell(self, seat: int, messages: Sequence[ToMember | Down]) -> None:
         """To this rank, in order. LinkError: the meeting place is gone."""
