@@ -17,12 +17,13 @@ of its loop's body, and leaves the loop. A sum waits for the members that can st
 A stage waits only for itself and earlier ones, and the stop, the rest of a body or a death moves
 each member on, so no sums wait for each other. One case is open: between peers a step that is
 cancelled waits until all have left the round, and a member in a sum before its step has not; a
-user's stop ends it after 3 s. All sums of one answer are of one stage and get the same total. In IN_LOOP and BEHIND they are the same call in the script. In AT_END a member whose
-step was cancelled skips the rest of the block: of two sums in one body, one in the block after the
-step and one after the block, its second is then added to the others' first, in this last batch
-only.
-Above 300 lines, since evaluations and sums wait for the same members. This module must not know
-pushes or epochs.
+user's stop ends it after 3 s.
+
+All sums of one answer are of one stage and get the same total. In IN_LOOP and BEHIND they are the
+same call in the script. In AT_END a member whose step was cancelled skips the rest of the block: of
+two sums in one body, one in the block after the step and one after the block, its second is then
+added to the others' first, in this last batch only. Above 300 lines, since evaluations and sums
+wait for the same members. This module must not know pushes or epochs.
 """
 
 from collections import deque
