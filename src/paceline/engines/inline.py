@@ -2,9 +2,9 @@
 
 Members are threads that pass a baton, so only one runs at any moment and the engine chooses the
 order of events: pushes arrive in the order in which their work was granted, or in a given order
-(``arrivals``), so a recorded run can be repeated. All other code is that of a live run. Above 300
-lines because a member and the engine that passes it the baton are read together. This module must
-not know protocols.
+(``arrivals``), so a recorded run can be repeated. All other code is that of a live run.
+Above 300 lines because a member and the engine that passes it the baton are read together. This
+module must not know protocols.
 """
 
 import functools

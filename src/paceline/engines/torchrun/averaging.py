@@ -83,11 +83,8 @@ class RankAveraging(DistributedAveraging):
             self._mean = torch.zeros_like(self._mean) if self._along is None else self._along.mean
             places = self._replica.layout.parameters.places
             self._views = [place.view(self._mean) for place in places]
-            self._bucket_of = {
-                number: index
-                for index, bucket in enumerate(self._buckets)
-                for number in bucket.numbers
-            }
+            buckets = enumerate(self._buckets)
+            self._bucket_of = {n: index for index, bucket in buckets for n in bucket.numbers}
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
             self._own_grads = OwnGradients(self._replica)
             self._replica.leave_to(self._own_grads)
