@@ -328,7 +328,7 @@ FOUND = {
 def test_what_random_plans_have_found_stays_mended(name: str) -> None:
     outcome = carry_out(FOUND[name])
     assert outcome.engine.happened == list(FOUND[name].faults), "the fault did not come"
-    assert not any("has not come to its end" in line for line in outcome.messages.splitlines())
+    assert not any("has not come to its end" in line for line in outcome.said.splitlines())
     judge(outcome)
 
 
