@@ -215,14 +215,10 @@ def render_asynchrony(result: Asynchrony, toy: Mapping[str, Timing], device: str
         )
         for name, text, timing in timings
     ]
+    queued = f"{result.parts} (t1 + t3) + n busy"
     calls = [
         _row("blocking", "n (t1 + t2 + t3)", result.blocking_s, result.blocking_predicted_s),
-        _row(
-            "queued",
-            f"{result.parts} (t1 + t3) + n busy",
-            result.queued_s,
-            result.queued_predicted_s,
-        ),
+        _row("queued", queued, result.queued_s, result.queued_predicted_s),
     ]
     return [
         f"operation: {result.operation}",

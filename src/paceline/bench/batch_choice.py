@@ -156,26 +156,16 @@ def render_choices(choices: Choices) -> list[str]:
         "",
     ]
     if not choices.rows:
+        noise = choices.noise
         shares = [
-            (
-                f"{size:,}",
-                f"{choices.noise.measured_share(size):.0%}",
-                _bar(choices.noise.share(size), 1.0),
-            )
-            for size in choices.noise.squared
+            (f"{size:,}", f"{noise.measured_share(size):.0%}", _bar(noise.share(size), 1.0))
+            for size in noise.squared
         ]
         return [*lines, *table(("batch", "noise", ""), shares)]
     times = [row.seconds for row in choices.rows if row.seconds is not None]
     cells = [_cells(choices, row, max(times, default=1.0)) for row in choices.rows]
-    head = (
-        "batch",
-        "lr",
-        "noise",
-        "samples/s",
-        "updates",
-        f"time to {choices.question.target:g}",
-        "",
-    )
+    target = f"time to {choices.question.target:g}"
+    head = ("batch", "lr", "noise", "samples/s", "updates", target, "")
     best = choices.quickest
     advice = (
         f"quickest     --batch-size {best.batch_size} --lr {best.learning_rate:.3g}"
