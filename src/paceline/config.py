@@ -26,13 +26,13 @@ MOST_WORKERS = 1_000_000
 """Limit of a simulated run; `MOST_PROCESSES` is that of a live one."""
 MOST_PROCESSES = 1024
 _MOST_BYTES = 1 << 20
-"""Largest settings file."""
+"""Size limit of a settings file."""
 _DEEPEST = 10
 PREFIX = "PACELINE_"
 OTHER_VARIABLES = ("PACELINE_DATA", "PACELINE_STARTED_BY", "PACELINE_ANEW")
-"""Environment variables of ours that are not settings of a run."""
+"""Our environment variables that are not settings of a run."""
 FILE_NAMES = ("paceline.toml", "paceline.yaml", "paceline.yml")
-"""Files that are read from the current folder where none is named."""
+"""Files in the current folder, the first of which is read if none is named."""
 
 
 def _setting(
@@ -45,10 +45,10 @@ def _setting(
     hint: str = "",
     separator: str | None = None,
 ) -> Any:
-    """A field with its help text, its range and what to try when a value is refused.
+    """A dataclass field with its help text, its range and what to try when a value is refused.
 
     Args:
-        separator: between several values in one text; None: spaces.
+        separator: what separates several values in one text; None: spaces.
     """
     metadata = {
         "help": text, "least": least, "above": above, "most": most, "hint": hint,
@@ -62,12 +62,12 @@ class RunSettings:
     """All settings of one run; every field is checked, so what exists is in range.
 
     Raises:
-        ConfigError: a value is out of range, or both conventions for the batch are used.
+        ConfigError: a value is out of range, or settings exclude each other.
     """
 
     workers: int = _setting(
         1, "Number of worker processes.", least=1, most=MOST_WORKERS,
-        hint="one worker is the least that can train, and one machine carries few thousands",
+        hint="one worker is the least that can train, and one machine runs at most a few thousand",
     )  # fmt: skip
     protocol: str = _setting(
         "full-sync",
@@ -82,8 +82,8 @@ class RunSettings:
     )
     outer: str = _setting(
         "none",
-        "Under local-sgd, what the mean of the workers' differences is worth: none (they are "
-        "averaged), or a step of SGD on it: sgd:LR, momentum:LR,B, nesterov:LR,B (DiLoCo: "
+        "Under local-sgd, how the mean of the workers' differences is applied: none (they are "
+        "averaged), or as a step of SGD: sgd:LR, momentum:LR,B, nesterov:LR,B (DiLoCo: "
         "nesterov:0.7,0.9).",
     )
     fragments: int = _setting(
@@ -94,14 +94,14 @@ class RunSettings:
     )
     overlap: int = _setting(
         0,
-        "Number of local steps, below H/F, that workers go on for while an exchange of local-sgd "
-        "is under way; what came of it is merged then.",
+        "Number of local steps, below H/F, that workers continue during an exchange of local-sgd "
+        "before its result is merged.",
         least=0,
     )
     engine: Literal["local", "inline", "torchrun"] = _setting(
         "local",
-        "Where workers run: processes of this machine, or one process for debugging; torchrun "
-        "where that began them.",
+        "Where workers run: local (processes of this machine), inline (one process, for "
+        "debugging) or torchrun (in processes that torchrun started).",
     )
     preload: tuple[str, ...] = _setting(
         (),
@@ -112,7 +112,7 @@ class RunSettings:
     split: str = _setting(
         "data",
         "How the model is divided: data or none (each worker has all of it), network[:N] (N parts, "
-        "one behind the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
+        "one after the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
         "copies), shard[:1|2|3] (pieces: ZeRO).",
     )
     batch_size: int | None = _setting(
@@ -156,7 +156,7 @@ class RunSettings:
     seed: int = _setting(0, "Seed of the weights and of the data's order.", least=0, most=2**63 - 1)
     deterministic: bool = _setting(
         False,
-        "Use only deterministic operations; one that has no deterministic form fails.",
+        "Use only deterministic operations; an operation without a deterministic form is an error.",
     )
     dropped: Literal["requeue", "skip"] = _setting(
         "requeue",
@@ -177,8 +177,8 @@ class RunSettings:
     )
     on_worker_error: Literal["fail", "continue"] = _setting(
         "fail",
-        "What happens after a worker's exception: the run ends (fail), or the others go on without "
-        "it (continue).",
+        "What happens after a worker's exception: the run ends (fail), or the others continue "
+        "(continue).",
     )
     stall_after: float | None = _setting(
         None, "Give up a worker that has been asleep or stopped for this many seconds.", above=0
@@ -196,9 +196,9 @@ class RunSettings:
     )
     log: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = _setting(
         None,
-        "Also write the metrics in this form; tensorboard, wandb and mlflow by their own clients.",
+        "Also write the metrics in this format; tensorboard, wandb and mlflow need their clients.",
     )
-    keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
+    keep_best: bool = _setting(False, "Keep the parameters with the best test accuracy.")
     run_dir: str | None = _setting(None, "Write the run into this folder.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
     resume: str | None = _setting(
@@ -209,14 +209,13 @@ class RunSettings:
     )
     keep: int = _setting(2, "Number of checkpoints to keep.", least=1)
     dry_run: bool = _setting(False, "Show the plan and stop.")
-    json: bool = _setting(
-        False, "Print one JSON object on standard output, and nothing else there."
-    )
+    json: bool = _setting(False, "Print one JSON object on standard output, and nothing else.")
     threads: int | None = _setting(
         None, "Number of threads that each worker computes with.", least=1, most=MOST_PROCESSES
     )
     fast: Literal["none", "auto"] = _setting(
-        "none", "Measure what makes a step faster on this model and machine, and keep what helps."
+        "none",
+        "Measure which options make a step faster on this model and machine, and use those (auto).",
     )
     precision: Literal["fp32", "bf16", "fp16", "auto"] | None = _setting(
         None,
@@ -227,15 +226,15 @@ class RunSettings:
         "none", "Compile the model's training passes, in this mode of torch.compile."
     )
     channels_last: bool = _setting(
-        False, "Lay out the weights of convolutions with their channels last."
+        False, "Store the weights of convolutions in the channels-last format."
     )
     keep_memory: Literal["auto", "always", "never"] = _setting(
         "auto",
-        "Keep freed memory with a worker for its next step; auto: on a CPU, with glibc, where the "
+        "Let a worker keep freed memory for its next step; auto: on a CPU, with glibc, if the "
         "model is not split.",
     )
     fused_optimizer: bool = _setting(
-        False, "Run the optimizer's step as one kernel, where it can be."
+        False, "Run the optimizer's step as one kernel, where possible."
     )
     loader_workers: int | None = _setting(
         None,
@@ -265,8 +264,8 @@ class RunSettings:
     )
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            object.__setattr__(self, one.name, check(one.name, getattr(self, one.name)))
+        for name in (setting.name for setting in fields(self)):
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.batch_size is not None and self.mini_batch_size is not None:
             raise _both_batches("")
         try:
@@ -275,13 +274,15 @@ class RunSettings:
             raise ConfigError(f"warmup must be {error}, got {self.warmup!r}") from None
         if self.deterministic and self.engine == "inline":
             raise ConfigError(
-                "deterministic sets torch's own switches for a whole process, and with engine "
-                "'inline' that is the one that you call from: use engine 'local', or call "
+                "deterministic sets torch's switches for a whole process, and engine 'inline' runs "
+                "in the calling process: use engine 'local', or call "
                 "torch.use_deterministic_algorithms(True) yourself"
             )
         for name in ("run_dir", "resume"):
             if getattr(self, name) == "":
-                raise ConfigError(f"{name} is empty: is a variable not set? Name one, or none")
+                raise ConfigError(
+                    f"{name} is empty: is a variable not set? Give a value, or leave it out"
+                )
         if self.name is not None and ("/" in self.name or self.name in ("", ".", "..", "latest")):
             raise ConfigError(
                 f"name must be a plain folder name other than 'latest', got {self.name!r}; "
@@ -312,10 +313,10 @@ def resolve(
     """Join all sources of settings; the later ones win.
 
     Args:
-        flags: what was given explicitly, by the names of ``RunSettings``.
-        file: a TOML or YAML file; None: ``paceline.toml`` or ``paceline.yaml`` where it lies here.
+        flags: the settings given explicitly, by the names of ``RunSettings``.
+        file: a TOML or YAML file; None: the first of ``FILE_NAMES`` in the current folder, if any.
         env: the environment; None: this process's.
-        is_call: the flags are arguments of a Python call, and are named so in messages.
+        is_call: whether the flags are arguments of a Python call; messages then name them so.
 
     Raises:
         ConfigError: an unknown name, a wrong type or range, with its origin.
@@ -324,9 +325,9 @@ def resolve(
 
 
 def of_flags(flags: Mapping[str, object], *, is_call: bool = False) -> RunSettings:
-    """Settings of flags alone: what is predicted or compared knows no file and no environment.
+    """Settings from flags alone, without file and environment, for predictions and comparisons.
 
-    Args, Raises: as of `resolve`.
+    Args, Raises: as for `resolve`.
     """
     return _joined(_from_flags(flags, is_call)).settings
 
@@ -341,7 +342,7 @@ def _joined(*layers: "_Layer") -> Resolved:
             raise _both_batches(f" ({given['mini_batch_size'][1]})")
         for name, (value, origin) in given.items():
             values[name], origins[name] = value, origin
-            # The nearer layer chooses the convention, too: its batch replaces the farther one's.
+            # A later layer also chooses the convention: its batch replaces an earlier layer's.
             other = {"batch_size": "mini_batch_size", "mini_batch_size": "batch_size"}.get(name)
             if other is not None and value is not None and values.pop(other, None) is not None:
                 origins[other] = "default"
@@ -364,7 +365,7 @@ def check(name: str, value: object, where: str = "") -> Value:
 
 
 def _apart(name: str, value: object) -> object:
-    """The values in one text, split at the setting's separator."""
+    """The value; a text with several values is split at the setting's separator."""
     separator = RunSettings.__dataclass_fields__[name].metadata["separator"]
     if separator is None or not isinstance(value, str):
         return value
@@ -399,7 +400,7 @@ def _check_range(name: str, value: Value, place: str) -> None:
     hint = f"; {rules['hint']}" if rules["hint"] else ""
     if isinstance(value, int) and abs(value) > LARGEST:
         raise ConfigError(
-            f"{name} must be a number that 64 bits hold, got one of {value.bit_length()}{place}"
+            f"{name} must fit into 64 bits, got a number of {value.bit_length()} bits{place}"
         )
     for rule, sign, is_kept in _RANGES:
         bound = rules[rule]
@@ -415,7 +416,7 @@ _Layer: TypeAlias = Iterator[tuple[str, Value, str]]
 
 def _from_file(file: Path | None) -> _Layer:
     if file is None:
-        file = next((Path(one) for one in FILE_NAMES if Path(one).is_file()), None)
+        file = next((Path(name) for name in FILE_NAMES if Path(name).is_file()), None)
         if file is None:
             return
     for key, value in _read(file).items():
@@ -426,7 +427,7 @@ def _from_file(file: Path | None) -> _Layer:
 
 
 def _read(file: Path) -> Mapping[object, object]:
-    """The keys of a settings file; ConfigError where it is missing, broken or nested."""
+    """The keys and values of a settings file; ConfigError if it cannot be read or parsed."""
     try:
         text = read_text(open_to_read(file), _MOST_BYTES)
     except OSError as error:
@@ -438,7 +439,7 @@ def _read(file: Path) -> Mapping[object, object]:
 
         try:
             return typing.cast(Mapping[object, object], tomllib.loads(text))
-        except (ValueError, RecursionError) as error:  # also of numbers and dates that are none
+        except (ValueError, RecursionError) as error:  # also for invalid numbers and dates
             raise ConfigError(f"{file} is not valid TOML: {error}") from None
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"a settings file must end in .toml, .yaml or .yml, got {file}")
@@ -455,7 +456,7 @@ def _read(file: Path) -> Mapping[object, object]:
 
 
 def _refuse_nested(tokens: Iterable[object], file: Path) -> None:
-    """ConfigError where YAML would take long to read: a few bytes of it can mean billions."""
+    """ConfigError for aliases and deep nesting, by which a few bytes expand to billions."""
     depth = 0
     for token in tokens:
         name = type(token).__name__
@@ -464,7 +465,9 @@ def _refuse_nested(tokens: Iterable[object], file: Path) -> None:
         depth += name.endswith(("SequenceStartToken", "MappingStartToken"))
         depth -= name.endswith("EndToken")
         if depth > _DEEPEST:
-            raise ConfigError(f"{file} is not valid YAML: it is nested too deep")
+            raise ConfigError(
+                f"{file} is nested more than {_DEEPEST} levels deep; settings need one"
+            )
 
 
 def _from_env(env: Mapping[str, str] | None) -> _Layer:
@@ -473,7 +476,7 @@ def _from_env(env: Mapping[str, str] | None) -> _Layer:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in NAMES:
-            known = (*(PREFIX + one.upper() for one in NAMES), *OTHER_VARIABLES)
+            known = (*(PREFIX + name.upper() for name in NAMES), *OTHER_VARIABLES)
             raise unknown("variable", variable, known, "environment")
         yield name, check(name, text, variable), variable
 

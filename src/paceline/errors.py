@@ -1,8 +1,8 @@
 """Every error that Paceline raises; the class says whose fault it is.
 
     PacelineError
-    |- ConfigError      yours: a setting, a name, a file, a script that asks for the impossible
-    |  `- FileError     a file or folder that cannot be used; an OSError, too
+    |- ConfigError      yours: a setting, a name, a file or a script that cannot work
+    |  `- FileError     a file or folder that cannot be used; also an OSError
     |- WorkerError      a worker's: its script raised, it died, its loss is not finite
     |  |- AllGone       no worker is left: the run can only be restarted
     |  `- ScriptLost    the run ended, but the main worker's script did not
@@ -28,7 +28,7 @@ class ConfigError(PacelineError):
 
 
 class FileError(ConfigError, OSError):
-    """A file or folder that cannot be used: the system refuses it, or we do."""
+    """A file or folder that cannot be used: the system or Paceline refuses it."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -39,11 +39,11 @@ class WorkerError(PacelineError):
 
 
 class AllGone(WorkerError):
-    """All workers have died, or the process they are forked from died and took them along."""
+    """All workers have died, possibly with the process they are forked from."""
 
 
 class ScriptLost(WorkerError):
-    """The run ended, and the main worker died in what its script does afterwards."""
+    """The run ended, and the main worker died in its script's code after the run."""
 
 
 class LinkError(PacelineError):
@@ -73,7 +73,7 @@ class BeginsAnew(BaseException):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """The error for a name that does not exist: suggests the nearest and lists the known ones."""
+    """The error for an unknown name, with the nearest and all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     place = f" ({where})" if where else ""

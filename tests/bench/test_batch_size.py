@@ -64,7 +64,7 @@ def test_workers_at_once_are_tried(batch: int, does_fit: bool) -> None:
         ("tune batch-size lenet --noise --seeds 5", "need --target-accuracy"),
         ("tune batch-size lenet --noise --most 8", "--most: not with --noise"),
         ("tune batch-size lenet --noise --plot no/x.svg", "no is not a folder"),
-        ("tune batch-size lenet --memory lots", "must read as 512MiB"),
+        ("tune batch-size lenet --memory lots", "must be a size such as 512MiB"),
         ("tune batch-size lenet --workers 0", "--workers and --most must be >= 1"),
         ("tune batch-size lenett --memory 1GiB", "did you mean 'lenet'"),
         ("tune batch-size lenet --precision fp16 --device cpu", "fp16 training needs a GPU"),

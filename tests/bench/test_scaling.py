@@ -229,7 +229,7 @@ def test_a_batch_is_shared_as_far_as_it_goes() -> None:
     ("flags", "words"),
     [
         ("quadratic -n 1", "write -n 1,2,4"),
-        ("quadratic -n two", "--workers 'two' must read as 1,2,4"),
+        ("quadratic -n two", "--workers must be whole numbers such as 1,2,4, got 'two'"),
         ("quadratic --updates 3", "--updates must be >= 10"),
         ("quadratic --rounds 0", "--rounds must be >= 1"),
         ("quadratic --threads 0", "--threads must be >= 1"),

@@ -86,6 +86,18 @@ def test_the_help_wraps_at_the_terminal_not_where_the_docstring_does(
     assert sum(line.startswith("Example: ") for line in out.splitlines()) == 4
 
 
+def test_the_help_of_a_verb_with_subcommands_shows_its_examples(paceline: Run) -> None:
+    _, out, _ = paceline("probe", "--help")
+    assert "Example: paceline probe --plot probe.svg" in out
+
+
+def test_the_help_shows_no_default_of_a_switch_or_an_empty_text(paceline: Run) -> None:
+    for verb in (("probe",), ("bench", "scaling"), ("launch",), ("doctor",)):
+        _, out, _ = paceline(*verb, "--help")
+        assert "default: False" not in " ".join(out.split())
+        assert 'default: ""' not in out
+
+
 @pytest.mark.parametrize("verb", [verb.name for verb in command.VERBS])
 def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
     code, out, _ = paceline(verb, "--help")
@@ -164,10 +176,10 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         (("launch", "-m", "no.such.module"), "there is no module no.such.module"),
         (("report", "gone"), "there is no run at gone"),
         (("config", "sho"), 'Did you mean "show"?'),
-        (("env", "all", "it"), "env has no use for 'all it': leave it out, or see paceline env"),
+        (("env", "all", "it"), "env does not take 'all it': leave it out, or see paceline env"),
         (
             ("data", "get", "digits", "x"),
-            "data get has no use for 'x': leave it out, or see paceline data get",
+            "data get does not take 'x': leave it out, or see paceline data get",
         ),
     ],
 )

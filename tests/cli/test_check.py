@@ -60,7 +60,12 @@ def test_what_is_wrongly_asked_ends_in_2(capsys: pytest.CaptureFixture[str], her
         ("--check", "nowhere.py"): "there is no script nowhere.py",
         ("--check", "broken.py"): "broken.py:1 is not valid Python",
         ("--check", "latin.py"): "latin.py cannot be read as Python in UTF-8",
-        ("--check", "--workers", "2", "train.py"): "--check only reads the script, got --workers",
+        (
+            "--check",
+            "--workers",
+            "2",
+            "train.py",
+        ): "--check only reads the script, so --workers has no effect",
     }.items():
         code, out, err = run(capsys, *tokens)
         assert (code, out) == (2, "")

@@ -47,7 +47,7 @@ def test_damaged_data_is_listed_as_damaged_with_the_file(empty: Path, capsys) ->
 
 def test_what_is_here_is_not_fetched(capsys) -> None:
     assert run(["data", "get", "digits"]) == 0
-    assert "was here already, every sum is right" in capsys.readouterr().out
+    assert "was here already, checksums are right" in capsys.readouterr().out
     assert run(["data", "get", "digits", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["was_here"], answer["source"]) == (True, None)

@@ -86,8 +86,8 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
     ("flags", "message"),
     [
         ("-n 6", "6 parts are wanted, but this model has only 5 pieces"),
-        ("-n 2 --memory 2", "--memory '2' must read as 512MiB or 2GiB"),
-        ("-n 2 --speeds 1,x", "--speeds '1,x' must read as 1,1,0.5"),
+        ("-n 2 --memory 2", "--memory must be a size such as 512MiB or 2GiB, got '2'"),
+        ("-n 2 --speeds 1,x", "--speeds must be numbers such as 1,1,0.5, got '1,x'"),
         ("-n 2 --speeds 1", "--speeds needs one for each of 2 workers, got 1"),
         ("-n 2 --speeds 1,0", "the speed of a worker must be > 0, got 0"),
         ("-n 2 --speeds 1,nan", "the speed of a worker must be > 0, got nan"),
@@ -96,8 +96,8 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 0", "-n must be >= 1, got 0"),
         ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than Python and torch alone take"),
         ("-n 2 --plot no/where.svg", "no is not a folder"),
-        ("-n 2 --memory 1e300GiB", "--memory '1e300GiB' must read as 512MiB or 2GiB"),
-        ("-n 2 --memory 1e-300GiB", "--memory '1e-300GiB' must read as 512MiB or 2GiB"),
+        ("-n 2 --memory 1e300GiB", "such as 512MiB or 2GiB, got '1e300GiB'"),
+        ("-n 2 --memory 1e-300GiB", "such as 512MiB or 2GiB, got '1e-300GiB'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: str) -> None:
@@ -130,4 +130,4 @@ def test_what_is_no_model_of_a_module_is_said(say: Say, line: str, message: str)
 def test_inputs_that_are_larger_than_memory_are_said_to_be(say: Say) -> None:
     code, out, err = say("partition five_small_layers:layers -n 2 --input 1,9999999999999")
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith("error: there is too little memory")
+    assert err.splitlines()[-1].startswith("error: out of memory")

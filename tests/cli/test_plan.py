@@ -156,7 +156,7 @@ def test_what_the_plan_of_a_large_model_ignores_is_refused(
     monkeypatch.setattr(splitting, "wants_splits", lambda question: True)
     code, out, err = say("plan quadratic --workers 4 --protocols async --lr 0.1")
     assert (code, out) == (2, "")
-    assert "--protocols, --lr cannot be used for a model as large as quadratic" in err
+    assert "--protocols, --lr: no effect for a model as large as quadratic" in err
 
 
 def test_a_profile_of_too_few_steps_is_refused(say: Say) -> None:

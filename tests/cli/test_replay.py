@@ -13,8 +13,8 @@ def test_a_run_by_the_command_line_is_made_again(say: Say) -> None:
     assert say("train quadratic --workers 2 --protocol async --updates 30")[0] == 0
     code, out, _ = say("replay")
     assert code == 0
-    assert "30 updates made again" in out
-    assert "equal: every decision, every loss, and every bit of the model that was left" in out
+    assert "30 updates repeated" in out
+    assert "equal: every decision, every loss, and every bit of the final model" in out
     code, out, _ = say("replay runs/latest --until 12 --json")
     assert code == 0
     said = json.loads(out)

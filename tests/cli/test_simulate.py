@@ -226,7 +226,7 @@ def test_a_run_that_diverges_has_a_report_all_the_same(say: Say) -> None:
 
 def test_adaptive_has_nothing_to_adapt_to_where_only_time_is_simulated(say: Say) -> None:
     _, out, _ = say("simulate --workers 3 --protocol adaptive --delay exp:5ms --updates 50")
-    assert "adaptive stays as it begins" in out
+    assert "adaptive keeps its initial setting" in out
 
 
 @pytest.mark.parametrize(

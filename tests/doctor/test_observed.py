@@ -229,7 +229,10 @@ def test_where_no_fix_has_the_name_that_is_asked_for_it_is_said(
 ) -> None:
     whole = script(tmp_path)
     assert run(["doctor", str(whole), "--seconds", "0.5", "--only", "num_wrkers"]) == 0
-    assert "--only num_wrkers: no fix whose name begins so was tried" in capsys.readouterr().err
+    assert (
+        "--only num_wrkers: no fix with a name that begins with this was tried"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(

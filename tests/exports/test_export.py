@@ -95,8 +95,8 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("export", "give a task or a run's folder"),
-        ("export lenet --model somenets:Plain", "and not both"),
+        ("export", "give either a task or a run"),
+        ("export lenet --model somenets:Plain", "give either a task or a run"),
         ("export --model somenets:Plain", "--model needs --input"),
         ("export --model somenets:Plain --input 1,x", "must be sizes >= 1"),
         ("export --model somenets:Plain --input 1,4:int65", "did you mean 'int64'"),

@@ -64,5 +64,5 @@ def test_another_error_names_no_operation() -> None:
 
 
 def test_an_engine_in_this_process_is_refused() -> None:
-    with pytest.raises(ConfigError, match="deterministic sets torch's own switches"):
+    with pytest.raises(ConfigError, match="deterministic sets torch's switches"):
         RunSettings(deterministic=True, engine="inline")

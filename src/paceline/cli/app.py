@@ -23,16 +23,17 @@ EXIT_SIGNAL = 128
 
 
 class Verb(NamedTuple):
-    """One line of the table; the verb stands by its name in ``cli/<home>.py``."""
+    """One line of the table; the verb is the function or app of its name in ``cli/<home>.py``."""
 
     name: str
     group: str
     help: str
     file: str = ""
-    """The file, where it is not named after the verb."""
+    """The module, where it is not named after the verb."""
 
     @property
     def home(self) -> str:
+        """The module that defines the verb."""
         return self.file or self.name
 
 
@@ -89,10 +90,10 @@ def run(tokens: list[str]) -> int:
         return end.code if isinstance(end.code, int) else EXIT_ERROR
     except KeyboardInterrupt as end:
         _say("interrupted")
-        if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
+        if _wants_json(own) and not hasattr(end, "summary"):  # its summary is printed already
             _print_error("Interrupted", "interrupted before there was a result")
         return EXIT_SIGNAL + getattr(end, "signal", 2)
-    except BrokenPipeError:  # the reader has gone (`| head`): there is nobody to tell
+    except BrokenPipeError:  # the reader closed the pipe (`| head`)
         lead_nowhere(sys.stdout)
         return EXIT_ERROR
     except (MemoryError, ImportError, RuntimeError) as error:
@@ -115,7 +116,11 @@ def make_app(tokens: Sequence[str]) -> App:
         help_formatter=HelpFormatter(),
         result_action="return_none",
         suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(negative_iterable=(), converter=_read),  # no --empty-delay
+        default_parameter=Parameter(
+            negative_iterable=(),  # no --empty-delay
+            converter=_read,
+            show_default=_shown_default,
+        ),
     )
     first = next((token for token in tokens if not token.startswith("-")), None)
     verbs = {verb.name: verb for verb in VERBS}
@@ -133,10 +138,10 @@ def make_app(tokens: Sequence[str]) -> App:
 
 
 class HelpFormatter:
-    """Cyclopts' own formatter over rejoined paragraphs, so that they wrap at the terminal's width.
+    """Cyclopts' formatter, with paragraphs joined so that they wrap at the terminal's width.
 
-    Cyclopts keeps a docstring's line breaks in plain text; its markdown loads more than ``--help``
-    may take.
+    In plain text cyclopts keeps the line breaks of a docstring; its markdown format would import
+    more than ``--help`` has time for.
     """
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
@@ -172,6 +177,11 @@ def _rejoin(description: Any) -> None:
         text.plain = _WRAPPED_LINE.sub(" ", text.plain)
 
 
+def _shown_default(value: Any) -> str | None:
+    """A default as the help shows it; None for a switch that is off and for an empty text."""
+    return None if value is None or value is False or value == "" else str(value)
+
+
 def _read(kind: Any, tokens: Sequence[Token]) -> Any:
     """A value as the parser reads it, except whole numbers: it would round 2.5 to 2.
 
@@ -188,7 +198,7 @@ def _read(kind: Any, tokens: Sequence[Token]) -> Any:
 
 
 def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:
-    """Our tokens and the script's; without a verb, as for ``--help``, there is nothing to do."""
+    """Our tokens and the script's; without a verb, as for ``--help``, all are ours."""
     if not tokens or tokens[0].startswith("-"):
         return tokens, []
     from .flags import translate
@@ -205,7 +215,7 @@ def _fail(error: PacelineError, wants_json: bool) -> int:
 
 
 def _refused(error: OSError) -> PacelineError:
-    """The error for what the system refused, with the file."""
+    """The error for an ``OSError``, with the file where it names one."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -221,9 +231,9 @@ def _no_memory(error: Exception) -> LinkError:
 
     if not is_out_of_memory(error):
         raise error
-    first = str(error).partition("\n")[0]  # torch may add what C++ called
-    what = f": {first}" if first else ""  # Python's own says nothing
-    return LinkError(f"there is too little memory{what} (allowed: {describe_limits() or 'all'})")
+    first_line = str(error).partition("\n")[0]  # torch may add a C++ stack
+    reason = f": {first_line}" if first_line else ""  # Python's own has no message
+    return LinkError(f"out of memory{reason} (allowed: {describe_limits() or 'all'})")
 
 
 def _say(line: str) -> None:
@@ -257,14 +267,14 @@ def _wants_json(tokens: list[str]) -> bool:
 
 
 def _apart(token: str) -> Sequence[str]:
-    """``--config=FILE`` as two words."""
+    """``--config=FILE`` split in two."""
     return token.split("=", 1) if token.startswith("--config=") else (token,)
 
 
 def _in_one_line(error: CycloptsError) -> str:
-    """The parser's message in one line, without boxes."""
+    """The parser's message in one line, without a box."""
     if isinstance(error, UnusedCliTokensError):
         verb = " ".join(error.command_chain or ())
         rest = " ".join(error.unused_tokens or ())
-        return f"{verb} has no use for {rest!r}: leave it out, or see paceline {verb} --help"
+        return f"{verb} does not take {rest!r}: leave it out, or see paceline {verb} --help"
     return " ".join(str(error).split())

@@ -1,6 +1,6 @@
-"""``paceline bench``: what is measured: compilers, overlap; collectives, scaling, splits.
+"""``paceline bench``: measure compilers, overlap, collectives, scaling and splits.
 
-A command a measurement and its flags, which makes more than 300 lines.
+One command and its flags for each measurement, so above 300 lines.
 """
 
 import platform
@@ -27,7 +27,7 @@ bench = App(
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CallFlags:
-    """What is called, and how often.
+    """Which ways to call a model are measured, and how often.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     chosen = torch.device(chosen_device(device))
     result = measure_asynchrony(chosen, calls)
     toy = numpy_and_torch(chosen)
-    chapter = [one.to_json() for one in toy.values()]
+    chapter = [row.to_json() for row in toy.values()]
     show(
         json,
         lambda: {"device": str(chosen), **result.to_json(), "chapter": chapter},
@@ -115,7 +115,7 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
 
 @bench.command
 def concurrency(*, jobs: int = 8, at_once: int | None = None, json: Json = False) -> None:
-    """Run jobs as coroutines, threads and processes: waiting, in Python, in a library; their cost.
+    """Time jobs that wait, run Python or call a library, as coroutines, threads and processes.
 
     Example: paceline bench concurrency --jobs 16 --at-once 4
 
@@ -144,7 +144,7 @@ def copies(
     device: str = "auto",
     json: Json = False,
 ) -> None:
-    """Measure pinned memory, non_blocking and channels last on a model; CPU or device.
+    """Measure pinned memory, non_blocking and channels last on a model, on a CPU or a device.
 
     Example: paceline bench copies resnet18 --batch-size 32
 
@@ -166,7 +166,7 @@ def copies(
     from ..predict.split_models import SplitQuestion, find_model
     from ..probe.copies import measure_copies, render_copies
 
-    shapes = tuple(parse_input(one) for one in input or ())
+    shapes = tuple(parse_input(text) for text in input or ())
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size
@@ -178,14 +178,14 @@ def copies(
 def overlap(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
-    """Time computing, copying, and both at once: how much of the shorter one is hidden.
+    """Time computing, copying and both at once, and how much of the shorter one is hidden.
 
     Example: paceline bench overlap --size 500 --count 20
 
     Parameters
     ----------
     size
-        Rows of the square matrices [default: 4000 on a GPU, as the chapter has it; 512 on a CPU].
+        Rows of the square matrices [default: 4000 on a GPU, as in the chapter; 512 on a CPU].
     count
         How many products to compute, and how many copies to make.
     device
@@ -218,9 +218,9 @@ def parallel(
     Parameters
     ----------
     size
-        Rows of the square matrices [default: 4000 on a GPU, as the chapter has it; 512 on a CPU].
+        Rows of the square matrices [default: 4000 on a GPU, as in the chapter; 512 on a CPU].
     count
-        How many products to compute at each place.
+        How many products to compute on each device.
     device
         Where to compute: auto (an accelerator, if one is here), cpu, cuda, cuda:1 ...
     """
@@ -254,7 +254,7 @@ def collectives(
     """Time sums between processes of this machine: each collective, gloo's own, and predictions.
 
     Message costs are kept in ~/.cache/paceline/ceilings.json for --collective auto, unless --names
-    or --sizes leave out what it needs.
+    or --sizes exclude what it needs.
 
     Example: paceline bench collectives --workers 4 --names ring,tree,hub --sizes 1KiB,1MiB
 
@@ -271,7 +271,7 @@ def collectives(
     sizes
         Sizes of the whole buffer, separated by commas: 1KiB,1MiB.
     rounds
-        How many rounds to measure; within a round all of them take turns.
+        How many rounds to measure; each round runs all of them in turn.
     """
     from ..bench.collectives import (
         NOT_KEPT,
@@ -305,10 +305,10 @@ def links(
     Parameters
     ----------
     topology
-        Measure nothing, and show a recorded machine: dgx1, pcie8, hosts2x4.
+        Show a recorded machine instead of measuring: dgx1, pcie8, hosts2x4.
     cores
-        Which cores to measure, separated by commas [default: up to eight, spread over those that
-        may be used].
+        Which cores to measure, separated by commas [default: up to eight of the available ones,
+        spread evenly].
     mib
         Size of the buffer that is copied, in MiB [default: 16].
     """
@@ -341,25 +341,26 @@ def links(
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ScalingFlags:
-    """Which runs are measured, and how long.
+    """Which runs are measured, and for how long.
 
     Parameters
     ----------
     workers
-        Numbers of workers, separated by commas [default: 1,2,4 ... up to what can compute at once].
+        Numbers of workers, separated by commas [default: 1,2,4 ... up to as many as can compute at
+        once].
     protocol
         When gradients are combined in runs with more than one worker.
     weak
-        Measure only runs in which each worker takes a whole batch [default: both kinds].
+        Measure only runs in which each worker takes a whole batch; default: both kinds.
     strong
         Measure only runs in which the workers share a batch.
     batch_size
         Samples that one worker takes at once, and that n workers share [default: the task's].
     updates
-        How many updates one worker makes; runs with more workers make about as many steps in each
-        worker.
+        How many updates the run of one worker makes; with more workers each makes about as many
+        steps.
     rounds
-        How many rounds to measure; within a round all of them take turns.
+        How many rounds to measure; each round runs all of them in turn.
     engine
         Where workers run: local (processes) or inline (one process).
     threads
@@ -391,7 +392,7 @@ NO_SCALING = ScalingFlags()
 
 @bench.command
 def scaling(task: str, /, *, flags: ScalingFlags = NO_SCALING, json: Json = False) -> None:
-    """Measure what more workers bring: throughput, speed-up, efficiency and steps of real runs.
+    """Measure throughput, speed-up, efficiency and steps of real runs by number of workers.
 
     Example: paceline bench scaling lenet -n 1,2,4 --plot scaling.svg
 
@@ -443,19 +444,19 @@ def _scaling_question(task: str, flags: ScalingFlags) -> "ScalingQuestion":
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SplitFlags:
-    """Which splits are run, and how long.
+    """Which splits are run, and for how long.
 
     Parameters
     ----------
     workers
         Number of workers of each split but `none`; also -n.
     only
-        Measure only this split, as the table calls it (repeat it for several): none, data, network,
-        2x2 [default: all].
+        Measure only this split, by its name in the table (repeat it for several): none, data,
+        network, 2x2 [default: all].
     updates
         How many updates each run makes.
     rounds
-        How many rounds to measure; within a round all of them take turns.
+        How many rounds to measure; each round runs all of them in turn.
     batch_size
         Number of samples in an update [default: the task's].
     plot
@@ -475,7 +476,7 @@ NO_SPLITS = SplitFlags()
 
 @bench.command
 def splits(task: str, /, *, flags: SplitFlags = NO_SPLITS, json: Json = False) -> None:
-    """Run every possible split for a few steps, beside what `plan --memory` predicts.
+    """Run every possible split for a few steps, beside the predictions of `plan --memory`.
 
     Example: paceline bench splits mlp -n 2 --only data --only network --plot splits.svg
 
@@ -564,8 +565,8 @@ def throughput(
         A table of another machine to show beside this one's: a file that --json wrote (repeat it
         for several).
     images
-        Number of images in a data set; the table says how many days --epochs of it take [default:
-        those of Places].
+        Number of images in a data set; the table shows how many days --epochs over it take. The
+        default is that of Places.
     epochs
         Number of passes over that data set.
     plot
@@ -582,10 +583,10 @@ def throughput(
 
 
 def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[ThroughputRow]":
-    """Other machines' rows, and this one's unless only files are named."""
+    """Rows of other machines' files, and this machine's unless only files are named."""
     from ..bench.throughput import merged
 
-    others = merged(files, [])  # a file that cannot be read is noticed before the work
+    others = merged(files, [])  # an unreadable file is an error before the work
     if models is None and files:
         if here != NO_SWEEP:
             raise ConfigError(
@@ -596,7 +597,7 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Thr
 
 
 def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
-    """This machine's part of the table."""
+    """This machine's rows of the table."""
     from ..bench.device import chosen_device, chosen_threads
     from ..bench.throughput import ThroughputQuestion, sweep
 
@@ -621,9 +622,9 @@ def _numbers(text: str, flag: str, example: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError:
-        raise ConfigError(f"{flag} {text!r} must read as {example}") from None
+        raise ConfigError(f"{flag} must be whole numbers such as {example}, got {text!r}") from None
 
 
 def _size(size: int | None, kind: str) -> int:
-    """The chapter's matrices on a GPU; on a CPU they would take a minute."""
+    """Rows of the matrices: the chapter's on a GPU; fewer on a CPU, where those take a minute."""
     return size if size is not None else 512 if kind == "cpu" else 4000

@@ -1,8 +1,8 @@
-"""``paceline doctor``: what is wrong in a training script, what is slow, what each fix is worth.
+"""``paceline doctor``: find bugs and costs in a training script, and measure each fix.
 
     --rules | --test-rules | a model | --undo | --fix | --annotate | --static | the script runs
 
-Above 300 lines, since each of these ways has its flags.
+Above 300 lines, since each of these modes has its flags.
 """
 
 import json as encoder
@@ -32,26 +32,25 @@ class DoctorFlags:
     Parameters
     ----------
     static
-        Read the script, and never run it.
+        Only read the script; do not run it.
     input
         Shape of one input of a model, pkg.module:model, batch first (repeat it for several inputs):
         64,3,32,32 or 64,128:int64.
     seconds
-        About how many seconds to spend on finding what each fix is worth; 0 tries none.
+        About how many seconds to spend on measuring the fixes; 0 tries none.
     only
-        Try only the fixes whose names begin so, as num_workers [default: all].
+        Try only the fixes whose names begin with this, such as num_workers [default: all].
     wait
-        How many seconds to wait for the first training step; from each step to the next it waits a
-        minute longer.
+        How many seconds to wait for the first training step; for each later step it waits a minute
+        longer.
     fix
-        Print a unified diff of what can be fixed without changing numbers, proved over 20 steps.
+        Print a unified diff of the fixes that do not change the numbers, checked over 20 steps.
     apply
-        Write that diff into the script; with --fix.
+        With --fix, apply that diff to the script.
     undo
         Put the script back as it was before --fix --apply.
     annotate
-        Print the script as a listing, with what is wrong and what is right under each line; it is
-        not run.
+        Print the script with its faults and what is right under each line, without running it.
     notes
         Also print advice for tensor cores; other formats always include it.
     strict
@@ -87,12 +86,12 @@ NO_FLAGS = DoctorFlags()
 
 
 def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLAGS) -> None:
-    """Find what is wrong in a training script, where a step's time goes, what each fix is worth.
+    """Find bugs in a training script, where a step's time goes, and what each fix saves.
 
-    The script runs in a process of its own for some dozen steps, with its arguments; then fixes
-    are tried between its steps, in turn with none, until it is clear whether they save 2 %. With
-    --static it is only read. Exit code 0 where the file has no bug at the end, also after --fix
-    --apply; 1 where it has one, mended by the diff of --fix or not; 2 where nothing could be read
+    The script runs with its arguments in a process of its own for a few dozen steps; then each fix
+    is tried between its steps, in turn with none, until it is clear whether it saves 2 %. With
+    --static the script is only read. Exit code 0 if the file has no bug at the end, also after
+    --fix --apply; 1 if it has one, even if the diff of --fix mends it; 2 if nothing could be read
     or observed. A line that ends in # doctor: ok is not reported.
 
     Example: paceline doctor train.py --lr 0.1
@@ -107,11 +106,11 @@ def doctor(script: str | None = None, /, *args: str, flags: DoctorFlags = NO_FLA
     args
         The script's own arguments; put them after -- where doctor has flags of the same name.
     """
-    way = _way(script, flags)
-    _refuse_idle(way, args, flags)
+    mode = _mode(script, flags)
+    _refuse_idle(mode, args, flags)
     if flags.rules or flags.test_rules:
         _about_rules(flags)
-    elif script is not None and way == _MODEL:
+    elif script is not None and mode == _MODEL:
         _show_model(script, flags)
     else:
         _show_script(_path(script, flags), args, flags)
@@ -142,7 +141,7 @@ def _show_script(path: Path, args: Sequence[str], flags: DoctorFlags) -> None:
 
 
 _MODEL = "for a model"
-_HEARD = {
+_EFFECTIVE_FLAGS = {
     "with --test-rules": {"rules", "test_rules", "json"},
     "with --rules": {"rules", "json"},
     _MODEL: {"input", "json", "strict"},
@@ -153,54 +152,54 @@ _HEARD = {
     "with --static": {"static", "json", "sarif", "notes", "strict"},
     "where the script runs": {"json", "notes", "strict", "seconds", "only", "wait"},
 }
-"""Each way in words, and the flags that have an effect in it."""
+"""Each mode in words, and the flags that have an effect in it."""
 _RUNS = ("with --fix", "where the script runs")
 
 
 _SPEC = re.compile(r"(?!\S*\.py:)[\w.]*:[\w.]*")
-"""A module and a name in it; no line of a script, drive or address."""
+"""A module and a name in it; not a script's line (a.py:3), a drive or an address."""
 
 
-def _way(script: str | None, flags: DoctorFlags) -> str:
-    """The first way that the flags ask for."""
+def _mode(script: str | None, flags: DoctorFlags) -> str:
+    """The first mode that the flags select."""
     is_spec = (
         script is not None and _SPEC.fullmatch(script) is not None and not Path(script).exists()
     )
-    is_asked = (
+    is_selected = (
         flags.test_rules, flags.rules, bool(flags.input) or is_spec, flags.undo,
         flags.fix and flags.static, flags.fix, flags.annotate, flags.static, True,
     )  # fmt: skip
-    return next(way for way, is_it in zip(_HEARD, is_asked, strict=True) if is_it)
+    return next(mode for mode, is_on in zip(_EFFECTIVE_FLAGS, is_selected, strict=True) if is_on)
 
 
-def _refuse_idle(way: str, args: Sequence[str], flags: DoctorFlags) -> None:
-    """Refuse flags that would do nothing, misspelled ones included.
+def _refuse_idle(mode: str, args: Sequence[str], flags: DoctorFlags) -> None:
+    """Refuse flags that would have no effect, misspelled ones included.
 
     Raises:
         ConfigError: there is such a flag.
     """
-    if flags.sarif and way == "where the script runs":
+    if flags.sarif and mode == "where the script runs":
         raise ConfigError("--sarif holds only what is found by reading: add --static")
-    if flags.apply and way != "with --fix":
+    if flags.apply and mode != "with --fix":
         raise ConfigError("--apply needs a proof by running: use --fix --apply without --static")
     idle = [
         f"--{field.name.replace('_', '-')}"
         for field in fields(flags)
-        if field.name not in _HEARD[way] and getattr(flags, field.name) != field.default
+        if field.name not in _EFFECTIVE_FLAGS[mode] and getattr(flags, field.name) != field.default
     ]
     if idle:
-        do = "does" if len(idle) == 1 else "do"
-        raise ConfigError(f"{', '.join(idle)} {do} nothing {way}: leave it out")
+        have, them = ("has", "it") if len(idle) == 1 else ("have", "them")
+        raise ConfigError(f"{', '.join(idle)} {have} no effect {mode}: leave {them} out")
     if flags.notes and (flags.json or flags.sarif):
         raise ConfigError("--json and --sarif include the notes already; leave --notes out")
-    if args and way not in _RUNS:
-        raise ConfigError(f"{' '.join(args)} is for a script, and none runs {way}")
+    if args and mode not in _RUNS:
+        raise ConfigError(f"{' '.join(args)!r} is for a script, and no script runs {mode}")
     if flags.only and not flags.seconds:
         raise ConfigError("--only selects the fixes to try, and --seconds 0 tries none")
 
 
 def _show_model(spec: str, flags: DoctorFlags) -> None:
-    """Make a model, walk it with inputs of these shapes, and print the findings."""
+    """Build a model, trace it with inputs of these shapes, and print the findings."""
     from ..doctor.built.checks import check
     from ..doctor.built.tables import render_model
     from ..doctor.built.walk import walk
@@ -211,29 +210,29 @@ def _show_model(spec: str, flags: DoctorFlags) -> None:
         raise ConfigError(
             f"doctor {spec} needs the shape of an input, batch first: --input 64,3,32,32"
         )
-    shapes = [parse_input(one) for one in flags.input]
-    batches = {int(one.partition(",")[0].partition(":")[0]) for one in flags.input}
+    shapes = [parse_input(text) for text in flags.input]
+    batches = {int(text.partition(",")[0].partition(":")[0]) for text in flags.input}
     if len(batches) > 1:
         raise ConfigError(f"every --input must have the same batch size, got {sorted(batches)}")
     (batch,) = batches
-    seen = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
-    result = check(seen)
+    walked = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
+    findings = check(walked)
     show(
         flags.json,
-        lambda: {"model": spec, "findings": [one.to_json() for one in result],
-                 "parameters": seen.num_parameters, "output": list(seen.outputs)},
-        lambda: render_model(spec, seen, result),
+        lambda: {"model": spec, "findings": [finding.to_json() for finding in findings],
+                 "parameters": walked.num_parameters, "output": list(walked.outputs)},
+        lambda: render_model(spec, walked, findings),
     )  # fmt: skip
     bad = {Severity.BUG, Severity.COST} if flags.strict else {Severity.BUG}
-    if any(one.severity in bad for one in result):
+    if any(finding.severity in bad for finding in findings):
         sys.exit(1)
 
 
 def _path(script: str | None, flags: DoctorFlags) -> Path:
-    """The script.
+    """The path of the script.
 
     Raises:
-        ConfigError: there is no script, or flags exclude each other.
+        ConfigError: no script is given, or flags exclude each other or are out of range.
     """
     if script is None:
         raise ConfigError("doctor needs a script: paceline doctor train.py, or --rules")
@@ -256,7 +255,7 @@ def _show_static(result: "Diagnosis", flags: DoctorFlags) -> None:
 
 
 def _show_fixed(result: "Diagnosis", path: Path, args: Sequence[str], flags: DoctorFlags) -> None:
-    """The diff on standard output, all else on standard error."""
+    """Print the diff on standard output, all else on standard error."""
     from ..doctor.fixes.asked import fix, fix_by_text
 
     _check_runs(result, path)
@@ -302,7 +301,7 @@ def _show_annotated(result: "Diagnosis", path: Path, flags: DoctorFlags) -> None
     right = rights_of(text)
     show(
         flags.json,
-        lambda: {**result.to_json(), "right": [one._asdict() for one in right]},
+        lambda: {**result.to_json(), "right": [line._asdict() for line in right]},
         lambda: annotate(text, result, right),
     )
 
@@ -310,28 +309,28 @@ def _show_annotated(result: "Diagnosis", path: Path, flags: DoctorFlags) -> None
 def _show_observed(
     result: "Diagnosis", path: Path, args: Sequence[str], flags: DoctorFlags
 ) -> None:
-    """Run the script; if it does not parse, show that line as the finding."""
+    """Run the script and print what was observed; if it does not parse, print only that line."""
     from ..doctor.observed.launching import observe
 
     if any(finding.rule == "syntax" for finding in result.findings):
         _show_static(result, flags)
         return
     _check_runs(result, path)
-    seen = observe(_run_of(path, args, flags))
-    if flags.only and not seen.prices:
-        say(f"--only {flags.only}: no fix whose name begins so was tried")
+    observation = observe(_run_of(path, args, flags))
+    if flags.only and not observation.prices:
+        say(f"--only {flags.only}: no fix with a name that begins with this was tried")
     show(
         flags.json,
-        lambda: {**result.to_json(), "measured": True, "observation": seen.to_json()},
-        lambda: _both(result, seen, flags),
+        lambda: {**result.to_json(), "measured": True, "observation": observation.to_json()},
+        lambda: _both(result, observation, flags),
     )
 
 
-def _both(result: "Diagnosis", seen: "Observation", flags: DoctorFlags) -> Iterator[str]:
+def _both(result: "Diagnosis", observation: "Observation", flags: DoctorFlags) -> Iterator[str]:
     from ..doctor.observed.lines import render_observation
     from ..doctor.rendering import render_bugs
 
-    yield from render_observation(result.script, seen)
+    yield from render_observation(result.script, observation)
     yield from render_bugs(result, with_notes=flags.notes)
 
 
@@ -341,7 +340,7 @@ def _about_rules(flags: DoctorFlags) -> None:
     from ..doctor.selftest import test_rules
 
     if not flags.test_rules:
-        show(flags.json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
+        show(flags.json, lambda: {"rules": [rule.to_json() for rule in RULES.values()]},
              lambda: render_rules(GROUPS))  # fmt: skip
         return
     results = test_rules(RULES.values())

@@ -1,4 +1,4 @@
-"""``paceline export``: a model to a file that runs without the Python that made it."""
+"""``paceline export``: write a model to a file that runs without its Python code."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SourceFlags:
-    """What is exported.
+    """Which model and weights are exported.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class SourceFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class FileFlags:
-    """What kind of file it becomes.
+    """Which file is written.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class FileFlags:
     output
         Where to write the file [default: named after the model].
     precision
-        Number format of the model: int8 holds only the weights so, fp16 and bf16 compute so, too.
+        Number format of the model: int8 for the weights only, fp16 and bf16 also for computing.
     fixed_batch
         Write a file for this batch only [default: any batch].
     fallback
-        The format to use where the first one is not possible [default: none].
+        The format to use if the model cannot be exported in --format [default: none].
     """
 
     format: str = "export"
@@ -71,7 +71,7 @@ def export(
     file: FileFlags = NO_FILE,
     json: Json = False,
 ) -> None:
-    """Write a model to a file, prove that it computes the same, and measure it.
+    """Write a model to a file, check that it computes the same, and measure its speed.
 
     Example: paceline export runs/latest --format aoti
 
@@ -98,15 +98,15 @@ def export(
 
 
 def _subject(task: str | None, source: SourceFlags) -> "Subject":
-    """The model that was asked for, by exactly one of the two ways."""
+    """The model of exactly one of TASK and --model."""
     from ..exports.subject import find_subject, own_subject, parse_input
 
     model, inputs = source.model, source.input
 
     if (task is None) == (model is None):
         raise ConfigError(
-            "give a task or a run's folder (paceline export lenet), or "
-            "--model package.module:function with --input, and not both"
+            "give either a task or a run's folder (paceline export lenet), or "
+            "--model package.module:function with --input"
         )
     if model is not None:
         if not inputs:
@@ -114,5 +114,5 @@ def _subject(task: str | None, source: SourceFlags) -> "Subject":
         return own_subject(model, [parse_input(text) for text in inputs], source.checkpoint)
     assert task is not None
     if inputs:
-        raise ConfigError("--input is only for --model; a task has its own input shape")
+        raise ConfigError("--input is only for --model: a task has its own input shape")
     return find_subject(task, source.checkpoint)

@@ -1,10 +1,10 @@
-"""What verbs share: a run's flags, the words that peers taught people, and how a result is shown.
+"""What verbs share: a run's flags, the flags of other launchers, and how a result is printed.
 
 ``config.py`` is the one place where a setting is described; here each becomes a flag with the same
-help, and what was given becomes settings again. Flags of other launchers are translated, or
-answered. It also finds where our flags end: ``paceline launch`` leaves everything from the script's
-name on to the script. A verb's result goes to standard output, what it does meanwhile to standard
-error. This module must not know what the settings do.
+help, and the given flags become settings again. Flags of other launchers are translated, or
+refused with what to use instead. It also finds where our flags end: ``paceline launch`` passes
+everything after the script's name to the script. A verb's result goes to standard output, its
+progress to standard error. This module must not know what the settings do.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from ..errors import ConfigError, unknown
 from ..system.streams import Lasting
 
 _DEFAULTS = {
-    "workers": "the GPUs that are seen, or 1",
+    "workers": "the number of visible GPUs, or 1",
     "batch_size": "the task's",
     "accumulate": "the script's, or 1",
     "lr": "the task's",
@@ -36,11 +36,11 @@ _DEFAULTS = {
     "run_dir": "runs/NAME",
     "name": "from the task, the protocol and the time",
 }
-"""Defaults that are found when a run starts."""
+"""Defaults that are determined when a run starts, in words."""
 
 
 def _field(name: str) -> tuple[str, Any, Any]:
-    """One flag: None where it was not given, so that what was given can be told apart."""
+    """Name, type and default of one flag; None where it is not given, unlike any setting."""
     kind = TYPES[name]
     if typing.get_origin(kind) is tuple:
         kind = list[str]
@@ -60,7 +60,7 @@ class NodeFlags:
     nodes: Annotated[
         int | None,
         Parameter(help="Number of machines, each with --workers-per-node workers; without "
-                  "MASTER_ADDR all of them are started here."),
+                  "MASTER_ADDR all workers are started on this machine."),
     ] = None  # fmt: skip
     workers_per_node: Annotated[
         int | None, Parameter(help="Number of workers on each of --nodes.")
@@ -70,13 +70,13 @@ class NodeFlags:
 if TYPE_CHECKING:
 
     class Flags:
-        """What was given on the command line, by the names of ``RunSettings``."""
+        """The flags on the command line, by the names of ``RunSettings``."""
 
 else:
     Flags = dataclasses.make_dataclass(
         "Flags", [_field(name) for name in NAMES], frozen=True, kw_only=True
     )
-    # Before Python 3.12 such a class says that it lives in "types", and is taken for a builtin.
+    # Before Python 3.12 its module would be "types", and cyclopts would take it for a builtin.
     Flags.__module__ = __name__
 
 NO_FLAGS = Flags()
@@ -92,7 +92,7 @@ ConfigFile = Annotated[
 
 
 def given(flags: Flags) -> dict[str, object]:
-    """Only what was given explicitly."""
+    """The flags that were given explicitly, by name."""
     values = {name: getattr(flags, name) for name in NAMES}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -103,7 +103,7 @@ def with_workers(flags: Flags, workers: int) -> Flags:
 
 
 def settings_of(flags: Flags, config: Path | None) -> RunSettings:
-    """The settings of a run; workers are the accelerators that are seen, where nobody chose."""
+    """The settings of a run; without a number of workers, one for each visible accelerator."""
     resolved = resolve(given(flags), config)
     if resolved.settings.resume is not None:
         from ..checkpoints.resumption import adopt
@@ -117,7 +117,7 @@ def settings_of(flags: Flags, config: Path | None) -> RunSettings:
     return settings
 
 
-# -- words of others ---------------------------------------------------------------------------
+# -- flags of other launchers ----------------------------------------------------------------------
 
 ALIASES: Mapping[str, str] = {
     "--num-processes": "--workers",
@@ -131,20 +131,20 @@ ALIASES: Mapping[str, str] = {
     "--sync": "--protocol",
     "--strategy": "--protocol",
 }
-"""Spellings of the same thing; with ``_`` for ``-`` they are understood, too."""
+"""Flags of other launchers for the same setting; ``_`` is accepted for ``-``."""
 
 ANSWERS: Mapping[str, str] = {
-    "--gpus": "paceline counts workers, one a GPU: use --workers N --device cuda "
-    "(left out, they are all GPUs that are seen), or --nodes N --workers-per-node W",
+    "--gpus": "paceline counts workers, one per GPU: use --workers N --device cuda "
+    "(by default one for each visible GPU), or --nodes N --workers-per-node W",
     "--gpu": "use --device cuda:N for one GPU, or --workers N --device cuda for N of them",
-    "--node-rank": "each machine is told which it is by its environment: NODE_RANK=1 "
+    "--node-rank": "each machine reads its rank from the environment: NODE_RANK=1 "
     "MASTER_ADDR=10.0.0.1 paceline launch --nodes 2 --workers-per-node W SCRIPT",
-    "--backend": "how bytes move follows from the device; to choose a way use --path store or "
+    "--backend": "the device decides how gradients move; to choose, use --path store or "
     "--path peers",
-    "--steps": "a worker's steps and the run's updates differ: use --updates N for updates",
-    "--max-steps": "a worker's steps and the run's updates differ: use --updates N for updates",
+    "--steps": "a worker's steps are not the run's updates: use --updates N to limit updates",
+    "--max-steps": "a worker's steps are not the run's updates: use --updates N to limit updates",
 }
-"""Flags that mean something else here: what to say to them."""
+"""Flags that do not exist here, and what to use instead."""
 
 _SWITCHES = frozenset(flag_of(name) for name in NAMES if TYPES[name] is bool) | {
     "--help", "-h", "--check",
@@ -156,10 +156,10 @@ _VALUED = frozenset(flag_of(name) for name in NAMES if TYPES[name] is not bool) 
 
 
 def translate(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own tokens in our own words, and those that are the script's (from ``--`` on).
+    """Our tokens with our flags' names, and the script's (from ``--`` on).
 
     Raises:
-        ConfigError: a flag means something else here, or ``launch`` is given an unknown one.
+        ConfigError: a flag is one of ``ANSWERS``, or is unknown to ``launch`` or ``doctor``.
     """
     if tokens and tokens[0] == "launch":
         own, rest = _split(tokens[1:])
@@ -172,7 +172,7 @@ def translate(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _ours(token: str) -> str:
-    """One token in our words; a value that is no flag stays as it is."""
+    """One token with our flag's name; a value stays as it is."""
     flag, equals, value = token.partition("=")
     spelled = flag.replace("_", "-") if flag.startswith("--") else flag
     if spelled in ANSWERS:
@@ -181,7 +181,7 @@ def _ours(token: str) -> str:
 
 
 def _split(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of ``launch`` itself, and from the script's name on what is the script's."""
+    """The flags of ``launch``, and the script's tokens: its name and all after it."""
     own: list[str] = []
     i = 0
     while i < len(tokens):
@@ -205,7 +205,7 @@ def _split(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _split_doctor(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of ``doctor`` itself, wherever they stand, and what is the script's."""
+    """The flags of ``doctor``, wherever they are, and the script's tokens."""
     from .doctor import DoctorFlags
 
     kinds = {
@@ -215,16 +215,15 @@ def _split_doctor(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     own: list[str] = []
     rest: list[str] = []
     has_script = False
-    coming = iter(tokens)
-    for token in coming:
+    remaining = iter(tokens)
+    for token in remaining:
         flag, equals, _ = token.partition("=")
         if token == "--":
-            rest += coming
+            rest += remaining
         elif flag in switches or flag in kinds:
             own.append(token)
-            own += (
-                [] if flag in switches or equals else [one for one in (next(coming, None),) if one]
-            )
+            has_value = flag not in switches and not equals
+            own += [value for value in (next(remaining, None),) if value] if has_value else []
         elif has_script:
             rest.append(token)
         elif token.startswith("-"):
@@ -242,15 +241,15 @@ Json = Annotated[bool, Parameter(negative=(), help="Print the result as one JSON
 def show(
     is_json: bool, fields: Callable[[], Mapping[str, Any]], lines: Callable[[], Iterable[str]]
 ) -> None:
-    """The result, as one JSON object or in lines."""
+    """Print the result, as one JSON object or in lines."""
     print(json.dumps(fields(), allow_nan=False) if is_json else "\n".join(lines()))
 
 
 def writable(path: Path | None) -> None:
-    """Notice before the work that a file cannot be written there afterwards.
+    """Check before the work that a file can be written there; None: none is wanted.
 
     Raises:
-        ConfigError: there is no such folder, or the path is one.
+        ConfigError: its folder does not exist, the path is a folder, or permission is denied.
     """
     if path is None:
         return
@@ -263,7 +262,7 @@ def writable(path: Path | None) -> None:
 
 
 def draw(path: Path | None, picture: Callable[[], str]) -> None:
-    """Write an SVG, which is UTF-8 wherever it is drawn; None: none is wanted."""
+    """Write an SVG in UTF-8, whatever the locale; None: none is wanted."""
     if path is not None:
         path.write_text(picture(), encoding="utf-8")
 
@@ -275,7 +274,7 @@ def parse_memory(text: str) -> int:
     """``512MiB`` or ``2GiB`` in bytes.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is not a size of that form, or less than a byte.
     """
     number, unit = text[:-3], text[-3:].lower()
     try:
@@ -284,17 +283,17 @@ def parse_memory(text: str) -> int:
         value = 0.0
     num_bytes = value * _MEMORY_UNITS.get(unit, 0)
     if not 1 <= num_bytes < float("inf"):
-        raise ConfigError(f"--memory {text!r} must read as 512MiB or 2GiB")
+        raise ConfigError(f"--memory must be a size such as 512MiB or 2GiB, got {text!r}")
     return int(num_bytes)
 
 
 def say(line: str) -> None:
-    """What is being done."""
+    """Print a line on standard error."""
     errors = Lasting(sys.stderr)
     errors.write(f"{line}\n")
     errors.flush()
 
 
 def num_columns() -> int:
-    """Of the terminal; 80 where the output goes elsewhere."""
+    """Width of the terminal; 80 where the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80

@@ -1,4 +1,4 @@
-"""``paceline env``, ``data`` and ``config``: what is here, and what a run given these flags has."""
+"""``paceline env``, ``data`` and ``config``: this machine, its data sets, a run's settings."""
 
 import json as json_text
 import sys
@@ -22,14 +22,14 @@ def env(
     *,
     require: Annotated[
         Literal["gpu"] | None,
-        Parameter(help="With gpu, end with exit code 1 where no GPU can be used."),
+        Parameter(help="With gpu, exit with code 1 if no GPU can be used."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """The processor, memory, disks, devices and libraries here, as a bug report needs them.
+    """Print the processor, memory, disks, devices and libraries here, for a bug report.
 
-    Where an accelerator is present and none can be used: one cause and one command. The exit code
-    is 0 where one can be used, or none is present; 1 where one is present and none can be used.
+    If an accelerator is present but cannot be used, the cause and a command that helps. Exit code
+    0 if one can be used or none is present, 1 if one is present and none can be used.
 
     Example: paceline env --require gpu
     """
@@ -51,21 +51,24 @@ def env(
 
 @data.default
 def list_(*, json: Json = False) -> None:
-    """List the data sets, and where each lies or was looked for."""
+    """List the data sets, and where each is or was searched for."""
     from ..data.catalogue import CATALOGUE, data_folders
     from ..data.fetch import inspect
 
-    found = [inspect(data_set) for data_set in CATALOGUE.values()]
+    inspections = [inspect(data_set) for data_set in CATALOGUE.values()]
     show(
         json,
-        lambda: {"data_folder": str(data_folders()[0]), "data_sets": [_row(one) for one in found]},
-        lambda: [line for one in found for line in _lines(one)],
+        lambda: {
+            "data_folder": str(data_folders()[0]),
+            "data_sets": [_row(inspection) for inspection in inspections],
+        },
+        lambda: [line for inspection in inspections for line in _lines(inspection)],
     )
 
 
 @data.command
 def get(name: str, /, *, json: Json = False) -> None:
-    """Fetch a data set, unless it is here and sound.
+    """Fetch a data set, unless it is here and its checksums are right.
 
     Parameters
     ----------
@@ -74,7 +77,7 @@ def get(name: str, /, *, json: Json = False) -> None:
     """
     from ..data.fetch import fetch
 
-    # What is under way goes to standard error: with --json nothing else may be on standard output.
+    # Progress goes to standard error: with --json standard output holds only the JSON object.
     fetched = fetch(name, say=say)
     fields = {
         "name": name,
@@ -84,7 +87,7 @@ def get(name: str, /, *, json: Json = False) -> None:
         "num_bytes": fetched.data_set.num_bytes,
     }
     how = f"fetched from {fetched.source}" if fetched.source else "was here already"
-    line = f"{fetched.data_set.title}: {how}, every sum is right: {fetched.folder}"
+    line = f"{fetched.data_set.title}: {how}, checksums are right: {fetched.folder}"
     show(json, lambda: fields, lambda: [line])
 
 
@@ -108,7 +111,7 @@ def _row(inspection: "Inspection") -> dict[str, Any]:
 
 
 def _lines(inspection: "Inspection") -> list[str]:
-    """One data set in a terminal: what it is, then where it is or was looked for."""
+    """Lines on one data set: what it is, then where it is or was searched for."""
     from ..data.catalogue import looked_in
 
     data_set = inspection.data_set
@@ -131,7 +134,7 @@ def _lines(inspection: "Inspection") -> list[str]:
 def show_settings(
     *,
     origin: Annotated[
-        bool, Parameter(negative=(), help="Say where each setting came from.")
+        bool, Parameter(negative=(), help="Show where each setting came from.")
     ] = False,
     flags: RunFlags = NO_FLAGS,
     config: ConfigFile = None,
@@ -170,11 +173,11 @@ def show_settings(
 def _check_names(resolved: Resolved) -> None:
     """Refuse settings that every run would refuse.
 
-    Without --workers, there may be as many as one machine carries; a
-    split says how many itself, and is checked where they are given.
+    Without --workers, workers are checked against the most that one machine runs. A split has a
+    number of workers itself, so it is checked only with --workers.
 
     Raises:
-        ConfigError: a setting has a name or a form that there is not.
+        ConfigError: a setting has an unknown name or an invalid form.
     """
     from ..checkpoints.due import parse_every
     from ..compression import parse as parse_compression

@@ -1,4 +1,4 @@
-"""``paceline partition``: where to cut a model for n workers; the table of splits of ``plan``."""
+"""``paceline partition``: where to cut a model for n workers; and ``plan``'s table of splits."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CutFlags:
-    """The model, and the workers that it is cut for.
+    """How the model is cut, and for which workers.
 
     Parameters
     ----------
     workers
-        Number of workers, each of which gets a part; also -n.
+        Number of workers, one part each; also -n.
     memory
         Memory of each worker, as 512MiB or 2GiB [default: no limit].
     speeds
-        Speed of each worker beside this machine, separated by commas: 1,1,0.5 [default: all alike].
+        Speed of each worker relative to this machine, separated by commas: 1,1,0.5 [default: 1].
     micro_batches
         Number of micro-batches that a batch is divided into [default: 8].
     batch_size
         Number of samples in an update [default: the task's, or 32].
     schedule
-        The order in which workers compute micro-batches: 1f1b or gpipe.
+        Order in which workers compute micro-batches: 1f1b or gpipe.
     input
         Shape of one input of your own model, batch first (repeat it for several inputs): 1,3,32,32
         or 1,128:int64.
@@ -75,10 +75,13 @@ def partition(
 
 
 def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bool:
-    """Print the table of splits for --memory or a large model; return whether it was printed.
+    """Print the table of splits, with ``--memory`` or for a large model; return whether it was.
+
+    Args:
+        idle: flags that were given and have no effect on this table; empty: none.
 
     Raises:
-        ConfigError: the table would ignore the given flags ``idle``.
+        ConfigError: the table is needed and ``idle`` is not empty.
     """
     from ..predict.splitting import plan_splits, wants_splits
     from ..report.splits import render_splits
@@ -88,8 +91,8 @@ def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bo
         return False
     if idle:
         raise ConfigError(
-            f"{idle} cannot be used for a model as large as {task}, for which plan prints how to "
-            "split it; leave them out"
+            f"{idle}: no effect for a model as large as {task}, where plan advises a split; "
+            "leave them out"
         )
     say("measuring")
     report = plan_splits(question)
@@ -98,17 +101,17 @@ def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bo
 
 
 def _question(task: str, flags: CutFlags) -> "SplitQuestion":
-    """The flags as a question.
+    """The flags as a ``SplitQuestion``.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a flag cannot be read or is out of range.
     """
     from ..exports.subject import parse_input
     from ..predict.split_models import SplitQuestion
 
     return SplitQuestion(
         spec=task, num_workers=flags.workers,
-        inputs=tuple(parse_input(one) for one in flags.input or ()),
+        inputs=tuple(parse_input(text) for text in flags.input or ()),
         memory_bytes=None if flags.memory is None else parse_memory(flags.memory),
         speeds=() if flags.speeds is None else parse_speeds(flags.speeds),
         micro_batches=flags.micro_batches, batch_size=flags.batch_size, schedule=flags.schedule,
@@ -116,19 +119,19 @@ def _question(task: str, flags: CutFlags) -> "SplitQuestion":
 
 
 _MOST_SPEED = 1000.0
-"""The largest speed relative to this machine's; its inverse is the smallest."""
+"""Largest speed relative to this machine's; the least is its inverse."""
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
-    """``1,1,0.5``.
+    """``1,1,0.5`` as numbers.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: they are not numbers, or differ from 1 by more than a factor of 1000.
     """
     try:
         speeds = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise ConfigError(f"--speeds {text!r} must read as 1,1,0.5") from None
+        raise ConfigError(f"--speeds must be numbers such as 1,1,0.5, got {text!r}") from None
     for speed in speeds:
         if 0.0 < speed < 1.0 / _MOST_SPEED or speed > _MOST_SPEED:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""``paceline probe``: what this machine takes for everything that training is made of."""
+"""``paceline probe``: measure this machine's caches, memory, disk, arithmetic and links."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,8 @@ Plot = Annotated[
     Parameter(name=("--plot", "--picture"), help="Draw the picture into this SVG file."),
 ]
 
-probe = App(name="probe", help="Measure this machine: caches, memory, disk, arithmetic, links.")
+probe = App(name="probe")
+"""Its help is that of `probe_`, with the examples."""
 
 
 @probe.default
@@ -22,16 +23,17 @@ def probe_(
     *,
     peer: str = "",
     serve: Annotated[
-        int | None, Parameter(help="Measure nothing, and answer probes at this port.")
+        int | None,
+        Parameter(help="Answer probes of other machines at this port, and measure nothing here."),
     ] = None,
     folder: Path = _HERE,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Measure this machine, in less than a minute and without root, beside the textbook's numbers.
+    """Measure caches, memory, disk, arithmetic and links beside the textbook's numbers.
 
-    What it finds is kept in ~/.cache/paceline/ceilings.json, where plans, partitions and benches
-    look.
+    Takes less than a minute and needs no root. The results are kept in
+    ~/.cache/paceline/ceilings.json, which plans, partitions and benches read.
 
     Example: paceline probe --plot probe.svg
     Example: paceline probe --peer 10.0.0.7
@@ -39,8 +41,8 @@ def probe_(
     Parameters
     ----------
     peer
-        Another machine to measure the link to, HOST or HOST:PORT, where paceline probe --serve
-        29461 runs.
+        Measure the link to this machine, HOST or HOST:PORT; there, run paceline probe --serve
+        29461 first.
     folder
         A folder on the disk to measure.
     """
@@ -107,7 +109,7 @@ def roofline(
     from ..probe.roofline import draw_roofline, measure_roofline, render_roofline
 
     writable(plot)
-    shapes = tuple(parse_input(one) for one in input or ())
+    shapes = tuple(parse_input(text) for text in input or ())
     subject = find_model(SplitQuestion(spec=spec, num_workers=1, inputs=shapes))
     usual = subject.task.batch_size if subject.task else 32
     batch = usual if batch_size is None else batch_size

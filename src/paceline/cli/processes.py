@@ -20,14 +20,14 @@ _MOST_S = 3600.0
 
 
 def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
-    """Your training processes: what they hold, whether their parents live, and which are ghosts.
+    """List your training processes, what they hold, whether their parents live, and ghosts.
 
-    Exit code 0, also where there are ghosts.
+    Exit code 0 even if there are ghosts.
 
     Parameters
     ----------
     look_s
-        How many seconds to watch the processes; one that uses nothing meanwhile is idle.
+        How many seconds to watch the processes; one that uses nothing in that time is idle.
     """
     from ..machine.source import MachineSource
     from ..processes.devices import busy_devices, device_memory
@@ -47,17 +47,17 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
 def clean(
     *pids: int,
     yes: Annotated[
-        bool, Parameter(negative=(), help="End them; without this flag they are only shown.")
+        bool, Parameter(negative=(), help="End them; without this flag they are only listed.")
     ] = False,
     wait_s: float = 10.0,
     look_s: float = LOOK_TO_END_S,
     json: Json = False,
 ) -> None:
-    """End training processes that were left behind, and free what they held; shown first.
+    """End training processes that were left behind, and free what they hold.
 
-    Without --yes nothing is touched. Never ended: processes that are no part of a training, of
-    another user or container, and this command's own parents; a script or a notebook only if it is
-    named.
+    Without --yes they are only listed. Never ended: processes that are not part of a training, of
+    another user or container, and this command's own parents. A script or a notebook is ended only
+    if its process is named.
     Exit code 1 if a process or resource that should have gone is still there.
 
     Example: paceline clean
@@ -66,11 +66,11 @@ def clean(
     Parameters
     ----------
     pids
-        Processes to end, with all that belongs to them, and no others [default: all ghosts].
+        Only these processes, and all that belong to them [default: all ghosts].
     wait_s
         How many seconds to wait between TERM and KILL.
     look_s
-        How many seconds to watch the processes before that.
+        How many seconds to watch the processes before they are ended.
     """
     from ..processes.ending import left_before
     from ..processes.reading import look
@@ -93,7 +93,7 @@ def clean(
 def _shown(
     snapshot: "ProcessSnapshot", ends: "Ends", before: "tuple[Leftover, ...]", was_asked: bool
 ) -> "Cleaned":
-    """What would be ended and freed."""
+    """What would be ended and freed; nothing is touched."""
     from ..processes.ending import left_by
     from ..processes.table import Cleaned
 
@@ -102,17 +102,17 @@ def _shown(
 
 
 def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleaned":
-    """End them, free what they leave, and look at what is there then."""
+    """End them, free what they leave, and check which ports are still taken."""
     from ..processes.ending import end, left_by, remove
     from ..processes.reading import look
     from ..processes.table import Cleaned
 
     targets = [process for process, _ in ends.targets]
     ended = end(targets, wait_s, say)
-    over = {one.pid for one in ended if one.is_over}
+    over_pids = {process.pid for process in ended if process.is_over}
     now = look()
-    left = left_by([target for target in targets if target.pid in over], now)
-    taken = {port for one in now.processes for port in one.ports}
+    left = left_by([target for target in targets if target.pid in over_pids], now)
+    taken = {port for process in now.processes for port in process.ports}
     return Cleaned(
         ends=ends, has_acted=True, ended=tuple(ended),
         leftovers=tuple(remove([*left, *before])),
@@ -121,10 +121,10 @@ def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleane
 
 
 def _seconds(value: float, flag: str) -> float:
-    """A time that can be waited for.
+    """The value of a flag in seconds, checked.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it is negative or more than an hour.
     """
     if not 0 <= value <= _MOST_S:
         raise ConfigError(f"{flag} must be between 0 and {_MOST_S:.0f} seconds, got {value}")

@@ -1,6 +1,6 @@
-"""``paceline plan`` and ``paceline compare``: which protocol, as predicted and as tried.
+"""``paceline plan`` and ``paceline compare``: choose a protocol by prediction or by runs.
 
-plan       from a profile and a race in virtual time: which one, and which K, and why
+plan       from a profile and a race in virtual time: which protocol and K, and why
 compare    several on one task, under the same stragglers and seeds: a table and a picture
 
 Above 300 lines with the flags of both.
@@ -34,21 +34,21 @@ _EVERY_S = 5.0
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class PlanFlags:
-    """What is asked.
+    """What plan is to advise, and for which workers.
 
     Parameters
     ----------
     workers
-        How many workers there will be.
+        Number of workers of the run.
     cores
-        Number of cores that they share on one machine [default: each has a core or a machine of its
+        Number of cores of one machine that they share [default: each has a core or a machine of its
         own].
     profile
-        A recorded run to take the times from [default: a run of 20 s now, under the same delay].
+        A recorded run whose times are used [default: a run of 20 s now, with the same delay].
     protocols
-        Consider only these protocols: full-sync,k-sync:6,async [default: the family, K on a grid].
+        Consider only these protocols: full-sync,k-sync:6,async [default: all, with K on a grid].
     staleness
-        What a stale gradient is worth, as for train; or of one protocol alone: async+inverse.
+        What a stale gradient is worth, as for train; NAME+RULE sets it for one protocol.
     delay
         Add a straggler to what was measured: exp:20ms, 1=exp:20ms.
     slow
@@ -62,20 +62,20 @@ class PlanFlags:
     seed
         Seed of the data's order, the weights and the stragglers.
     seconds
-        About how long the race may take here.
+        About how many seconds the race may take.
     target_accuracy
-        Advise which protocol is first at this test accuracy (0 to 1), and say when.
+        Advise the protocol that first reaches this test accuracy (0 to 1), and say when.
     target_loss
-        Advise which protocol is first at this training loss, and say when.
+        Advise the protocol that first reaches this training loss, and say when.
     memory
         Memory of each worker, as 512MiB or 2GiB: advises how to split the model instead of a
-        protocol, with all ways in one table; a model of 500 million parameters or more, or one that
-        does not fit this machine, gets that table without being asked.
+        protocol, with all splits in one table. A model of 500 million parameters or more, or one
+        that does not fit this machine, gets that table without this flag.
     batch_size
         Number of samples in an update, for that table [default: the task's, or 32].
     micro_batches
-        Number of micro-batches that a batch is divided into, for that table [default: what a run
-        takes].
+        Number of micro-batches that a batch is divided into, for that table [default: as many as a
+        run uses].
     input
         Shape of one input of package.module:function, batch first, for that table: 1,3,32,32 or
         1,128:int64.
@@ -102,7 +102,7 @@ class PlanFlags:
 
 
 def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
-    """Advise a protocol for a number of workers: measure here, predict, race, say why.
+    """Advise a protocol for a number of workers, by measurement, prediction and a race.
 
     With --memory, or for a large model, advise how to split it instead.
 
@@ -115,7 +115,7 @@ def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
     from ..report.ranking import render_advice
     from .partition import CutFlags, planned_splits
 
-    idle = _given(flags, {field.name for field in fields(flags)} - _OF_BOTH - _OF_SPLITS)
+    idle = _given(flags, {field.name for field in fields(flags)} - _SHARED - _SPLIT_ONLY)
     if flags.memory is not None and idle:
         raise ConfigError(f"{idle}: no effect with --memory, which plans how to split the model")
     cut = CutFlags(
@@ -124,7 +124,7 @@ def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
     )  # fmt: skip
     if planned_splits(task, cut, json, idle):
         return
-    if given := _given(flags, _OF_SPLITS):
+    if given := _given(flags, _SPLIT_ONLY):
         raise ConfigError(f"{given}: only for the table of splits; add --memory")
     start_s = time.perf_counter()
 
@@ -135,12 +135,12 @@ def plan(task: str, /, *, flags: PlanFlags, json: Json = False) -> None:
     show(json, advice.to_json, lambda: render_advice(advice))
 
 
-_OF_BOTH = {"workers"}
-_OF_SPLITS = {"memory", "batch_size", "micro_batches", "input"}
+_SHARED = {"workers"}
+_SPLIT_ONLY = {"memory", "batch_size", "micro_batches", "input"}
 
 
 def _given(flags: PlanFlags, names: Collection[str]) -> str:
-    """Which of these flags are."""
+    """Those of these flags that are given, in words."""
     return ", ".join(
         "--" + field.name.replace("_", "-")
         for field in fields(flags)
@@ -177,14 +177,14 @@ class ContestFlags:
     workers
         Number of workers in each run; also -n.
     staleness
-        What a stale gradient is worth, as for train; NAME+RULE gives it to one protocol alone.
+        What a stale gradient is worth, as for train; NAME+RULE sets it for one protocol.
     simulated
-        Run in virtual time, in one process, instead of with real workers one run after the other.
+        Run in virtual time, in one process, instead of with real workers.
     repeats
-        How many seeds to run each protocol with: the first is --seed, the others follow it.
+        How many seeds to run each protocol with: --seed and those after it.
     evaluations
-        How often to evaluate in each epoch, with --simulated: a finer curve and time to the target;
-        the start is evaluated, too.
+        With --simulated, how often to evaluate in each epoch, for a finer curve and time to the
+        target; from 2 on the start is evaluated, too.
     updates
         Stop each run after this many updates.
     device
@@ -213,7 +213,7 @@ def compare(
     training: TrainingFlags = NO_TRAINING,
     json: Json = False,
 ) -> None:
-    """Compare protocols: time to a target, error, updates, staleness; a table and a picture.
+    """Compare protocols by time to a target, error, updates and staleness, with a picture.
 
     Parameters
     ----------
@@ -227,9 +227,9 @@ def compare(
     from ..predict.comparison import compare as run_all
 
     plan_of_runs = _contest(task, protocols, contest, world, training)
-    lines = _Lines(len(plan_of_runs.protocols) * plan_of_runs.repeats)
+    progress = _Progress(len(plan_of_runs.protocols) * plan_of_runs.repeats)
     try:
-        result = run_all(plan_of_runs, lines, contest.run_dir)
+        result = run_all(plan_of_runs, progress, contest.run_dir)
     except Interrupted as end:
         _show(end.summary, json)
         raise
@@ -269,8 +269,8 @@ def _show(result: "Comparison", wants_json: bool) -> None:
     show(wants_json, result.to_json, lambda: render_comparison(result, num_columns()))
 
 
-class _Lines:
-    """Lines on standard error: each run's begin and end, and between them one every 5 s."""
+class _Progress:
+    """Prints progress on standard error: each run's start and end, and a line every 5 s."""
 
     def __init__(self, num_runs: int) -> None:
         self._num_runs = num_runs
@@ -283,7 +283,7 @@ class _Lines:
         self._name = f"[{self._number}/{self._num_runs}] {protocol}, seed {seed}"
         self._run_s = time.perf_counter()
         self._next_s = self._run_s + _EVERY_S
-        self._say("begins")
+        self._say("starts")
 
     def progress(self, done: int) -> None:
         now_s = time.perf_counter()

@@ -1,6 +1,6 @@
-"""A run: ``train`` and ``launch`` make one, ``report`` and ``replay`` say what its trace tells.
+"""``train`` and ``launch`` make a run; ``report`` and ``replay`` read its trace.
 
-Above 300 lines with the help of them all.
+Above 300 lines with the help texts of four verbs.
 """
 
 import os
@@ -71,22 +71,26 @@ def launch(
     *args: str,
     module: Annotated[
         bool,
-        Parameter(name=("-m", "--module"), negative=(), help="Take SCRIPT as a module's name."),
+        Parameter(name=("-m", "--module"), negative=(), help="SCRIPT is the name of a module."),
     ] = False,
     check: Annotated[
         bool,
-        Parameter(negative=(), help="Say which lines SCRIPT needs, as a diff, and run nothing."),
+        Parameter(
+            negative=(), help="Print a diff with the lines that SCRIPT needs, and run nothing."
+        ),
     ] = False,
     nodes: OfNodes = ONE_NODE,
     flags: RunFlags = NO_FLAGS,
     config: ConfigFile = None,
 ) -> None:
-    """Run a script with several workers: paceline launch --workers 4 train.py --its-own 3
+    """Run a script with several workers.
+
+    Example: paceline launch --workers 4 train.py --its-own 3
 
     Parameters
     ----------
     script
-        A Python file, or with -m a module. Put paceline's flags before it.
+        A Python file, or with -m a module; paceline's flags go before it.
     args
         The script's own arguments, passed on unchanged.
     """
@@ -98,20 +102,20 @@ def launch(
         return
     flags = _run_among_ranks(program, nodes, flags, config)
     settings = settings_of(flags, config)
-    result = check_script(program)
-    notes = result.notes
-    if settings.workers > 1 and result.writes:
-        notes = (*notes, result.writes)
-    _run_program(replace(program, has_ranks=not result.has_group), settings, notes)
+    verdict = check_script(program)
+    notes = verdict.notes
+    if settings.workers > 1 and verdict.writes:
+        notes = (*notes, verdict.writes)
+    _run_program(replace(program, has_ranks=not verdict.has_group), settings, notes)
 
 
 def _check(
     program: ScriptProgram, flags: command.Flags, config: Path | None, nodes: NodeFlags
 ) -> None:
-    """What a script needs: the diff on standard output, all else on standard error.
+    """Print what a script needs: the diff on standard output, all else on standard error.
 
     Raises:
-        ConfigError: it is no script, or a setting is given that nothing here reads.
+        ConfigError: it is not a script, or a setting is given that has no effect with --check.
     """
     from ..porting.check import check
 
@@ -119,8 +123,8 @@ def _check(
     settings = command.given(flags)
     if spare := sorted((settings.keys() - {"json"}) | of_nodes):
         raise ConfigError(
-            f"--check only reads the script, got {flag_of(spare[0])}, too; leave it out, or leave "
-            "out --check to run"
+            f"--check only reads the script, so {flag_of(spare[0])} has no effect; leave it out, "
+            "or leave out --check to run"
         )
     verdict = check(program)
     is_json = settings_of(flags, config).json
@@ -140,13 +144,13 @@ def _check(
 def _run_among_ranks(
     program: Program, nodes: NodeFlags, flags: command.Flags, config: Path | None
 ) -> command.Flags:
-    """Run as a rank or on several nodes and never return, where that is asked for.
+    """Run as a rank or on several nodes, and never return; otherwise return a local run's flags.
 
     Returns:
         The flags of a run on this machine.
 
     Raises:
-        ConfigError: there can be no such ranks, or a script is given what it has itself.
+        ConfigError: these ranks are impossible, or a script is given a setting of tasks.
     """
     rank = find_rank(os.environ)
     cluster = Nodes.asked(nodes.nodes, nodes.workers_per_node)
@@ -186,7 +190,7 @@ def _run_program(program: Program, settings: RunSettings, notes: Sequence[str] =
     """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run.
 
     Args:
-        notes: what to say of the program before it begins.
+        notes: sentences on the program, shown before the run.
     """
     from ..engines.local.client import begun_early
 
@@ -224,7 +228,7 @@ def report(
     position: int | None = None,
     json: Json = False,
 ) -> None:
-    """Print the summary of a run again, or what became of one sample.
+    """Print the summary of a run again, or show how one sample was used.
 
     Example: paceline report runs/latest --sample 123
 
@@ -233,9 +237,10 @@ def report(
     run
         The run's folder.
     sample
-        Say which update used this sample of the data set, by which worker and how stale.
+        Show which update used this sample of the data set, which worker computed it and how stale
+        it was.
     position
-        Say the same of a position in the order of the epochs, where a script has its own sampler.
+        Show the same for a position in the epochs' order, where a script has its own sampler.
     """
     if sample is not None or position is not None:
         _report_sample(run, sample, position, is_json=json)
@@ -268,8 +273,8 @@ def _report_sample(run: Path, sample: int | None, position: int | None, *, is_js
 
     wanted = sample if sample is not None else position
     assert wanted is not None
-    result = report_sample(run, wanted, draw)
-    show(is_json, lambda: asdict(result), lambda: render_sample(result))
+    uses = report_sample(run, wanted, draw)
+    show(is_json, lambda: asdict(uses), lambda: render_sample(uses))
 
 
 def replay(
@@ -282,44 +287,46 @@ def replay(
 ) -> None:
     """Repeat a run from its trace, in one process, and report whether the result is equal.
 
-    Every decision and gradient is recomputed at the parameters that its worker held. On the
+    Every decision and gradient is recomputed at the parameters that its worker had. On the
     machine of the run the result is equal in every bit; otherwise the first difference is
-    printed and the exit code is 1. For example: paceline replay runs/latest --until 400
+    printed and the exit code is 1.
+
+    Example: paceline replay runs/latest --until 400
 
     Parameters
     ----------
     run
         The run's folder.
     until
-        Stop when this many updates are made, and show the metrics there.
+        Stop after this many updates, and show the metrics there.
     save
-        Write the model as it is then into this file (safetensors).
+        Write the model at the end into this file (safetensors).
     """
-    from ..replay import replay as make_again
+    from ..replay import replay as repeat_run
 
-    if save is not None and save.parent.is_dir():  # else it is made
+    if save is not None and save.parent.is_dir():  # else the replay makes it
         writable(save)
     start_s = time.perf_counter()
-    result = make_again(run, until=until, save=save, on_progress=_Progress().progress)
+    replayed = repeat_run(run, until=until, save=save, on_progress=_Progress().progress)
     seconds = time.perf_counter() - start_s
-    show(json, result.to_json, lambda: _lines(result, seconds, save))
-    if not result.is_equal:
+    show(json, replayed.to_json, lambda: _lines(replayed, seconds, save))
+    if not replayed.is_equal:
         sys.exit(1)
 
 
 def _lines(result: "Replayed", seconds: float, saved: Path | None) -> list[str]:
     """The result in a few lines."""
-    lines = [f"{result.pushes:,} pushes, {result.version:,} updates made again in {seconds:.1f} s"]
+    lines = [f"{result.pushes:,} pushes, {result.version:,} updates repeated in {seconds:.1f} s"]
     if result.difference:
         lines.append(f"different: {result.difference}")
         lines.append(
-            "the run before it is equal; what changed is the code, the data, the number of "
-            "threads or the machine"
+            "everything before it is equal; the code, the data, the number of threads or the "
+            "machine must have changed"
         )
     elif result.is_model_equal is False:
-        lines.append("different: every loss and decision is equal, but not the model that was left")
+        lines.append("different: every decision and loss is equal, but the final model is not")
     elif result.is_model_equal:
-        lines.append("equal: every decision, every loss, and every bit of the model that was left")
+        lines.append("equal: every decision, every loss, and every bit of the final model")
     else:
         lines.append("equal so far: every decision and every loss")
     if result.metrics:

@@ -1,4 +1,4 @@
-"""``paceline simulate``: a protocol in virtual time, before any worker is paid for."""
+"""``paceline simulate``: run a protocol in virtual time, without any workers."""
 
 import time
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ class WorldFlags:
         How long a step takes: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, lognormal:0.5,10ms,
         weibull:1.5,10ms, list:8ms,9ms,30ms; 1=exp:20ms for worker 1 alone.
     slow
-        Make a worker slow: 1=5x always; 1=5x@60s/10s for 10 s about every 60 s; *=5x@60s/10s all.
+        Make a worker slow: 1=5x always; 1=5x@60s/10s for 10 s about every 60 s; *=5x@60s/10s all
+        workers.
     away
         Take a worker away: 3=10s..60s, 3=..10s (starts late), 3=60s.. (for good).
     link
@@ -42,12 +43,12 @@ class WorldFlags:
     bytes
         Number of bytes in a push, and in a pull: 500kB.
     like
-        Draw times from those that this run measured, runs/latest: of computing and of exchanges,
-        and the stragglers that it was given, or those of --delay and --slow.
+        Draw times of computing and exchanges from those measured in this run (runs/latest), with
+        its stragglers, or those of --delay and --slow.
     cores
-        Number of cores that the workers share, with --like [default: as many as that run had].
+        With --like, number of cores that the workers share [default: as many as in that run].
     seed
-        Seed of all draws.
+        Seed of all random draws.
     """
 
     delay: list[str] | None = None
@@ -64,7 +65,7 @@ class WorldFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """What is trained, where a task is named.
+    """What is trained, if a task is named.
 
     Parameters
     ----------
@@ -77,14 +78,15 @@ class TrainingFlags:
     epochs
         Stop after this many passes over the data [default: the task's].
     seconds
-        Stop after this many seconds; virtual ones are checked when an epoch ends.
+        Stop after this many seconds; virtual seconds are checked when an epoch ends.
     target_accuracy
         Stop at the end of the epoch that reaches this test accuracy (0 to 1).
     dropped
         What happens to abandoned mini-batches: train them later (requeue), or drop them as in
         the papers (skip).
     nonfinite
-        A gradient that is not finite ends the run (error), or the update is left out (skip).
+        What happens after a gradient that is not finite: the run ends (error), or the update is
+        skipped (skip).
     init
         Weights at the start: default is torch's; otherwise the task's own.
     """
@@ -104,7 +106,7 @@ NO_WORLD, NO_TRAINING = WorldFlags(), TrainingFlags()
 
 
 def world_of(flags: WorldFlags) -> "World":
-    """The flags as what a simulation takes."""
+    """The flags as a ``World``."""
     from ..predict.simulation import World
 
     return World(
@@ -131,13 +133,13 @@ def simulate(
     run_dir: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Simulate a protocol in virtual time and report, beside theory.
+    """Simulate a protocol in virtual time, and report its times beside theory.
 
     Parameters
     ----------
     task
-        A task to train with real gradients, at exactly the right stale parameters [default: none,
-        only time is simulated].
+        A task to train with real gradients, each at exactly the stale parameters that its worker
+        would have [default: none, only time is simulated].
     workers
         Number of simulated workers; thousands are fine.
     protocol
@@ -146,7 +148,8 @@ def simulate(
     staleness
         What a stale gradient is worth: inverse, distance:C, drop:S or none.
     outer
-        Under local-sgd, the step on the mean difference: sgd:LR, momentum:LR,B, nesterov:LR,B.
+        Under local-sgd, the step on the mean of the workers' differences: sgd:LR, momentum:LR,B,
+        nesterov:LR,B.
     fragments
         Under local-sgd:H, exchange the parameters in this many parts, one every H/F local steps.
     overlap
@@ -155,45 +158,44 @@ def simulate(
         Stop after this many updates [default: 10,000 where only time is simulated].
     batched
         Compute the gradients of workers with equal parameters in one go (torch.func.vmap): faster
-        for small models, and the same within 1e-5 of a gradient's largest entry instead of bit for
-        bit.
+        for small models; equal within 1e-5 of a gradient's largest entry, not bit for bit.
     run_dir
-        Write the trace of a whole run here, for paceline report [default: with a task runs/NAME].
+        Write the run's trace here, for paceline report [default: with a task runs/NAME].
     """
-    given = world_of(world)
+    conditions = world_of(world)
     chosen = {name: value for name, value in asdict(training).items() if value is not None}
     if task is None:
         if chosen or batched:
             flag = flag_of(next(iter(chosen), "batched"))
             raise ConfigError(f"{flag} is for training: name a task, as in paceline simulate lenet")
-        asked = RunSettings(
+        settings = RunSettings(
             workers=workers, protocol=protocol, staleness=staleness, outer=outer,
             fragments=fragments, overlap=overlap,
         )  # fmt: skip
-        _simulate_time(asked, given, updates, run_dir, json)
+        _simulate_time(settings, conditions, updates, run_dir, json)
     else:
         places = {
             "workers": workers, "protocol": protocol, "staleness": staleness, "outer": outer,
             "fragments": fragments, "overlap": overlap, "updates": updates, "seed": world.seed,
         }  # fmt: skip
         settings = of_flags({**chosen, **places})
-        _simulate_training(task, settings, given, run_dir, json, batched)
+        _simulate_training(task, settings, conditions, run_dir, json, batched)
 
 
 def _simulate_time(
-    asked: RunSettings, world: "World", updates: int | None,
+    settings: RunSettings, world: "World", updates: int | None,
     run_dir: Path | None, wants_json: bool,
 ) -> None:  # fmt: skip
     from ..predict.simulation import forecast
     from ..report.forecast import render_forecast
 
-    wanted = _DEFAULT_UPDATES if updates is None else updates
-    heard = _Progress(wanted)
-    streaming = Streaming(num_fragments=asked.fragments, overlap_steps=asked.overlap)
+    num_updates = _DEFAULT_UPDATES if updates is None else updates
+    progress = _Progress(num_updates)
+    streaming = Streaming(num_fragments=settings.fragments, overlap_steps=settings.overlap)
     result = forecast(
-        asked.protocol, asked.workers, world, wanted, staleness=asked.staleness,
-        outer=asked.outer, streaming=streaming, run_dir=run_dir,
-        on_progress=heard.progress,
+        settings.protocol, settings.workers, world, num_updates, staleness=settings.staleness,
+        outer=settings.outer, streaming=streaming, run_dir=run_dir,
+        on_progress=progress.progress,
     )  # fmt: skip
     show(wants_json, result.to_json, lambda: render_forecast(result))
 
@@ -213,9 +215,9 @@ def _simulate_training(
     world.conditions(settings.workers, 1.0)  # invalid conditions are refused before torch is loaded
     refuse_target(task, settings)
     folder = run_dir or _new_folder(settings, f"simulated-{task}")
-    heard = _Progress(settings.updates, wants_json)
+    progress = _Progress(settings.updates, wants_json)
     try:
-        result = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
+        result = rehearse(task, settings, world, folder, progress, is_batched=is_batched)
     except Interrupted as end:
         summary = end.summary
         show(wants_json, summary.to_json, lambda: render_summary(summary))
@@ -240,8 +242,8 @@ def _new_folder(settings: RunSettings, name: str) -> Path:
 
 
 class _Progress:
-    """What a simulation says meanwhile: updates every few seconds, on standard error, and each
-    evaluation, on standard output."""
+    """Prints progress: updates every two seconds on standard error, and each evaluation on
+    standard output."""
 
     def __init__(self, num_updates: int | None, is_quiet: bool = False) -> None:
         self._num_updates = num_updates

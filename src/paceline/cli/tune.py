@@ -1,4 +1,4 @@
-"""``paceline tune``: settings that are found by measuring."""
+"""``paceline tune``: find a batch size or a learning rate by measuring."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,12 +20,11 @@ class SearchFlags:
     Parameters
     ----------
     workers
-        Number of workers; they share the memory of this machine, or of the device where they share
-        one.
+        Number of workers, which share the memory of this machine or of their device.
     precision
-        Number format of the passes: fp32, or autocast to bf16 or fp16.
+        Number format of forward passes: fp32, or autocast to bf16 or fp16.
     memory
-        Memory for all workers, as 512MiB or 2GiB; on a CPU it counts what a batch needs, beside
+        Memory for all workers, as 512MiB or 2GiB; on a CPU it is that of the batch alone, without
         Python, torch, the model and its optimizer [default: 80 % of what is free].
     most
         The largest mini-batch to try.
@@ -47,12 +46,12 @@ class NoiseFlags:
     noise
         Measure the gradient noise scale instead (McCandlish et al. 2018), with one worker in fp32.
     target_accuracy
-        With --noise: train to this test accuracy with each of --batch-sizes.
+        With --noise, train to this test accuracy with each of --batch-sizes.
     batch_sizes
-        Batch sizes to train with under --target-accuracy, as 8,32,128 [default: the task's own, a
+        With --target-accuracy, batch sizes to train with, as 8,32,128 [default: the task's own, a
         quarter to four times].
     after
-        How many updates to make before the noise is measured.
+        Measure the noise after this many updates.
     seeds
         How many times to train with each batch size.
     plot
@@ -81,7 +80,7 @@ def batch_size(
     device: str = "auto",
     json: Json = False,
 ) -> None:
-    """The largest mini-batch that fits, found by training with it; or what each is worth.
+    """Find the largest mini-batch that fits by training with it; or compare batch sizes.
 
     Example: paceline tune batch-size lenet --workers 2 --memory 2GiB
     Example: paceline tune batch-size softmax --noise --target-accuracy 0.85 --plot batch.svg
@@ -118,7 +117,7 @@ class RangeFlags:
     lowest
         The rate of the first update.
     highest
-        The rate of the last one; a loss that has grown to four times its least ends the test.
+        The rate of the last update; the test ends early at a loss of four times its minimum.
     updates
         Number of updates from the lowest rate to the highest.
     init
@@ -153,14 +152,14 @@ def lr(
     device: str = "auto",
     json: Json = False,
 ) -> None:
-    """The learning rate, by a range test over N workers: it grows each update (Smith 2017).
+    """Find a learning rate by a range test over N workers (Smith 2017): it grows each update.
 
     Example: paceline tune lr lenet --workers 2 --plot rates.svg
 
     Parameters
     ----------
     task
-        A built-in task, package.module:task, or a script: it ends where its updates are made.
+        A built-in task, package.module:task, or a script, which ends after --updates updates.
     args
         The script's own arguments, after --.
     device
@@ -209,7 +208,7 @@ def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
 
 
 def _search(task: str, device: str, flags: SearchFlags, *, is_json: bool) -> None:
-    """The largest mini-batch that fits."""
+    """Search for the largest mini-batch that fits, and print it."""
     from ..bench.batch_size import Trials, do_fit_together, largest_batch
     from ..bench.device import chosen_device, free_bytes
     from ..config import refuse_too_many
@@ -228,7 +227,7 @@ def _search(task: str, device: str, flags: SearchFlags, *, is_json: bool) -> Non
     with Trials(arguments, say) as trials:
         result = largest_batch(trials.does_fit, most)
     while workers > 1 and result.fits and not do_fit_together(arguments, result.fits, workers):
-        say(f"batch {result.fits:,}: not {workers} workers at once")
+        say(f"batch {result.fits:,}: does not fit for {workers} workers at once")
         result = replace(
             result, fits=min(result.fits - 1, int(0.95 * result.fits)), ends=result.fits
         )
@@ -249,7 +248,7 @@ def _search(task: str, device: str, flags: SearchFlags, *, is_json: bool) -> Non
 
 
 def _compare(task: str, device: str, flags: NoiseFlags, *, is_json: bool) -> None:
-    """Gradient noise, throughput and time to accuracy of each batch size."""
+    """Measure and print gradient noise, throughput and time to accuracy of each batch size."""
     from ..bench.batch_choice import (
         BatchSizeQuestion,
         choices_json,
@@ -278,5 +277,5 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(",") if word)
     except ValueError:
         raise ConfigError(
-            f"--batch-sizes {text!r} must be whole numbers such as 8,32,128"
+            f"--batch-sizes must be whole numbers such as 8,32,128, got {text!r}"
         ) from None

@@ -1,4 +1,4 @@
-"""``paceline verify``: whether N workers compute what one process does."""
+"""``paceline verify``: check that N workers compute what one process does."""
 
 import sys
 
@@ -7,10 +7,10 @@ from .flags import Json, say, show
 
 
 def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = False) -> None:
-    """Prove on your own model that N workers compute what one does; if not, name what breaks it.
+    """Check on your own model that N workers compute what one does; if not, name the cause.
 
-    A few updates by one process and by N workers, with batches that N divides and others, in
-    float64 and float32. Exit code 0 where all rows are equal, else 1.
+    Compares a few updates of one process and of N workers, with batches that N divides and that it
+    does not, in float64 and float32. Exit code 0 if all rows are equal, else 1.
 
     Example: paceline verify lenet -n 1,2,3,4
     Example: paceline verify train.py -n 2,3 -- --the-scripts-own 3
@@ -39,5 +39,5 @@ def _numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers:
-        raise ConfigError(f"-n takes whole numbers with commas, such as 1,2,4, got {text!r}")
+        raise ConfigError(f"-n must be whole numbers such as 1,2,4, got {text!r}")
     return tuple(dict.fromkeys(numbers))

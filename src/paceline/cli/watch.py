@@ -1,4 +1,4 @@
-"""``paceline watch``: a run that is under way."""
+"""``paceline watch``: follow a run while it trains."""
 
 import os
 import sys
@@ -11,9 +11,9 @@ _EVERY_S = 1.0
 
 
 def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
-    """Follow a run live until it ends; then print its summary.
+    """Follow a run live until it ends, then print its summary.
 
-    Exit code 1 if the run was cut off.
+    Exit code 1 if the run was cut off (its processes are gone, and its trace has no end).
 
     Example: paceline watch runs/latest
 
@@ -31,7 +31,7 @@ def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
 
     def pause() -> None:
         if observer.trouble:
-            raise BrokenPipeError  # the reader has gone, as in `| head`
+            raise BrokenPipeError  # the reader closed the pipe, as in `| head`
         time.sleep(_EVERY_S)
 
     try:
@@ -45,5 +45,5 @@ def watch(run: Path = Path("runs/latest"), /, *, json: Json = False) -> None:
 
         print(dumps(summary.to_json(), allow_nan=False))
     if not has_ended:
-        say(f"no process works on {run} any more, and its trace has no end: it was cut off")
+        say(f"the run in {run} was cut off: no process works on it, and its trace has no end")
         sys.exit(1)

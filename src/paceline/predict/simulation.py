@@ -41,10 +41,10 @@ _FEWEST_UPDATES, _PUSHES_OF_AN_END = 40, 20_000
 
 
 class Watcher(Protocol):
-    """Who is told how a run goes."""
+    """Receives the progress of a run."""
 
     def progress(self, done: int) -> None:
-        """So many updates are made."""
+        """``done`` updates are made."""
 
     def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
         """Means over the test data, ``at_s`` seconds after the start of the run."""
@@ -52,7 +52,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a simulated run is put through, as it is written on the command line."""
+    """Delays, links and absences of a simulated run, as written on the command line."""
 
     delay: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
@@ -61,24 +61,24 @@ class World:
     server: str | None = None
     num_bytes: str | None = None
     like: Path | None = None
-    """A run whose measured times are drawn from; ``delay`` and ``slow`` replace what it ordered."""
+    """A run whose measured times are used; ``delay`` and ``slow`` replace that run's own."""
     cores: int | None = None
-    """That the workers share, with ``like``; None: as many as that run had."""
+    """Cores that the workers share, with ``like``; None: as many as that run had."""
     seed: int = 0
 
     def conditions(self, num_workers: int, update_bytes: float | None = None) -> Conditions:
-        """All of it as values.
+        """The parsed conditions of a simulation.
 
         Args:
-            update_bytes: of a push, where that is known from a model.
+            update_bytes: size of a push, if a model tells it; ``num_bytes`` takes precedence.
 
         Raises:
-            ConfigError: a part of it is nonsense, or a worker has no delay.
+            ConfigError: a part is invalid, or a worker has no delay.
         """
         if num_workers < 1:
             raise ConfigError(f"workers must be >= 1, got {num_workers}")
         if self.num_bytes is not None and self.link is None and self.server is None:
-            raise ConfigError("--bytes is what a link moves: add --link or --server")
+            raise ConfigError("--bytes needs a link: add --link or --server")
         profile = None if self.like is None else read_profile(self.like)
         delay, slow_texts = self.delay, self.slow
         if profile is not None:
@@ -101,7 +101,7 @@ class World:
             raise ConfigError(f"cores must be >= 1, got {self.cores}")
         if profile is None:
             if self.cores is not None:
-                raise ConfigError("--cores is for times that were measured: add --like RUN")
+                raise ConfigError("--cores needs measured times: add --like RUN")
             return None
         return profile.machine(num_workers, self.cores or profile.cores)
 
@@ -111,7 +111,9 @@ def _delays(texts: Sequence[str], num_workers: int, *, has_machine: bool) -> tup
     without = [worker for worker, delay in enumerate(delays) if delay is None]
     if without and not has_machine:
         who = "the workers have" if len(without) == num_workers else f"worker {without[0]} has"
-        raise ConfigError(f"{who} no time for a step: give one for all, as in --delay 10ms+exp:5ms")
+        raise ConfigError(
+            f"{who} no time for a step: give one to all workers, as in --delay 10ms+exp:5ms"
+        )
     return tuple(delay or NO_DELAY for delay in delays)
 
 
@@ -130,10 +132,10 @@ def forecast(
     """Simulate the timing of one protocol.
 
     Args:
-        run_dir: where to write a trace, as a live run has one; None: keep only counts, faster.
+        run_dir: where to write a trace as of a live run; None: keep only counts, which is faster.
 
     Raises:
-        ConfigError: the protocol, the world or the updates cannot be.
+        ConfigError: the protocol, the world or the number of updates is invalid.
     """
     if num_updates < 1:
         raise ConfigError(f"updates must be >= 1, got {num_updates}")
@@ -146,21 +148,23 @@ def forecast(
         counts = _traced(protocol, conditions, num_updates, run_dir, on_progress)
     note = _batch_note(protocol, conditions.machine)
     if protocol.watches_loss:
-        note = f"{protocol} stays as it begins: no loss falls where nothing is trained; name a task"
+        note = (
+            f"{protocol} keeps its initial setting: without training there is no loss; name a task"
+        )
     return describe(protocol, conditions, counts, time.perf_counter() - start_s, note)
 
 
 def _batch_note(protocol: SyncProtocol, machine: Machine | None) -> str:
-    """Where an update is of another batch than in the run that was measured; else empty."""
+    """A note if updates have another batch size than in the measured run; else empty."""
     if machine is None or not machine.mini_batch_size or not machine.batch_size:
         return ""
     num_pushes, size, was = protocol.num_pushes, machine.mini_batch_size, machine.batch_size
     if -(-was // num_pushes) == size:
         return ""
     return (
-        f"steps are of {size:,} samples, {machine.text}, so an update is of {num_pushes * size:,}, "
-        f"and was of {was:,} there; for {was:,} give --like a run whose mini-batches are of "
-        f"{-(-was // num_pushes):,}"
+        f"a step takes {size:,} samples, {machine.text}, so an update averages "
+        f"{num_pushes * size:,} samples instead of that run's {was:,}; for {was:,} give --like a run "
+        f"with mini-batches of {-(-was // num_pushes):,}"
     )
 
 
@@ -191,20 +195,20 @@ def _traced(
 
 
 def open_trace(run_dir: Path) -> Trace:
-    """A trace in a fresh folder. Raises ConfigError if a run lies there."""
+    """A trace in a new folder. Raises ConfigError if it holds a run, or cannot be made."""
     if (run_dir / FILE_NAME).exists():
         raise ConfigError(f"{run_dir} already holds a run; name another --run-dir")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{run_dir} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"the folder {run_dir} cannot be made: {error.strerror}") from None
     return Trace(run_dir / FILE_NAME)
 
 
 def describe(
     protocol: SyncProtocol, conditions: Conditions, counts: Counts, wall_s: float, note: str = ""
 ) -> Forecast:
-    """The forecast that counts add up to, beside theory."""
+    """The forecast from the counts of a simulation, beside theory."""
     theory_s, source = expected_update_s(protocol, conditions)
     num_pushes, rule = protocol.num_pushes, protocol.staleness
     machine, staleness = conditions.machine, None
@@ -241,11 +245,11 @@ def describe(
 def likely_update_s(
     protocol: SyncProtocol, conditions: Conditions, counts: Counts
 ) -> tuple[float, float] | None:
-    """Between which times an update of a live run takes, in 9 of 10; None without a machine.
+    """The range of an update's time in 9 of 10 live runs; None without a machine.
 
-    Predicted again for a machine that is faster, and for one that is slower, by as much as one is
-    from one run to the next where it changes as it did while it was measured; what it orders, as
-    delays, it takes all the same. Beside that stands how far as many updates are from their mean.
+    The prediction is repeated for a faster and a slower machine, by as much as its speed changes
+    between runs if it drifts as during the measurement; ordered delays stay the same. The standard
+    error of the mean over as many updates is added in quadrature.
     """
     machine = conditions.machine
     if machine is None or counts.updates < _FEWEST_UPDATES:
@@ -269,7 +273,7 @@ def likely_update_s(
 
 
 def in_words(conditions: Conditions) -> str:
-    """What a step takes."""
+    """The time of a step, in words."""
     texts = list(dict.fromkeys(delay.text for delay in conditions.delays))
     delay = texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}"
     machine = conditions.machine
@@ -283,14 +287,14 @@ def in_words(conditions: Conditions) -> str:
 
 
 def _mean_scale(rule: StalenessRule, counts: Counts) -> float | None:
-    """What the rule left of a push, in the mean; None where only tensors could tell."""
+    """The mean factor of a push under the rule; None if it depends on the gradients."""
     if rule.distance_limit or not counts.pushes:
         return None
     return sum(rule.scale(lag) * count for lag, count in counts.staleness.items()) / counts.pushes
 
 
 def expected_update_s(protocol: SyncProtocol, conditions: Conditions) -> tuple[float | None, str]:
-    """What theory says of the time of an update, and what that is or why there is nothing."""
+    """The time of an update by theory, and its source or why there is none."""
     name, num_workers = protocol.name, conditions.num_workers
     if protocol.staleness.drops:
         return None, "none where stale pushes are dropped"
@@ -304,12 +308,12 @@ def expected_update_s(protocol: SyncProtocol, conditions: Conditions) -> tuple[f
         means_s = [conditions.mean_step_s(worker) for worker in range(num_workers)]
         return theory.evenly_s(means_s, protocol.num_pushes), "renewal theorem, workers differ"
     delay = _repeated(conditions.delays[0], protocol.num_steps)
-    asked = "full-sync" if name == "local-sgd" else name
-    expected_s = theory.update_s(asked, delay, num_workers, protocol.num_pushes)
+    equivalent = "full-sync" if name == "local-sgd" else name
+    expected_s = theory.update_s(equivalent, delay, num_workers, protocol.num_pushes)
     if expected_s is not None:
-        is_closed = theory.is_closed_form(asked, delay, num_workers, protocol.num_pushes)
+        is_closed = theory.is_closed_form(equivalent, delay, num_workers, protocol.num_pushes)
         return expected_s, "closed form" if is_closed else "integral"
-    return None, "none: nobody knows a closed form"
+    return None, "none: no closed form is known"
 
 
 def _repeated(delay: Delay, num_steps: int) -> Delay:
