@@ -13,8 +13,8 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from paceline.replica.edits import Edits
 from paceline.replica.replica import Replica
-from paceline.script.edits import Edits
 from paceline.workloads import load_task
 from table import interval, machine, spread, write_table
 

@@ -90,6 +90,7 @@ class Fast:
         pace = Pace(SoloExchange(), Context())
         model, optimizer, loader = pace.prepare(*parts(name, data), fast=fast)
         self.threads = torch.get_num_threads()
+        assert pace._prepared is not None
         self.notes = pace._prepared.settled.notes
         self.step = self._loop(pace, model, optimizer, loader).__next__
 

@@ -133,6 +133,7 @@ def by_paceline(network: Network, context: Context, fast: str = "none") -> tuple
                     optimizer.step()
                 yield loss.detach()
 
+    assert pace._prepared is not None
     return loop().__next__, pace._prepared.settled.notes
 
 
@@ -184,7 +185,7 @@ def flops_a_step(network: Network, device: str) -> int:
     batch = [one.to(device) for one in next(iter(network.loader()))]
     with FlopCounterMode(display=False) as counter:
         network.loss(model, batch).backward()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def ceiling_flops(device: str) -> float:

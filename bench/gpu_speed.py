@@ -92,12 +92,12 @@ def ratio(one: Step, other: Step, num_steps: int, num_pairs: int) -> tuple[float
 
 def copies_ahead(device: str) -> Row:
     """The same losses with the next batch copied early, and not slower."""
-    loops = [
+    late, early = (
         steps("lenet", Context(device=device, copies_ahead=ahead), images())
         for ahead in (False, True)
-    ]
-    gap = max(abs(float(loops[0]()) - float(loops[1]())) for _ in range(100))
-    middle, low, high = ratio(*loops, num_steps=50, num_pairs=9)
+    )
+    gap = max(abs(float(late()) - float(early())) for _ in range(100))
+    middle, low, high = ratio(late, early, num_steps=50, num_pairs=9)
     return ["copies ahead, LeNet 256", f"{middle:.3f}x ({low:.3f} to {high:.3f}), losses differ "
             f"by {gap:.1e} in 100 steps", ">= 0.98, <= 1e-4",
             _said(middle >= 0.98 and gap <= 1e-4)]  # fmt: skip

@@ -199,7 +199,8 @@ class ResNet18(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for part in list(self.children())[:-1]:
             x = part(x)
-        return self.fc(x.flatten(1))
+        logits: Tensor = self.fc(x.flatten(1))
+        return logits
 
 
 def resnet18(weights: Any = None) -> ResNet18:

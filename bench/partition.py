@@ -54,7 +54,7 @@ CASES = (
     Case("mlp", build_mlp, 2, 32, IMAGES),
     Case("alexnet", build_alexnet, 2, 4, IMAGES),
     Case("alexnet", build_alexnet, 4, 4, IMAGES),
-    Case("resnet18", lambda: build_resnet18(10, 1), 3, 8, IMAGES),
+    Case("resnet18", lambda: build_resnet18(num_classes=10, num_channels=1), 3, 8, IMAGES),
     Case("transformer, 6 blocks", lambda: Transformer(depth=6), 3, 4, WORDS),
     Case("transformer, 100 blocks", lambda: Transformer(depth=100, width=64), 8, 2, WORDS),
 )

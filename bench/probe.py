@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from paceline.machine.processor import Processor, read_processor
@@ -213,17 +214,17 @@ def pairs(
     for kind in ("L1d", "L2"):
         size = min(sizes.get(kind, 0) // 2, _FIRST_TLB)
         if size > 0:
+            chase = partial(kernels.chase, size, 1_000_000, is_huge=False)
             yield Pair(
-                f"{kind}, one load", "ns",
-                lambda size=size: min(kernels.chase(size, 1_000_000, is_huge=False)) * 1e9,
-                lambda size=size: tools.latency_ns(size), "lmbench lat_mem_rd", False,
+                f"{kind}, one load", "ns", partial(_least_ns, chase),
+                partial(tools.latency_ns, size), "lmbench lat_mem_rd", False,
             )  # fmt: skip
     for what in (Pass.COPY, Pass.TRIAD):
         name = what.name.lower()
         yield Pair(
             f"memory, {name} by {cores} cores", "GB/s",
-            lambda what=what: max(kernels.stream(what, most, cores, 14)) / 1e9,
-            lambda name=name: tools.stream(name, most), "STREAM", True,
+            partial(_most_gb, partial(kernels.stream, what, most, cores, 14)),
+            partial(tools.stream, name, most), "STREAM", True,
         )  # fmt: skip
     for name, key, kind, unit, factor, is_rate in (
         ("disk, one 4 KiB", "disk_read_latency_s", "single", "us", 1e6, False),
@@ -232,14 +233,26 @@ def pairs(
     ):
         yield Pair(
             name, unit,
-            lambda key=key, factor=factor: _disk(kernels, folder)[key] * factor,
-            lambda kind=kind: tools.fio(folder, kind), "fio", is_rate,
+            partial(_scaled, kernels, folder, key, factor),
+            partial(tools.fio, folder, kind), "fio", is_rate,
         )  # fmt: skip
     yield Pair(
         "loopback, a byte one way", "us",
         lambda: (next(iter(loopback_figures(kernels))).best or 0.0) * 1e6,
         tools.tcp_us, "lmbench lat_tcp", False,
     )  # fmt: skip
+
+
+def _least_ns(measure: Callable[[], list[float]]) -> float:
+    return min(measure()) * 1e9
+
+
+def _most_gb(measure: Callable[[], list[float]]) -> float:
+    return max(measure()) / 1e9
+
+
+def _scaled(kernels: Kernels, folder: Path, key: str, factor: float) -> float:
+    return _disk(kernels, folder)[key] * factor
 
 
 def _disk(kernels: Kernels, folder: Path) -> dict[str, float]:

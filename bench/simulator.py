@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -162,13 +163,13 @@ def simpy_s(num_pushes: int) -> float:
     version, arrived = [0], simpy.Store(env)
     staleness: dict[int, int] = {}
 
-    def worker(number: int) -> Iterator[object]:
+    def worker(number: int) -> Generator[Any, Any, None]:
         while True:
             begun_at = version[0]
             yield env.timeout(rng.expovariate(1.0))
             yield arrived.put((number, begun_at))
 
-    def server() -> Generator[object, tuple[int, int], None]:
+    def server() -> Generator[Any, Any, None]:
         for _ in range(num_pushes // K):
             for _ in range(K):
                 _, begun_at = yield arrived.get()

@@ -128,7 +128,8 @@ def exchange_s(
     for bucket in make_buckets(parameters, torch.device("cpu")):
         there_s = max(ready_s[number] for number in bucket.numbers)
         free_s = max(free_s, there_s) + seconds(bucket.span.stop - bucket.span.start)
-    return max(0.0, free_s - max(ready_s.values()))
+    exposed: float = max(0.0, free_s - max(ready_s.values()))
+    return exposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

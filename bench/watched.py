@@ -51,7 +51,7 @@ def begin() -> None:
             if is_paired():
                 _halves.append(Halves(self))
 
-    torch.optim.Optimizer.__init__ = noted  # type: ignore[method-assign, assignment]  # every optimizer of a script is noted
+    torch.optim.Optimizer.__init__ = noted  # type: ignore[method-assign]  # every optimizer of a script is noted
     if is_fixed():
         _fix()
     if is_paired():
@@ -184,17 +184,17 @@ def _fix() -> None:
     """Nothing at random, nothing that looks at a whole batch, and rounding of float64."""
     torch.set_default_dtype(torch.float64)
     torch.FloatTensor = torch.DoubleTensor  # type: ignore[assignment,misc]  # a script is run in double
-    Tensor.float = Tensor.double  # type: ignore[method-assign, assignment]  # the same
+    Tensor.float = Tensor.double  # type: ignore[method-assign]  # the same
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
         setattr(functional, name, lambda input, *args, **kwargs: input)
-    nn.modules.batchnorm._BatchNorm.forward = (  # type: ignore[method-assign, assignment]  # the same
+    nn.modules.batchnorm._BatchNorm.forward = (  # type: ignore[method-assign]  # the same
         lambda self, input: functional.batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
         )
     )
     _with(nn.RNNBase, "__init__", dropout=0.0)
     _with(DataLoader, "__init__", shuffle=False)
-    RandomSampler.__iter__ = lambda self: itertools.islice(  # type: ignore[method-assign, assignment]  # the same
+    RandomSampler.__iter__ = lambda self: itertools.islice(  # type: ignore[method-assign]  # the same
         itertools.cycle(range(len(self.data_source))), self.num_samples
     )
     for name in ("randn", "rand", "randn_like", "rand_like"):

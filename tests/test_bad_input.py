@@ -408,7 +408,7 @@ def test_a_script_that_is_no_python_is_refused_with_its_line(paceline: Say, here
     (here / "train.py").write_text("import paceline\ndef f(:\n")
     code, said = paceline("launch", "--workers", "2", "train.py")
     assert code == 2
-    assert "train.py:2 is no valid Python (invalid syntax): def f(:" in said
+    assert "train.py:2 is not valid Python (invalid syntax): def f(:" in said
     assert not (here / "runs").exists()
 
 

@@ -170,7 +170,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(ConfigError, match=r"pipe\.toml cannot be read: it is no regular file"):
+    with pytest.raises(ConfigError, match=r"pipe\.toml cannot be read: it is not a regular file"):
         resolve({}, tmp_path / "pipe.toml", {})
 
 

@@ -356,7 +356,7 @@ def test_what_was_rounded_otherwise_is_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     live = run(tmp_path, engine="inline", updates=2, **settings)
-    with pytest.raises(ConfigError, match=f"it ran with {words}, which rounds otherwise"):
+    with pytest.raises(ConfigError, match=f"it ran with {words}, which rounds differently"):
         replay(live.folder)
 
 
@@ -369,7 +369,7 @@ def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, 
 @pytest.mark.parametrize(
     ("collective", "words"),
     [
-        ("native", r"averaged by torch\.distributed, in an order of its"),
+        ("native", r"averaged by torch\.distributed, in its own order"),
         ("ring", "summed along ring, and a replay sums them as shared memory does"),
     ],
 )

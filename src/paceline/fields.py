@@ -1,13 +1,13 @@
-"""Values of the type that they must have: out of JSON, and of settings. None is taken on trust.
+"""Checked conversion of values from JSON and settings to their types.
 
     JSON        count(fields["samples"])    many(count)(fields["stops"])    by_name(real)(...)
-    a setting   convert("4", int | None)    a variable of the environment is always text, a file
-                                            has types of its own and a call has Python's
-    name:number read_name("k-sync:3", ...)  one of a family's members, and its number
+    a setting   convert("4", int | None)    text from the environment, other types from files
+                                            and calls
+    name:number read_name("k-sync:3", ...)  a member of a family, and its numbers
 
-Each raises TypeError or ValueError for any other value, and the caller says where it came
-from; of a name and its number ConfigError, with what may be written. Above 300 lines with
-all three. This module must not know files, nor which settings there are or what the values mean.
+Each raises TypeError or ValueError for any other value, and the caller adds where it came from;
+`read_name` raises ConfigError with the allowed forms. Above 300 lines with all three. This
+module must not know files, nor which settings there are or what the values mean.
 """
 
 import math
@@ -38,7 +38,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def integer(value: Any) -> int:
-    """A whole number that fits into 64 bits."""
+    """Check a whole number of at most 64 bits."""
     if type(value) is not int:
         raise TypeError(f"{value!r:.50} is not a whole number")
     if not -LARGEST <= value <= LARGEST:
@@ -47,7 +47,7 @@ def integer(value: Any) -> int:
 
 
 def whole(value: Any) -> int | None:
-    """A script's whole number, also NumPy's; None where it is not one."""
+    """Return a whole number from a script, also NumPy's; None if it is not one."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -73,14 +73,14 @@ def real(value: Any) -> float:
 
 
 def number(value: Any) -> float:
-    """A number, or null for one that is not finite, which JSON cannot say: nan."""
+    """A finite number, or null as nan: JSON has no numbers that are not finite."""
     return math.nan if value is None else real(value)
 
 
 def text(value: Any) -> str:
     """A text."""
     if type(value) is not str:
-        raise TypeError(f"{value!r:.50} is no text")
+        raise TypeError(f"{value!r:.50} is not a text")
     return value
 
 
@@ -92,55 +92,55 @@ def boolean(value: Any) -> bool:
 
 
 def many(take: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
-    """A list of such values, as a tuple."""
+    """Return a function that reads a list of such values as a tuple."""
 
     def read(value: Any) -> tuple[T, ...]:
         if type(value) is not list:
-            raise TypeError(f"{value!r:.50} is no list")
+            raise TypeError(f"{value!r:.50} is not a list")
         return tuple(map(take, value))
 
     return read
 
 
 def by_name(take: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
-    """An object of such values."""
+    """Return a function that reads an object of such values."""
 
     def read(value: Any) -> dict[str, T]:
         if type(value) is not dict:
-            raise TypeError(f"{value!r:.50} is no object")
-        return {name: take(one) for name, one in value.items()}
+            raise TypeError(f"{value!r:.50} is not an object")
+        return {name: take(item) for name, item in value.items()}
 
     return read
 
 
 def record(cls: type[T], value: Any) -> T:
-    """A dataclass of texts, numbers and booleans, from an object with its fields.
+    """Read a dataclass of texts, numbers and booleans from an object with its fields.
 
-    Fields with a default may be missing; one that the class has not is refused.
+    Fields with a default may be missing; unknown fields raise KeyError.
     """
     hints = get_type_hints(cls)
-    given = by_name(lambda one: one)(value)
-    for name, one in given.items():
+    fields = by_name(lambda item: item)(value)
+    for name, item in fields.items():
         kinds = get_args(hints[name]) or (hints[name],)
-        if type(one) is int and float in kinds:
-            real(one)
-        elif type(one) not in kinds:
-            raise TypeError(f"{name} is {one!r:.50}")
-        elif type(one) is int or type(one) is float:
-            real(one)
-    return cls(**given)
+        if type(item) is int and float in kinds:
+            real(item)
+        elif type(item) not in kinds:
+            raise TypeError(f"{name} is {item!r:.50}")
+        elif type(item) is int or type(item) is float:
+            real(item)
+    return cls(**fields)
 
 
 def refuse_constant(word: str) -> NoReturn:
-    """For ``json.loads(parse_constant=...)``: NaN and Infinity are no JSON."""
-    raise ValueError(f"{word} is no number of JSON")
+    """For ``json.loads(parse_constant=...)``: NaN and Infinity are not JSON."""
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def convert(value: object, annotation: Any) -> Value:
     """``value`` as the type that ``annotation`` says: a scalar, a tuple, a Literal, or None.
 
     Raises:
-        ValueError: it cannot be; the message says what was wanted: ``a whole number``.
+        ValueError: the value does not fit; the message is what was wanted: ``a whole number``.
 
     Example:
         >>> convert("4", int | None)
@@ -206,7 +206,7 @@ def _to_strings(value: object) -> tuple[str, ...]:
         return tuple(map(_to_str, value.split()))
     if not isinstance(value, list | tuple):
         raise TypeError
-    return tuple(_to_str(one) for one in value)
+    return tuple(_to_str(item) for item in value)
 
 
 _CONVERTERS: Mapping[Any, tuple[Callable[[object], Value], str]] = {
@@ -226,9 +226,10 @@ class Length(NamedTuple):
 
 
 def read_length(text: str | None) -> Length | None:
-    """``5ep`` or ``200``; None stays None.
+    """Read ``5ep`` (epochs) or ``200`` (updates); None stays None.
 
-    ValueError: it reads otherwise, or is not above 0.
+    Raises:
+        ValueError: the text has another form, or is not above 0.
     """
     if text is None:
         return None
@@ -244,11 +245,14 @@ def read_length(text: str | None) -> Length | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameNumber:
-    """A number in ``name:number`` of a family's member: what it means.
+    """The meaning of a number in ``name:number`` of a family's member.
 
     Attributes:
-        default: its value if it is left out; None: it must be given.
-        example: what a message proposes.
+        symbol: its letter in a message: ``K``.
+        meaning: what it counts, as text.
+        minimum: the smallest value that `shown` proposes.
+        default: the value if it is left out; None: it is required.
+        example: the value that a message proposes.
     """
 
     symbol: str
@@ -259,7 +263,7 @@ class NameNumber:
     kinds: ClassVar[tuple[str, str]] = ("a whole number", "whole numbers")
 
     def read(self, text: str) -> int:
-        """The number. ValueError: it is none."""
+        """Return the number. ValueError: the text is not one."""
         return int(text)
 
     def write(self, value: int) -> str:
@@ -272,12 +276,12 @@ class NameNumber:
 
 
 def written(name: str, values: Sequence[object]) -> str:
-    """How a member with these numbers is written: ``k-sync:3``."""
+    """Return a member with its numbers as text: ``k-sync:3``."""
     return f"{name}:{','.join(map(str, values))}" if values else name
 
 
 def spelled(name: str, arguments: Sequence[NameNumber]) -> str:
-    """How a member is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
+    """Return the form of a member: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
     text = written(name, [argument.symbol for argument in arguments])
     is_optional = any(argument.default is not None for argument in arguments)
     return f"{name}[{text.removeprefix(name)}]" if is_optional else text
@@ -289,12 +293,13 @@ def read_name(
     members: Mapping[str, Sequence[NameNumber]],
     aliases: Mapping[str, str],
 ) -> tuple[str, tuple[int, ...]]:
-    """The member that ``name``, ``name:number`` or ``name:number,number`` means, and its numbers.
+    """Read ``name``, ``name:number`` or ``name:number,number``: the member and its numbers.
 
     Args:
-        kind: of the family, for a message: ``protocol``.
-        members: their names, and the numbers of each.
-        aliases: other names.
+        text: as the user wrote it.
+        kind: the family, for messages: ``protocol``.
+        members: name -> its numbers.
+        aliases: alias -> name.
 
     Raises:
         ConfigError: the name is unknown, or its numbers are missing, not numbers, or not wanted.
@@ -304,29 +309,29 @@ def read_name(
         ...     symbol="K", meaning="pushes an update", minimum=1)]}, {})
         ('k-sync', (3,))
     """
-    given, colon, numbers = text.strip().partition(":")
-    name = aliases.get(given, given)
+    written_name, colon, numbers = text.strip().partition(":")
+    name = aliases.get(written_name, written_name)
     if name not in members:
-        raise unknown(kind, given, [*members, *aliases])
-    wanted = members[name]
-    if not wanted:
+        raise unknown(kind, written_name, [*members, *aliases])
+    arguments = members[name]
+    if not arguments:
         if colon:
             raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
         return name, ()
-    if not colon and wanted[0].default is not None:
+    if not colon and arguments[0].default is not None:
         return name, ()
     try:
-        pairs = zip(wanted, numbers.split(","), strict=True)
-        return name, tuple(one.read(number) for one, number in pairs)
+        pairs = zip(arguments, numbers.split(","), strict=True)
+        return name, tuple(argument.read(number) for argument, number in pairs)
     except ValueError:
-        raise _no_numbers(name, wanted, numbers, text) from None
+        raise _no_numbers(name, arguments, numbers, text) from None
 
 
-def _no_numbers(name: str, wanted: Sequence[NameNumber], numbers: str, text: str) -> ConfigError:
-    kind = wanted[0].kinds[len(wanted) > 1]
-    meant = " and ".join(f"{one.symbol} ({one.meaning})" for one in wanted)
+def _no_numbers(name: str, arguments: Sequence[NameNumber], numbers: str, text: str) -> ConfigError:
+    kind = arguments[0].kinds[len(arguments) > 1]
+    meanings = " and ".join(f"{argument.symbol} ({argument.meaning})" for argument in arguments)
     return ConfigError(
-        f"{spelled(name, wanted)} needs {kind} {meant}, got "
+        f"{spelled(name, arguments)} needs {kind} {meanings}, got "
         f"{repr(numbers) if numbers else 'nothing'} in {text!r}; write for example "
-        f"{written(name, [one.shown for one in wanted])}"
+        f"{written(name, [argument.shown for argument in arguments])}"
     )

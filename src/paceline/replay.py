@@ -183,9 +183,9 @@ def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
 def _ended_at(run_dir: Path) -> int | None:
     """The version at which the run ended; None: its trace was cut off before."""
     version, is_ended = 0, False
-    for one in read_trace(run_dir / FILE_NAME):
-        version += isinstance(one, Ordered) and isinstance(one.order, Apply)
-        is_ended = isinstance(one, Ended)
+    for record in read_trace(run_dir / FILE_NAME):
+        version += isinstance(record, Ordered) and isinstance(record.order, Apply)
+        is_ended = isinstance(record, Ended)
     return version if is_ended else None
 
 
@@ -199,11 +199,11 @@ def _is_equal(work: PeersWork, path: Path) -> bool | None:
     )
 
 
-def _are_same_bits(one: Tensor, other: Tensor) -> bool:
+def _are_same_bits(tensor: Tensor, other: Tensor) -> bool:
     """Whether all bits are equal, also of NaN: a replay has the same ones as its run."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if tensor.dtype != other.dtype or tensor.shape != other.shape:
         return False
-    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (one, other))
+    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (tensor, other))
     return first.equal(second)
 
 
@@ -215,13 +215,13 @@ def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int
     """
     if reason := _reason(header):
         raise ConfigError(f"{run_dir} cannot be replayed: {reason}")
-    for one in records:
-        if not isinstance(one, Resumed) or (until is not None and one.version >= until):
+    for record in records:
+        if not isinstance(record, Resumed) or (until is not None and record.version >= until):
             continue
-        if reason := _resumed_reason(header, one):
+        if reason := _resumed_reason(header, record):
             raise ConfigError(
-                f"{run_dir} cannot be replayed beyond version {one.version}, where it was resumed: "
-                f"{reason}; --until {one.version} shows it up to there"
+                f"{run_dir} cannot be replayed beyond version {record.version}, where it was "
+                f"resumed: {reason}; --until {record.version} shows it up to there"
             )
 
 

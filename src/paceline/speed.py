@@ -1,4 +1,4 @@
-"""How one worker computes, as one value: what is chosen by hand or by ``--fast auto``.
+"""How one worker computes: the options that the user or ``--fast auto`` chooses.
 
 Each field belongs to one candidate (``tuning/candidates.py``), which knows what to try and how to
 put it into effect. All but ``precision`` leave the numbers as they are, up to rounding. This module
@@ -21,7 +21,7 @@ class Speed:
     """One way to compute; the defaults leave everything as the script made it.
 
     Attributes:
-        threads: a worker computes with; 0: as many as it was started with.
+        threads: CPU threads of a worker; 0: as many as it was started with.
         keep_memory: whether freed memory stays with the process.
         optimizer: ``as it is``, ``foreach`` or ``fused``: the kernel of the optimizer's step.
         channels_last: whether 4-dimensional weights lie in memory with their channels last.
@@ -50,7 +50,7 @@ class Speed:
         return asdict(self)
 
     def having(self, name: str, value: Value) -> "Speed":
-        """These choices with another value of one field."""
+        """Return a copy with another value of one field."""
         return Speed.read({**self.write(), name: value})
 
     def is_chosen(self, name: str) -> bool:
@@ -60,18 +60,18 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one candidate was worth.
+    """The measured gain of one candidate.
 
     Attributes:
         name: the field of ``Speed``.
-        what: the option in words: ``compile default``.
+        what: the option as text: ``compile default``.
         gain: seconds a step without it : with it, the median of interleaved pairs; 0 where it
             could not be measured.
         low, high: the quartiles of that ratio.
         is_kept: whether it is part of the choice.
         once_s: seconds that it costs once, before the first step (compilation).
         was_tried: whether there was time for it.
-        reason: why it was not measured, or what to know of it.
+        reason: why it was not measured, or a remark.
         is_apart: whether it was measured separately, with batches from the loader or on a whole
             batch, and is no part of ``before_s`` and ``after_s``.
     """
@@ -94,10 +94,10 @@ class Outcome:
 
     Attributes:
         before_s, after_s: seconds a step without and with the whole choice.
-        num_samples: of the batches that were measured on.
+        num_samples: samples of the measured batches.
         batch_size: samples of the batches that will be trained on.
-        took_s: of the whole trial.
-        is_steady: whether the machine was left alone meanwhile, as far as repeats can tell.
+        took_s: seconds of the whole trial.
+        is_steady: whether repeats agree, so that no other load disturbed the trial.
     """
 
     speed: Speed
@@ -122,23 +122,23 @@ class Outcome:
         """From JSON.
 
         Raises:
-            TypeError, ValueError, KeyError: it is damaged, or was written by another version.
+            TypeError, ValueError, KeyError: the value is damaged, or of another version.
         """
-        found = many(lambda one: record(Finding, one))(values["findings"])
+        findings = many(lambda one: record(Finding, one))(values["findings"])
         speed = Speed.read(by_name(lambda one: one)(values["speed"]))
         sizes = (values["num_samples"], values["batch_size"])
         times_s = (values["before_s"], values["after_s"])
         if min(map(count, sizes)) < 1 or min(map(real, times_s)) <= 0.0:
-            raise ValueError("a step of no samples, or of no time")
+            raise ValueError("num_samples, batch_size, before_s and after_s must be above 0")
         return cls(
-            speed=speed, findings=found, before_s=real(values["before_s"]),
+            speed=speed, findings=findings, before_s=real(values["before_s"]),
             after_s=real(values["after_s"]), num_samples=count(values["num_samples"]),
             batch_size=count(values["batch_size"]), took_s=real(values["took_s"]),
             is_steady=boolean(values.get("is_steady", True)),
         )  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The result in sentences: what helped, what did not, the total."""
+        """Return the result as sentences: what was kept, the total, what was not kept."""
         kept = [
             _kept(finding, self._saved_s(finding)) for finding in self.findings if finding.is_kept
         ]
@@ -158,7 +158,7 @@ class Outcome:
         return lines
 
     def _saved_s(self, finding: Finding) -> float:
-        """Seconds that a step of training saves by it."""
+        """Return the seconds that the option saves in a step of training."""
         share = self.batch_size / self.num_samples
         return self.after_s * share * (finding.gain - 1.0)
 

@@ -1,10 +1,10 @@
-"""Ends of a run by a metric of the script's own: a bound that is reached, or no improvement.
+"""Ends a run by one of the script's metrics: it reaches a bound, or does not improve.
 
     add(rule) ... hear(metrics of one evaluation) -> why the run is to end, or nothing
 
-What is not a number is never an improvement, and reaches nothing. Which way a metric grows better
-is found by the words of its name, where the script does not say; nothing is guessed. This module
-must not know who evaluates, nor how a run ends.
+NaN is never an improvement and reaches no bound. If the script does not say whether more or less of
+a metric is better, the words of its name decide; an unknown name is refused. This module must not
+know who evaluates, nor how a run ends.
 """
 
 import math
@@ -29,14 +29,14 @@ _MORE = frozenset((
     "correct", "em", "hit", "hits", "mrr", "ndcg", "wins", "elo",
 ))  # fmt: skip
 _MORE_BY_ITSELF = frozenset(("score", "scores", "top"))
-"""Of these more is better where no other word tells: not of a Brier score, of a top-1 error."""
+"""More is better if no other word decides: not for a Brier score or a top-1 error."""
 _TURNS = frozenset((
     "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "reduction", "drop",
     "decrease",
 ))  # fmt: skip
-"""Of what is negated, or becomes less, other words tell nothing: more of neg_log_loss is better."""
+"""With these words the other words do not decide: more of neg_log_loss is better."""
 _GROWS = frozenset(("improvement", "increase", "gain"))
-"""So it is with these, where less of something is better."""
+"""Neither do they with these, if less of the metric is better."""
 MODES = ("min", "max")
 
 
@@ -46,9 +46,9 @@ class StopRule(NamedTuple):
     Attributes:
         name: of the metric, as ``pace.evaluate`` measures it.
         sign: 1 where more is better, -1 where less is, 0 where only bounds count.
-        above, below: the run ends when it is at least, at most so much.
-        patience: evaluations in a row without an improvement after which it ends; 0: not by that.
-        min_delta: what is less than so much better than the best so far is no improvement.
+        above, below: the run ends when the metric is at least, or at most, this value.
+        patience: the run ends after this many evaluations in a row without improvement; 0: never.
+        min_delta: the smallest difference from the best value so far that is an improvement.
     """
 
     name: str
@@ -60,15 +60,15 @@ class StopRule(NamedTuple):
 
 
 def sign_of(name: str, mode: str | None = None) -> int:
-    """1 where more of this metric is better, -1 where less is.
+    """Return 1 if more of this metric is better, -1 if less is.
 
     Args:
         mode: ``max`` or ``min``; None: by the words of its name (loss, error, accuracy, ...), which
-            all tell the same, or of which the last one is of those of which less is better. A name
-            that turns them round (neg_log_loss, loss_reduction, -loss, 1-acc) does not tell.
+            must all agree, or else the last one must be a word of which less is better. A name
+            that reverses them (neg_log_loss, loss_reduction, -loss, 1-acc) decides nothing.
 
     Raises:
-        ConfigError: it is another mode, or the name does not tell.
+        ConfigError: the mode is unknown, or the name decides nothing.
 
     Example:
         >>> sign_of("loss/val"), sign_of("val_acc"), sign_of("bleu_error", "max")
@@ -98,9 +98,9 @@ def _sign_by(name: str) -> int:
 
 
 def _is_subtracted(name: str) -> bool:
-    """Whether a metric is taken from 0 or 1: -loss, 1 - acc; but not 1-shot_acc."""
-    found = re.match(r"\s*(1(?:\.0*)?\s*)?-\s*([a-z]*)", name)
-    return found is not None and (not found[1] or found[2] in _LESS | _MORE | _MORE_BY_ITSELF)
+    """Whether a metric is subtracted from 0 or 1: -loss, 1 - acc; but not 1-shot_acc."""
+    match = re.match(r"\s*(1(?:\.0*)?\s*)?-\s*([a-z]*)", name)
+    return match is not None and (not match[1] or match[2] in _LESS | _MORE | _MORE_BY_ITSELF)
 
 
 def rule_of(
@@ -115,8 +115,8 @@ def rule_of(
     """The rule that ``pace.stop_when`` was asked for.
 
     Raises:
-        ConfigError: it asks for nothing, a value is none that it can be, or patience is asked for
-            and the name does not tell which way is better.
+        ConfigError: no condition is given, a value is invalid, or patience is given and the name
+            does not say whether more or less is better.
     """
     if above is None and below is None and patience is None:
         raise ConfigError(
@@ -144,7 +144,7 @@ def rule_of(
 
 
 class StopRules:
-    """The rules of one run, and what they have heard."""
+    """The rules of one run, and the evaluations that they have seen."""
 
     def __init__(self) -> None:
         self._best: dict[StopRule, float] = {}
@@ -152,10 +152,10 @@ class StopRules:
         self._measured: set[str] = set()
 
     def add(self, rule: StopRule, heard: Iterable[Mapping[str, float]] = ()) -> bool:
-        """One rule more; False: it is there already, since every worker says it.
+        """Add a rule; return False if it is there already, since every worker sends it.
 
         Args:
-            heard: evaluations that were made before, of a run that goes on.
+            heard: earlier evaluations, in a resumed run.
         """
         if rule in self._best:
             return False
@@ -165,12 +165,12 @@ class StopRules:
         return True
 
     def hear(self, metrics: Mapping[str, float]) -> str:
-        """An evaluation came to these means; why the run is to end, or empty."""
+        """Handle an evaluation with these means; return why the run ends, or ""."""
         reasons = [self._hear(rule, metrics) for rule in self._best]
         return next(filter(None, reasons), "")
 
     def unmeasured(self) -> list[str]:
-        """Names that no evaluation had."""
+        """Names that no evaluation has measured."""
         return sorted({rule.name for rule in self._best} - self._measured)
 
     def _hear(self, rule: StopRule, metrics: Mapping[str, float]) -> str:

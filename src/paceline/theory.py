@@ -1,8 +1,8 @@
-"""What is known of a protocol before anything runs: an update's time and its staleness.
+"""Closed forms of a protocol's time per update and staleness.
 
-X, the seconds that one worker takes for one mini-batch, is a ``Delay``, independent and alike for
-all P workers; communication takes no time. Where the literature gives no closed form the answer
-is None, and a simulation has to tell. This module must not know simulations or measurements.
+X, the seconds that one worker takes for one mini-batch, is a ``Delay``, independent and identically
+distributed for all P workers; communication takes no time. Without a known form the answer is
+None, and only a simulation gives the value. This module must not know simulations or measurements.
 
 Source: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nagpurkar, "Slow and Stale Gradients Can Win the
 Race: Error-Runtime Trade-offs in Distributed SGD", AISTATS 2018 (PMLR 84:803-812); the order
@@ -22,7 +22,7 @@ def harmonic(n: int) -> float:
 
 
 def order_statistic_s(delay: Delay, rank: int, num_workers: int) -> float | None:
-    """E[X_{K:P}]: when the ``rank``-th of ``num_workers`` that start together is done.
+    """E[X_{K:P}]: mean time at which the ``rank``-th of ``num_workers`` that start together ends.
 
         Delta + exp(mean)      Delta + mean (H_P - H_{P-K})
         one of x_1 <= x_2 ...  x_1 + sum_i (x_{i+1} - x_i) P(fewer than K of P are <= x_i)
@@ -55,23 +55,23 @@ def _random_part_s(term: Term, rank: int, num_workers: int) -> float | None:
         log_s += math.lgamma(left + 1 - inverse) - math.lgamma(left + 1)
         return term.scale_s * math.exp(log_s)
     if isinstance(term, Empirical) and len(term.values_s) * rank <= _MOST_SUMMANDS:
-        return _of_steps_s(term.values_s, rank, num_workers)
+        return _empirical_s(term.values_s, rank, num_workers)
     return None
 
 
 _MOST_SUMMANDS = 1_000_000
 
 
-def _of_steps_s(values_s: Sequence[float], rank: int, num_workers: int) -> float:
+def _empirical_s(values_s: Sequence[float], rank: int, num_workers: int) -> float:
     """x_1 + sum_i (x_{i+1} - x_i) P(X_{K:P} > x_i): fewer than K of P are at most x_i."""
     parts = [values_s[0]]
     for i in range(1, len(values_s)):
         if (gap_s := values_s[i] - values_s[i - 1]) > 0.0:
-            parts.append(gap_s * _fewer(rank, num_workers, i / len(values_s)))
+            parts.append(gap_s * _binomial_below(rank, num_workers, i / len(values_s)))
     return math.fsum(parts)
 
 
-def _fewer(rank: int, num_workers: int, share: float) -> float:
+def _binomial_below(rank: int, num_workers: int, share: float) -> float:
     """P(fewer than ``rank`` of ``num_workers`` succeed), each with probability ``share``."""
     yes, no, whole = math.log(share), math.log1p(-share), math.lgamma(num_workers + 1)
     return math.fsum(
@@ -213,7 +213,7 @@ def staleness_versions(protocol: str, num_workers: int, num_pushes: int) -> floa
     Source: conservation (Little's law); the distribution of X does not matter.
 
     Returns:
-        Versions; None for a protocol that it does not hold for.
+        Versions; None for other protocols.
     """
     if protocol in ("full-sync", "k-sync", "k-batch-sync"):
         return 0.0

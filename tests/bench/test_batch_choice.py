@@ -68,7 +68,7 @@ def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
 ) -> None:
     found = replace(NOISE, signal=math.nan)
     monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: found)
-    with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; give"):
+    with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; use"):
         compare_batch_sizes(BatchSizeQuestion(spec="quadratic", device="cpu"), lambda text: None)
 
 

@@ -186,7 +186,7 @@ def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str])
     bench = Benchmark("broken")
     with pytest.raises(ValueError, match="mine"), bench:
         raise ValueError("mine")
-    with pytest.raises(ConfigError, match="nothing was measured"):
+    with pytest.raises(ConfigError, match="nothing has been measured"):
         _ = bench.seconds
     with Benchmark("after"):
         pass

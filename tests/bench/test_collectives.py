@@ -52,6 +52,16 @@ def row(name: str, num_bytes: int, seconds: float, predicted_s: float | None) ->
     )
 
 
+def test_ranks_meet_at_a_path_with_a_hash(tmp_path: Path) -> None:
+    folder = tmp_path / "a#b?c"
+    folder.mkdir()
+    seat = collective_seat.CollectiveSeat(rank=0, num_ranks=1, meeting=str(folder / "meeting"))
+    try:
+        assert (folder / "meeting").is_file()
+    finally:
+        seat.close()
+
+
 def test_known_times_are_printed_with_where_one_takes_over() -> None:
     small, large = 1 << 10, 1 << 24
     found = MeasuredCollectives(
@@ -73,14 +83,14 @@ def test_known_times_are_printed_with_where_one_takes_over() -> None:
     assert "all-reduce between 8 processes of one thread" in text
     assert "fastest at 1.0 KiB: tree" in text
     assert "fastest at 16.0 MiB: ring" in text
-    assert "the predicted one takes at most 1.00 of the fastest" in text
+    assert "the one predicted fastest takes at most 1.00 times as long as the fastest" in text
     (crossing,) = found.crossings()
     assert (crossing.below, crossing.above) == ("tree", "ring")
     assert "ring from tree" in text
     assert "predicted within a factor of 2: " in text
-    assert "8 processes share 2 cores: they wait for one another, too" in text
+    assert "8 processes share 2 cores, so they also wait for one another" in text
     assert "a message of 1.0 KiB: 50 us alone, 50 us where each rank sends one" in text
-    assert "memory is copied at 8 GB/s by one process" in text
+    assert "one process copies memory at 8 GB/s" in text
     (gloo,) = [line for line in text.splitlines() if line.startswith("gloo") and "16.0 MiB" in line]
     assert gloo.split()[-1] == f"{1.75 * large / 20e-3 / 1e9:.3g}"  # bus GB/s; no formula
     assert "0.94" in text  # 30 ms by 32

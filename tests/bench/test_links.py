@@ -105,7 +105,7 @@ def test_two_cores_are_measured_both_ways(say: Say) -> None:
         ("--topology dgx1 --cores 0,1", "so --cores has no effect"),
         ("--topology dgx1 --mib 64", "so --mib has no effect"),
         ("--cores 0", "needs 2 to 8 different cores"),
-        ("--cores 0,100000", "core 100000 may not be used here"),
+        ("--cores 0,100000", "core 100000 is not available here"),
         ("--cores here", "--cores must be whole numbers such as 0,1, got 'here'"),
         ("--mib 0", "--mib must be >= 1"),
     ],

@@ -96,13 +96,13 @@ def test_a_loss_that_does_not_fall_advises_nothing() -> None:
     found = measured(lambda place: 2.0)
     assert found.advised is None
     assert render_range(found)[-1] == (
-        "the loss does not fall between 0.0001 and 10: take a higher --highest, more --updates, or "
+        "the loss does not fall between 0.0001 and 10: try a higher --highest, more --updates, or "
         "another --init"
     )
     assert range_json(found)["advised"] is None
 
 
-@pytest.mark.parametrize(("made", "fewer"), [(20, ", or --updates 20"), (8, "")])
+@pytest.mark.parametrize(("made", "fewer"), [(20, ", or use --updates 20"), (8, "")])
 def test_a_script_that_was_over_first_is_told_which_rates_were_not_tried(
     made: int, fewer: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_script_that_was_over_first_is_told_which_rates_were_not_tried(
         found = measured(loss)
         return replace(found, rates=found.rates[:made], losses=found.losses[:made], cut_after=made)
 
-    over = f"the script's loop was over after {made} of 101 updates: give it more epochs"
+    over = f"the script's loop ended after {made} of 101 updates: give it more epochs"
     last = f"{RAMP.rate(made - 1):.3g}"
     flat, falling = cut(lambda place: 2.0), cut(lambda place: -place)
     assert flat.reason == f"the loss does not fall between 0.0001 and {last}, and {over}{fewer}"
@@ -130,10 +130,10 @@ def test_the_picture_has_powers_of_ten_below_it() -> None:
 
 def test_a_run_ends_where_the_loss_has_grown_or_is_no_number() -> None:
     losses = Diverging()
-    assert not any(losses.hear(2.0) for _ in range(20))
-    assert not losses.hear(5.0)  # one batch
-    assert any(losses.hear(20.0) for _ in range(5))
-    assert Diverging().hear(math.nan)
+    assert not any(losses.add(2.0) for _ in range(20))
+    assert not losses.add(5.0)  # one batch
+    assert any(losses.add(20.0) for _ in range(5))
+    assert Diverging().add(math.nan)
 
 
 def test_real_workers_diverge_where_theory_says() -> None:
@@ -216,7 +216,9 @@ def test_a_script_whose_epochs_are_over_first_is_measured_until_then(
     assert code == 0, err
     found = json.loads(out)
     assert len(found["losses"]) == found["cut_after"] == 2 * 256 // 32
-    assert "over after 16 of 60 updates: give it more epochs, or --updates 16" in found["reason"]
+    assert (
+        "ended after 16 of 60 updates: give it more epochs, or use --updates 16" in found["reason"]
+    )
     assert not (tmp_path / "evaluated").exists()
 
 
@@ -243,7 +245,7 @@ def test_all_local_steps_of_an_update_have_its_rate(
     [
         (("", ""), "--batch-size 8", "are for tasks"),
         (("import paceline", ""), "", "paceline"),
-        (("lr=0.01", "lr=0.0"), "", "needs a learning rate > 0 in the script"),
+        (("lr=0.01", "lr=0.0"), "", "learning rate, which must be > 0"),
         (
             ("optimizer.step()", "optimizer.step(); optimizer.param_groups[0]['lr'] = 0.3"), "",
             "tune lr sets the learning rate of each update",
@@ -251,13 +253,13 @@ def test_all_local_steps_of_an_update_have_its_rate(
         (
             ("prepare(model, optimizer,",
              "prepare(torch.optim.lr_scheduler.StepLR(optimizer, 3), model, optimizer,"), "",
-            "and so does StepLR",
+            "but so does StepLR",
         ),
         (
             ("model, optimizer, loader = pace",
              "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)\n"
              "model, optimizer, loader = pace"), "",
-            "and so does LinearLR",
+            "but so does LinearLR",
         ),
     ],
     ids=["flags", "lines", "rate", "by hand", "scheduler", "scheduler beside"],
@@ -298,7 +300,7 @@ def test_the_command_says_and_draws(say: Say, tmp_path: Path) -> None:
         ("quadratic --plot nowhere/rates.svg", "nowhere is not a folder"),
         ("quadratic --protocol k-sync:3", "number of workers"),
         ("nowhere.py", "there is no script nowhere.py; name a file, or a task"),
-        ("quadratic -- 3", "quadratic is a task, and 3 is for a script"),
+        ("quadratic -- 3", "quadratic is a task, but 3 is for a script"),
     ],
 )
 def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:

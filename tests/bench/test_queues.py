@@ -1,6 +1,7 @@
 """WorkQueue: in order, bounded, and an error is told to who waits."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -45,6 +46,46 @@ def test_what_an_operation_raises_comes_out_where_it_is_waited_for() -> None:
             queue.synchronize()
         assert done == [1]
         queue.synchronize()  # said once
+
+
+def test_closing_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, began, waits = threading.Event(), threading.Event(), threading.Event()
+    done: list[int] = []
+    errors: list[ConfigError] = []
+
+    def hold() -> None:
+        began.set()
+        gate.wait()
+
+    queue = WorkQueue(depth=2)
+    wait_for = queue._has_room.wait_for
+
+    def noted_wait_for(predicate: Callable[[], bool], timeout_s: float | None) -> bool:
+        waits.set()  # the lock is held until the wait has begun
+        return wait_for(predicate, timeout_s)
+
+    def put() -> None:
+        try:
+            queue.put(lambda: done.append(3))
+        except ConfigError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(queue._has_room, "wait_for", noted_wait_for)
+    queue.put(hold)
+    began.wait()
+    for number in range(2):
+        queue.put(lambda number=number: done.append(number))
+    putter = threading.Thread(target=put, daemon=True)
+    putter.start()
+    waits.wait()
+    closer = threading.Thread(target=queue.close, daemon=True)
+    closer.start()
+    putter.join(timeout=10)  # the gate is still shut: close() wakes the put
+    gate.set()
+    closer.join()
+    queue.synchronize()
+    assert [str(error) for error in errors] == ["this WorkQueue is closed; create a new one"]
+    assert done == [0, 1]
 
 
 def test_closing_does_what_is_queued_and_takes_no_more() -> None:

@@ -15,7 +15,7 @@ def test_the_figures_of_known_times() -> None:
 
 
 def test_no_times_are_no_timing() -> None:
-    with pytest.raises(ConfigError, match="nothing was measured"):
+    with pytest.raises(ConfigError, match="nothing has been measured"):
         Timing(name="none", samples_s=())
 
 

@@ -1,6 +1,7 @@
 """Scaling over real workers, in turn; how known times print, and what cannot be asked."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,11 @@ from paceline.trace import FILE_NAME, Trace
 
 Say = Callable[[str], tuple[int, str, str]]
 QUESTION = ScalingQuestion(task="quadratic", workers=(2, 4), batch_size=8, rounds=2, updates=10)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def sample(step_s: float, workers: int, mini_batch_size: int) -> ScalingSample:
@@ -76,7 +82,7 @@ def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatc
     assert row.split()[3:] == [
         "8", "1,222", "1.60", "0.800", "0.800", "to", "0.800", "13.1", "ms", "13.1", "ms", "76.4"
     ]  # fmt: skip
-    assert "4 workers and more share 2 cores: their efficiency says" in " ".join(lines)
+    assert "4 or more workers share 2 cores: their efficiency shows" in " ".join(lines)
     assert "runs of more workers with --mini-batch-size 8" in lines[-1]
     assert lines[:-1] == [
         line.replace("inline", "local") for line in render_scaling(replace(found, engine="inline"))
@@ -101,6 +107,33 @@ def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt) as alone:
         measure_scaling(QUESTION)
     assert not isinstance(alone.value, Interrupted)
+
+
+def test_two_measurements_in_one_second_keep_their_runs_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure = made_up(QUESTION, STEPS_S)
+
+    def kept(*arguments: object) -> ScalingSample:
+        *_, folder = arguments
+        if isinstance(folder, str):
+            (Path(folder) / FILE_NAME).touch()
+        return measure(*arguments)
+
+    monkeypatch.setattr(scaling, "_measure", kept)
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
+    runs = [measure_scaling(QUESTION).one_worker_run for _ in range(2)]
+    assert runs == [f"runs/one-worker-quadratic-20260101-000000{end}" for end in ("", "-2")]
+    assert all((tmp_path / run / FILE_NAME).is_file() for run in runs)
+
+
+def test_a_measurement_without_a_run_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, {**STEPS_S, "1 worker": -1.0}))
+    with pytest.raises(KeyboardInterrupt):
+        measure_scaling(QUESTION)
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_the_ideal_that_is_drawn_is_so_many_times_one_worker(

@@ -249,7 +249,7 @@ def test_what_is_for_tasks_is_not_ignored_where_a_script_is_launched(
         (tmp_path / source).write_text("lr = 0.5\n")
     code, out, err = paceline("launch", "--workers", "2", *flags, "train.py")
     assert (code, out) == (2, "")
-    assert f"error: lr 0.5 ({source}) is for tasks, a script has its own" in err
+    assert f"error: lr 0.5 ({source}) is for tasks, a script sets its own" in err
     assert launched.program is None
     assert paceline("train", *flags, "lenet")[0] == 0
     assert launched.settings is not None

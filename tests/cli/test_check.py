@@ -58,7 +58,7 @@ def test_what_is_wrongly_asked_ends_in_2(capsys: pytest.CaptureFixture[str], her
     (here / "latin.py").write_bytes("x = 'ü'".encode("latin-1"))
     for tokens, words in {
         ("--check", "nowhere.py"): "there is no script nowhere.py",
-        ("--check", "broken.py"): "broken.py:1 is no valid Python",
+        ("--check", "broken.py"): "broken.py:1 is not valid Python",
         ("--check", "latin.py"): "latin.py cannot be read as Python in UTF-8",
         (
             "--check",

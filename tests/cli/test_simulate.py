@@ -169,7 +169,7 @@ def test_what_was_simulated_is_reported_by_sample_and_made_again_or_refused_by_n
     assert "sample 3" in out
     assert say(f"{line} --batched --run-dir batched")[0] == 0
     code, _, err = say("replay batched")
-    assert (code, "it ran with --batched, which rounds otherwise" in err) == (2, True)
+    assert (code, "it ran with --batched, which rounds differently" in err) == (2, True)
     assert say(f"{line.replace(' quadratic', '')} --run-dir timed")[0] == 0
     code, _, err = say("replay timed")
     assert (code, "it simulated only time, without a task" in err) == (2, True)

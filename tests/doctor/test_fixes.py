@@ -194,7 +194,7 @@ def test_a_script_that_differs_by_itself_proves_nothing() -> None:
 
     proof = prove("", EDITS, recorded)
     assert proof.kept == ()
-    assert "differs by itself in the loss of step 1" in proof.unproved
+    assert "two runs of the unchanged script differ in the loss of step 1" in proof.unproved
 
 
 def test_an_edit_that_ends_the_script_is_dropped() -> None:

@@ -180,8 +180,8 @@ def test_algorithms_that_repeat_to_the_bit_are_tried_off_and_put_back_as_they_we
 @pytest.mark.parametrize(
     ("steps", "over_s", "said"),
     [
-        (0, 130.0, "made no step of an optimizer of torch in 120 s"),
-        (20, 2190.0, "20 at least, and then none in 180 s"),
+        (0, 130.0, "made no step of a torch optimizer in 120 s"),
+        (20, 2190.0, "at least 20 steps of a torch optimizer, and then none in 180 s"),
     ],
 )
 def test_slow_steps_are_waited_for_however_many_there_are(
@@ -229,7 +229,10 @@ def test_where_no_fix_has_the_name_that_is_asked_for_it_is_said(
 ) -> None:
     whole = script(tmp_path)
     assert run(["doctor", str(whole), "--seconds", "0.5", "--only", "num_wrkers"]) == 0
-    assert "--only num_wrkers: no fix with a name that begins with this was tried" in capsys.readouterr().err
+    assert (
+        "--only num_wrkers: no fix with a name that begins with this was tried"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(
@@ -252,12 +255,12 @@ def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(
     ("text", "said"),
     [
         ("import torch\nimport sys\nsys.exit('train.py: error: give --data')\n",
-         "exit code 1 before a training step, and says: 'train.py: error: give --data'"),
+         "exit code 1 before a training step, and prints: 'train.py: error: give --data'"),
         ("import torch\nraise ValueError('no data')\n",
          r"fails before a training step: ValueError: no data \(.*train.py:2\)"),
-        ("import torch\nprint('done')\n", "ends before enough steps of an optimizer"),
+        ("import torch\nprint('done')\n", "ends before enough steps of a torch optimizer"),
         ("import os, torch\nos.kill(os.getpid(), 9)\n", "was ended by signal 9"),
-        ("import time, torch\ntime.sleep(100)\n", "made no step of an optimizer of torch in 1 s"),
+        ("import time, torch\ntime.sleep(100)\n", "made no step of a torch optimizer in 1 s"),
     ],
     ids=["arguments", "failing", "early", "killed", "for-ever"],
 )  # fmt: skip
@@ -275,7 +278,7 @@ def test_what_a_script_begins_is_ended_with_it(tmp_path: Path) -> None:
     held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     text = f"import os, time, torch\nos.open({str(pipe)!r}, os.O_WRONLY)\n"
     text += "if not os.fork():\n    time.sleep(100)\n"
-    with pytest.raises(ConfigError, match="processes that it begins"):
+    with pytest.raises(ConfigError, match="processes that it starts"):
         observe(ScriptRun(script=script(tmp_path, text)))
     assert select.select([held], [], [], 20.0)[0], "who holds the other end is still there"
     assert os.read(held, 1) == b""

@@ -48,7 +48,7 @@ RIGHT = {
     2: ((10, "ReLU keeps the layers around it from being one linear map, and it is cheap"),
         (6, "64 samples a batch")),
     3: ((7, "drop_last=True: every batch has the same size"), (10, "it takes the 3 features"),
-        (11, "ReLU keeps"), (12, "64 and 128 are multiples of 8: tensor cores take them whole")),
+        (11, "ReLU keeps"), (12, "64 and 128 are multiples of 8: tensor cores need no padding")),
 }  # fmt: skip
 """Program -> line and words of what is right in it."""
 
@@ -70,7 +70,7 @@ def test_the_listing_says_what_is_right_too_and_why(number: int) -> None:
 def test_what_is_right_in_a_turn_is_said_and_what_is_not_is_not() -> None:
     clip = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
     said = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
-    assert {"unscale_ stands before clipping", "under autocast"} <= said
-    assert "backward() stands outside autocast, as it should" in said
+    assert {"unscale_ comes before clipping", "under autocast"} <= said
+    assert "backward() is outside autocast, as it should be" in said
     sick = looped([*STEP[:3], STEP[3], STEP[1], STEP[4]])
     assert not [one for one in rights_of(sick) if one.what.startswith("gradients are set to zero")]

@@ -99,7 +99,7 @@ def test_the_next_run_has_nothing_that_it_has_not_asked_for(
         ("raise OSError('no licence')", "preload: heavy cannot be imported: OSError: no licence"),
         (
             "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-            "preload: heavy begins 1 thread when it is imported",
+            "preload: heavy starts 1 thread when it is imported",
         ),
     ],
     ids=["fails", "thread"],
@@ -117,9 +117,9 @@ def test_what_leaves_no_process_to_fork_is_refused_and_the_next_run_is_well(
     [
         ("no_such_module", "there is no module 'no_such_module' here"),
         ("no_such.module", "there is no module 'no_such' here"),
-        ("os; print(1)", "is not a module as an import names it"),
-        (".relative", "is not a module as an import names it"),
-        ("", "is not a module as an import names it"),
+        ("os; print(1)", "is not the name of a module"),
+        (".relative", "is not the name of a module"),
+        ("", "is not the name of a module"),
     ],
 )
 def test_what_is_no_module_is_refused_before_anything_begins(name: str, said: str) -> None:

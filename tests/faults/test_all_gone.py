@@ -146,6 +146,8 @@ def test_who_never_gets_further_is_given_up(
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(victim="os.getpid()", when="True"))
-    with pytest.raises(WorkerError, match=r"ended so 3 times without getting beyond update \d+"):
+    with pytest.raises(
+        WorkerError, match=r"ended like this 3 times without getting beyond update \d+"
+    ):
         run_script(script, tmp_path, workers=2, respawn=True, checkpoint_every="1 epoch")
     assert capsys.readouterr().err.count("the run begins again") == 3

@@ -147,7 +147,7 @@ def test_a_run_that_goes_on_does_neither(
 
 def test_reading_waits_for_no_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace.jsonl")
-    with pytest.raises(ConfigError, match="it is no regular file"):
+    with pytest.raises(ConfigError, match="it is not a regular file"):
         summarize(tmp_path)
 
 

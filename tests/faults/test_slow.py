@@ -17,7 +17,7 @@ from tiny import TASK, samples
 
 @pytest.mark.parametrize(
     ("protocol", "cost"),
-    [("full-sync", "the others wait "), ("k-batch-async:2", "of what one of the others does")],
+    [("full-sync", "the others wait "), ("k-batch-async:2", "of the work of one of the others")],
 )
 def test_a_slow_worker_is_named(tmp_path: Path, protocol: str, cost: str) -> None:
     settings = RunSettings(

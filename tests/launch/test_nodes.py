@@ -56,7 +56,7 @@ def test_a_machine_that_nobody_has_numbered_is_told_how(number: str | None) -> N
         (None, 2, "--nodes is missing"),
         (0, 2, "must be >= 1"),
         (2, -1, "must be >= 1"),
-        (1000, 1000, "not above 1024 together"),
+        (1000, 1000, "at most 1024, got 1000 and 1000"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(

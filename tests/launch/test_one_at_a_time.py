@@ -269,5 +269,5 @@ def test_a_file_system_without_locks_is_said(
 def test_the_folder_of_a_run_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/inner"):
-        with pytest.raises(ConfigError, match="it is no folder"):
+        with pytest.raises(ConfigError, match="it is not a folder"):
             claim(RunSettings(run_dir=str(tmp_path / name)), "x", quiet)

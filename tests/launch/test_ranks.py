@@ -42,7 +42,7 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
         ({"workers": 4}, "there are 2 processes"),
         ({"engine": "inline"}, "this process was started as one of several"),
         ({"fault": ("kill worker 1 at 3s",)}, "from within the worker"),
-        ({"split": "network:3"}, "is for 3 workers, and there are 2"),
+        ({"split": "network:3"}, "is for 3 workers, but there are 2"),
         ({"split": "network", "dry_run": True}, "paceline partition TASK -n 2 shows the cut"),
         ({"split": "network", "protocol": "local-sgd:2"}, "hold parts of one model step together"),
     ],

@@ -34,8 +34,8 @@ def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("network:3", "is for 3 workers, and there are 2"),
-        ("2x2", "is for 4 workers, and there are 2"),
+        ("network:3", "is for 3 workers, but there are 2"),
+        ("2x2", "is for 4 workers, but there are 2"),
         ("shard:4", "write shard:1"),
         ("shard:", "write shard:1"),
         ("shard:33", "write shard:1"),
@@ -46,7 +46,7 @@ def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName 
         ("0x2", "at least one part"),
         ("2x1:2", "unknown split"),
         ("network:2:zigzag", "unknown split"),
-        ("layer:1f1b", "1f1b is a schedule of parts behind one another"),
+        ("layer:1f1b", "1f1b is a schedule for parts of a pipeline"),
         ("shard:1f1b", "write shard:1"),
     ],
 )

@@ -28,7 +28,7 @@ def test_every_stage_computes_every_micro_batch_once_each_way(
 ) -> None:
     stages_per_rank = 2 if name == "interleaved" else 1
     if name == "interleaved" and micro_batches % ranks:
-        with pytest.raises(ConfigError, match="no multiple"):
+        with pytest.raises(ConfigError, match="not a multiple"):
             list(SCHEDULES[name](ranks, micro_batches, stages_per_rank))
         return
     actions = list(SCHEDULES[name](ranks, micro_batches, stages_per_rank))
@@ -100,7 +100,9 @@ def test_a_schedule_that_waits_for_itself_is_no_schedule() -> None:
 
 
 def test_what_does_not_fit_a_schedule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="7 are no multiple of 2; write --micro-batches 8"):
+    with pytest.raises(
+        ConfigError, match="7 micro-batches are not a multiple of 2; write --micro-batches 8"
+    ):
         list(interleaved(2, 7))
     with pytest.raises(ConfigError, match="1f1b has one stage for each worker"):
         list(one_f_one_b(2, 4, 2))

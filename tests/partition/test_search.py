@@ -182,7 +182,7 @@ def test_what_crosses_two_borders_is_handed_on() -> None:
 def test_a_part_that_does_not_fit_is_said_with_what_it_lacks() -> None:
     graph = chain("ab", seconds=[1.0, 1.0], num_bytes=0, parameter_bytes=3 * 1024)
     pipeline = Pipeline(workers=workers(2, memory_bytes=5 * 1024))
-    with pytest.raises(ConfigError, match=r"part 0 needs 6.0 KiB.*has 5.0 KiB: 1.0 KiB too many"):
+    with pytest.raises(ConfigError, match=r"part 0 needs 6.0 KiB.*has 5.0 KiB: 1.0 KiB too little"):
         find_placement(graph, pipeline)
 
 

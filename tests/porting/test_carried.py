@@ -166,7 +166,7 @@ def test_a_turn_that_is_called_off_leaves_nothing_to_the_next(
     text = (HERE / "plain" / "episodes.py").read_text()
     path.write_text(text.replace("running < 0.3", "episode >= 40"))
     script, verdict = ported(path, tmp_path)
-    assert any("clears losses at the end of a turn" in one for one in verdict.notes)
+    assert any("clears losses at the end of an iteration" in one for one in verdict.notes)
     run = run_script(script, tmp_path, workers=2, protocol="k-sync:1", delay=("20ms",))
     assert run.summary.superseded.count
 

@@ -183,13 +183,13 @@ def test_going_on_by_a_turns_number_before_the_step_is_refused(turn: str) -> Non
     function = f"def learn():\n{TURN}\n" if "learn" in turn else ""
     text = f"{MODEL}{function}for it in range(100):\n"
     why = judged(f"{text}    if (it + 1) % 4:\n        continue\n{turn}").reason
-    assert "steps in some turns only, and pace.updates(n) counts updates" in why
+    assert "steps in some iterations only, but pace.updates(n) counts updates" in why
     assert not judged(f"{text}{turn}    if (it + 1) % 4:\n        continue\n").reason
 
 
 def test_going_on_by_something_else_before_the_step_is_noted() -> None:
     end = "    if len(seen) < 9:\n        continue\n"
-    said = "train.py:9 goes on to the next turn without a step"
+    said = "train.py:9 goes on to the next iteration without a step"
     for turn, is_noted in ((end + TURN, True), (TURN + end, False)):
         found = judged(f"{MODEL}for it in range(100):\n{turn}")
         assert not found.reason

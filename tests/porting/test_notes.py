@@ -92,7 +92,7 @@ def means_of(text: str) -> list[str]:
 
 def test_a_count_of_a_part_that_is_divided_by_all_samples_is_said() -> None:
     [said] = means_of(DIVIDED)
-    assert said.startswith("train.py:15 divides right, which each worker adds up over its part")
+    assert said.startswith("train.py:15 divides right, which each worker adds up over its share")
     assert "pace.sum(right)" in said
 
 
@@ -112,5 +112,5 @@ def test_other_divisions_are_not(old: str, new: str) -> None:
 def test_each_is_a_sentence_with_its_line() -> None:
     text = SCRIPT.replace("for it in range(9)", "while True").replace("END", "kept.clear()")
     said = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
-    assert any(one.startswith("train.py:18 clears kept at the end of a turn") for one in said)
+    assert any(one.startswith("train.py:18 clears kept at the end of an iteration") for one in said)
     assert any(one.startswith("train.py:20 ends the run where one worker") for one in said)

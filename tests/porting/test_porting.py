@@ -216,7 +216,7 @@ for epoch in range(3):
 def test_a_script_for_accelerate_gets_its_diff() -> None:
     hint = advise(Source(ACCELERATED), "train.py")
     assert hint is not None
-    assert hint.startswith("train.py:2 is written for Accelerate, whose workers no protocol")
+    assert hint.startswith("train.py:2 is written for Accelerate, whose workers paceline's")
     assert "\n+accelerator = paceline.connect()\n" in hint
     assert "\n+        with accelerator.step():\n" in hint
 
@@ -246,7 +246,7 @@ def test_another_librarys_loop_is_named(text: str, library: str) -> None:
 def test_a_trainer_of_lightnings_is_told_of_its_strategy(module: str) -> None:
     hint = advise(Source(f"import {module} as L\nL.Trainer().fit(model)\n"), "train.py")
     assert hint is not None
-    assert hint.startswith("train.py:2 is written for Lightning, whose workers no protocol")
+    assert hint.startswith("train.py:2 is written for Lightning, whose workers paceline's")
     assert "strategy=PacelineStrategy()" in hint
 
 
@@ -286,12 +286,12 @@ def test_a_script_that_has_both_is_told_that_ranks_are_not_set() -> None:
     )
     found = read(source, "train.py")
     assert found.has_group
-    assert found.notes[0].startswith("train.py:4 makes a process group of torch's own")
+    assert found.notes[0].startswith("train.py:4 makes a torch.distributed process group")
 
 
 def test_a_script_that_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x = 1\ndef (:\n")
-    with pytest.raises(ConfigError, match=r"train\.py:2 is no valid Python .*: def \(:"):
+    with pytest.raises(ConfigError, match=r"train\.py:2 is not valid Python .*: def \(:"):
         check_script(ScriptProgram(path=str(tmp_path / "train.py")))
 
 
@@ -400,7 +400,7 @@ def test_a_number_of_turns_is_a_difference_whatever_it_is_made_of(count: str, up
 def test_turns_that_are_passed_by_are_no_updates() -> None:
     loop = "for it in range(9):\n    loss = model(torch.ones(1, 4)).sum()\n    loss.backward()\n"
     loop += "    if (it + 1) % 3:\n        continue\n    optimizer.step()\n"
-    with pytest.raises(CannotDerive, match="steps in some turns only"):
+    with pytest.raises(CannotDerive, match="steps in some iterations only"):
         port(HEAD + loop + "    optimizer.zero_grad()\n")
 
 

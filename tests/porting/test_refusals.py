@@ -87,7 +87,7 @@ REFUSED = {
     ),
     "processes": (
         (("model = ", "torch.multiprocessing.Process(target=train).start()\nmodel = "),),
-        "line 5 starts workers of its own",
+        "line 5 starts its own workers",
     ),
     "folds": (
         (
@@ -100,7 +100,7 @@ REFUSED = {
                 "    loader = DataLoader(data, batch_size=8)\n",
             ),
         ),
-        "line 6 makes model anew in each turn of the loop of line 5",
+        "line 6 creates model again in each iteration of the loop of line 5",
     ),
     "two loops": ((("for epoch", LOOP + "for epoch"),), "the loops of lines 9 and 14 all train"),
     "no optimizer": (
@@ -115,7 +115,7 @@ REFUSED = {
         ((LOOP, "optimizer.zero_grad()\noptimizer.step()\n"),),
         "line 9 steps outside of any loop",
     ),
-    "a taken name": ((("lr=0.1", "lr=pace"),), "line 6 has a use of its own for the name pace"),
+    "a taken name": ((("lr=0.1", "lr=pace"),), "line 6 already uses the name pace"),
     "two batches a turn": (
         (
             (
@@ -139,9 +139,9 @@ REFUSED = {
                 + "for epoch in range(3):\n    train(9)\ntrain(5)\n",
             ),
         ),
-        "the loop of line 9 counts its turns, and is gone through more than once (line 15, 16); "
-        "pace.updates(n) counts updates from the beginning of the run, so that a second time would "
-        "give nothing: write for epoch in pace.epochs(k) around it",
+        "the loop of line 9 counts its iterations, and runs more than once (line 15, 16); "
+        "pace.updates(n) counts updates from the beginning of the run, so the second time would "
+        "make none: write for epoch in pace.epochs(k) around it",
     ),
     "the batches of a step in a loop of their own": (
         (
@@ -155,9 +155,9 @@ REFUSED = {
             ),
         ),
         "line 15 takes the batches of one step by next(some) in the loop of line 14: K in a row "
-        "may be the end of one pass and the beginning of the next, which no update can have. "
-        "Write it as a loop that steps on each batch, of which K make an update; in each pass the "
-        "last update has as many as are left:\n\n"
+        "may be the end of one pass and the beginning of the next, but an update belongs to one "
+        "pass. Write a loop that steps on each batch, of which K make an update; the last update "
+        "of a pass has the batches that are left:\n\n"
         "    ..., loader = pace.prepare(..., loader, accumulate=K)\n"
         "    for batch in pace.updates(NUM, loader):\n",
     ),
@@ -179,17 +179,19 @@ REFUSED = {
                 + DRAWS.replace("x, y = get_batch()", "z = torch.randn(3)\n    x, y = next(some)"),
             ),
         ),
-        "line 14 takes a batch of a loader without end, and it could not be seen that nothing else "
-        "changes (line 13 may draw random numbers before it); write for batch in pace.updates(n",
+        "line 14 takes a batch of an endless loader, and the loop cannot be changed without "
+        "changing results (line 13 may draw random numbers before it); write for batch in "
+        "pace.updates(n",
     ),
     "a training for each layer": (
         (
             ("model = ", LAYER),
             (LOOP, "for layer in [Layer(4, 4), Layer(4, 2)]:\n    layer.fit()\n"),
         ),
-        "line 18 calls what trains again and again, and a run is one training; where each call is "
-        "one of its own (a layer, a fold) write with pace.trial(): around the loop of line 10, in "
-        "it first self, self.opt = pace.prepare(self, self.opt), then for number in pace.updates(n",
+        "line 18 calls the function that trains repeatedly, but a run is one training; if each "
+        "call is a training of its own (a layer, a fold) write with pace.trial(): around the loop "
+        "of line 10, in it first self, self.opt = pace.prepare(self, self.opt), then for number in "
+        "pace.updates(n",
     ),
     "an iterator that was made elsewhere": (
         (
@@ -202,18 +204,18 @@ REFUSED = {
     ),
     "no end, and not one by one": (
         ((LOOP, "import itertools\n" + DRAWS.replace("range(100)", "itertools.count(0, 2)")),),
-        "the loop of line 9 counts in steps of its own",
+        "the loop of line 9 does not count by 1",
     ),
     "no end that can be read": (
         ((LOOP, DRAWS.replace("for it in range(100)", "while not is_done()")),),
-        "the loop of line 8 has no end that can be read from it",
+        "the end of the loop of line 8 cannot be read from the script",
     ),
     "a generator of its own": (
         (
             ("model = ", "rng = torch.Generator()\nmodel = "),
             (LOOP, DRAWS.replace("get_batch()", "torch.randn(9, generator=rng).chunk(2)")),
         ),
-        "line 5 makes a generator of its own, which nobody seeds anew for each draw",
+        "line 5 creates a generator that is not seeded again for each draw",
     ),
     "turns that make no update, by another name": (
         (
@@ -225,7 +227,7 @@ REFUSED = {
                 ),
             ),
         ),
-        "line 14 steps in some turns only, and pace.updates(n) counts updates: make a turn of them",
+        "line 14 steps in some iterations only, but pace.updates(n) counts updates: make one",
     ),
     "turns that make no update": (
         (
@@ -234,7 +236,7 @@ REFUSED = {
                 DRAWS.replace("    optimizer.step()", "    if it % 2:\n        optimizer.step()"),
             ),
         ),
-        "line 13 steps in some turns only, and pace.updates(n) counts updates: make a turn of them",
+        "line 13 steps in some iterations only, but pace.updates(n) counts updates: make one",
     ),
     "a place that is counted up": (
         (
@@ -245,11 +247,11 @@ REFUSED = {
     ),
     "tensors of no model": (
         (("model.parameters()", "[w, b]"),),
-        "line 12: whose parameters optimizer steps could not be found",
+        "line 12: the model whose parameters optimizer steps was not found",
     ),
     "turns that take nothing by their number": (
         ((LOOP, "for epoch in range(3):\n    " + DRAWS.replace("\n    ", "\n        ")),),
-        "the loop of line 9, inside that of line 8, takes nothing by it, so that its turns cannot",
+        "the loop of line 9, inside that of line 8, takes nothing by it, so its iterations cannot",
     ),
     "a loader for each phase": (
         (
@@ -266,7 +268,7 @@ REFUSED = {
                 "            if phase == 'train':\n                optimizer.step()",
             ),
         ),
-        "line 10 goes over loaders[phase], a loader for each phase of line 9, and one of them",
+        "line 10 iterates over loaders[phase], a loader for each phase of line 9, and only one of",
     ),
     "a place in a text that is counted up": (
         (
@@ -276,7 +278,7 @@ REFUSED = {
                 + "        i += 8\n",
             ),
         ),
-        "the loop of line 10, inside that of line 8, steps at line 14 and goes over no DataLoader",
+        "the loop of line 10, inside that of line 8, steps at line 14 but iterates over no Data",
     ),
     "a state that goes from index to index": (
         (
@@ -285,15 +287,15 @@ REFUSED = {
                 INDEXED.replace("model(x)", "model(x, h)").replace("optimizer.z", "h = f(h); o.z"),
             ),
         ),
-        "line 12 carries h from one turn of the loop of line 9 to the next, which another worker",
+        "line 12 carries h from one iteration of the loop of line 9 to the next, which another",
     ),
     "an index that goes on under a condition": (
         ((LOOP, INDEXED.replace("    for i", "    if ready():\n     for i")),),
-        "the loop of line 10, inside that of line 8, is gone through only where ready() (line 9)",
+        "the loop of line 10, inside that of line 8, runs only if ready() (line 9)",
     ),
     "an index over what grows": (
         ((LOOP, INDEXED + "    data.append(epoch)\n"),),
-        "line 14 changes data, which says how far the loop of line 9 goes",
+        "line 14 changes data, which decides how long the loop of line 9 is",
     ),
     "an index whose range is another in each epoch": (
         ((LOOP, INDEXED.replace("    for i", "    data = read()\n    for i")),),
@@ -308,7 +310,7 @@ REFUSED = {
                 ),
             ),
         ),
-        "line 14 steps in some turns of the loop of line 9, inside that of line 8 only",
+        "line 14 steps in some iterations only of the loop of line 9, inside that of line 8",
     ),
     "an order of each worker's own": (
         (
@@ -320,11 +322,11 @@ REFUSED = {
             ),
             ("model = ", "import numpy\nrng = numpy.random.default_rng()\nmodel = "),
         ),
-        "line 6 makes a generator without a seed, so that each worker would go through an order",
+        "line 6 creates a generator without a seed, so each worker would have its own order",
     ),
     "steps of its own": (
         ((LOOP, DRAWS.replace("range(100)", "range(0, 100, 5)")),),
-        "the loop of line 8 counts in steps of its own",
+        "the loop of line 8 does not count by 1",
     ),
 }
 
@@ -344,7 +346,7 @@ def test_a_loop_that_one_worker_may_leave_alone_is_noted() -> None:
     for test, is_noted in {"loss < 0.1": True, "it == 50": False, "args.dry_run": False}.items():
         found = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
         draws, *leaves = found.notes
-        assert draws.startswith("train.py:8 random numbers that its turns draw follow from")
+        assert draws.startswith("train.py:8 random numbers are seeded by an iteration's number")
         assert [one.startswith("train.py:14 leaves the loop") for one in leaves] == [
             True
         ] * is_noted
@@ -355,7 +357,7 @@ def test_a_number_that_chooses_is_the_turn_s_and_is_noted() -> None:
     found = judge(Source(text), "train.py")
     assert "+    it = pace.turn\n" in found.diff
     assert found.notes[1].startswith(
-        "train.py:9 computes with it, the number of a turn: it is pace"
+        "train.py:9 computes with it, the number of an iteration: it becomes pace"
     )
 
 
@@ -401,7 +403,7 @@ NO_COUNTERPART = {
     "no precision": (
         "model(x)",
         "model(x, accelerator.autocast())",
-        "line 13: accelerator.autocast() does nothing, without precision, and accelerator.autocast",
+        "line 13: accelerator.autocast() does nothing, without precision, but Paceline's",
     ),
     "more than a loss": (
         "backward(loss)",
@@ -417,7 +419,7 @@ NO_COUNTERPART = {
     "another name": (
         "for epoch",
         "def report(helper):\n    pass\n\n\nreport(accelerator)\nfor epoch",
-        "line 15 hands accelerator on by another name",
+        "line 15 passes accelerator under another name",
     ),
     "several calls": (
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
@@ -470,7 +472,7 @@ def test_zeroing_before_what_is_accumulated_is_refused() -> None:
     body = text[text.index("        loss = ") :].replace("\n        ", "\n            ")
     first = "        with accelerator.accumulate(model):\n            optimizer.zero_grad()\n    "
     text = text[: text.index("        loss = ")] + first + body
-    assert "line 14 zeroes before backward" in reason(text)
+    assert "line 14 zeroes the gradients before backward" in reason(text)
 
 
 def test_each_part_says_it_by_itself() -> None:

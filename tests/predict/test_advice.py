@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config import RunSettings
+from paceline.errors import ConfigError
 from paceline.predict import advice
 from paceline.predict.advice import Question
 from paceline.report.summary import Summary, summarize
@@ -45,5 +46,19 @@ def test_a_profile_that_fails_leaves_no_empty_folder(
     monkeypatch.setattr(advice, "launch_run", fail)
     task = load_task("quadratic", 2, None)
     with pytest.raises(RuntimeError, match="no process"):
+        advice._measure(Question(task="quadratic", workers=2), task, 4, lambda text: None)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_flags_that_are_refused_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigError("a flag is wrong")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(advice, "of_flags", refuse)
+    task = load_task("quadratic", 2, None)
+    with pytest.raises(ConfigError, match="a flag is wrong"):
         advice._measure(Question(task="quadratic", workers=2), task, 4, lambda text: None)
     assert not list(tmp_path.glob("runs/*"))

@@ -2,6 +2,7 @@
 
 import errno
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from paceline.errors import LinkError
-from paceline.predict.neighbours import neighbours
+from paceline.predict.neighbours import Neighbours, neighbours
 from paceline.predict.split_models import SplitQuestion
 
 _A_ROUND = 4
@@ -95,3 +96,14 @@ def test_turns_cost_what_a_step_of_all_takes_beyond_a_step_of_those_with_a_core(
         assert beside is not None
         assert beside.taking_turns(4, step, 3) == 1.0
     assert len(rounds) == 2 * _A_ROUND  # nothing was measured where each has its own
+
+
+def test_a_process_whose_request_was_never_read_is_ended_in_peace() -> None:
+    group = object.__new__(Neighbours)
+    process = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.PIPE, text=True)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.write("a request that nobody reads")
+    group.processes = [process]
+    group._kill()
+    assert process.stdin.closed

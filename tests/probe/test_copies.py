@@ -36,7 +36,7 @@ def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
     assert found.crossing("T4") == 4
     assert found.crossing("slow") is None
     text = "\n".join(render_copies(found))
-    assert "T4: faster from batch 4 on" in text
+    assert "T4: faster from batch 4" in text
     assert "slow: never faster at these batches" in text
     assert "x 1.25  faster" in text
     assert "slower" not in text  # nothing is slower than itself

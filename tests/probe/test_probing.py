@@ -119,7 +119,7 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
         ("--serve 0 --json", 2, "--serve only answers probes: use it without other flags"),
         ("--serve 0 --peer there", 2, "--serve only answers probes: use it without other flags"),
         ("--peer there:x", 2, "--peer must be HOST or HOST:PORT, got 'there:x'"),
-        ("--peer 10..0.7", 1, "10..0.7 is no name of a machine"),
+        ("--peer 10..0.7", 1, "10..0.7 is not a valid host name"),
         ("--peer no-such-host.invalid", 1, "unknown host no-such-host.invalid"),
     ],
 )

@@ -194,7 +194,7 @@ def test_a_device_that_is_busy_without_a_process_is_said(tmp_path: Path) -> None
     nobody = ProcessSnapshot(processes=(), own=1, owner=1, namespace="")
     (found,) = busy_devices(nobody, source)
     assert found.device == "nvidia0"
-    assert "100% busy, 0 MiB in use, and no process here has it" in found.reason
+    assert "100% busy, 0 MiB in use, but no process here uses it" in found.reason
     assert found.reason in "\n".join(render_listed(Listing(judged=(), busy=(found,))))
 
 

@@ -53,5 +53,5 @@ LOOKS: list[Callable[[nn.Linear], object]] = [
 def test_whoever_looks_at_its_numbers_is_told_where_they_are(
     look: Callable[[nn.Linear], object],
 ) -> None:
-    with pytest.raises(ConfigError, match=r"'head.weight' lies on worker 1, .* model.state_dict"):
+    with pytest.raises(ConfigError, match=r"'head.weight' is on worker 1, .* model.state_dict"):
         look(given_up())

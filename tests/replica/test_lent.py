@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.replica.edits import Edits
 from paceline.replica.lent import LentPlaces
 from paceline.replica.replica import Replica
 from paceline.replica.set_aside import SetAside
-from paceline.script.edits import Edits
 from paceline.store.joint import joined
 
 KEEPS: dict[str, Callable[[Tensor], Any]] = {

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.replica.edits import Edits
 from paceline.replica.own_gradients import OwnGradients
 from paceline.replica.replica import Replica
-from paceline.script.edits import Edits
 
 
 def _watched() -> tuple[nn.Module, Edits]:

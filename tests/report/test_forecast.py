@@ -32,7 +32,7 @@ def test_theory_is_held_against_it_in_per_cent_and_standard_errors() -> None:
     text = "\n".join(render_forecast(found))
     assert "100 ms (renewal): simulated +2.00 %, 2.0 standard errors" in text
     assert "mean 1.00: -0.20 versions" in text
-    assert "20.0 % of all computing: mini-batches 2 called off" in text
+    assert "20.0 % of all computing; mini-batches: 2 cancelled" in text
 
 
 def test_what_nobody_knows_is_null_and_no_number() -> None:

@@ -171,7 +171,7 @@ def test_a_client_that_will_not_begin_is_told_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Wandb(fails="init"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"its client says nobody answers$"):
+    with pytest.raises(ConfigError, match=r"its client failed: nobody answers$"):
         open_log("wandb", OpenFolder.open(tmp_path))
 
 

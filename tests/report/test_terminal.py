@@ -55,8 +55,8 @@ def test_who_is_slow_by_its_input_is_told_so() -> None:
     by_input = SlowWorker(1, 0.040, 0.020, input_s=0.025, others_input_s=0.002)
     said = describe_slow(by_input, 0.5)
     assert said == (
-        "worker 1 is slow: 40 ms a step, the others 20 ms (2.0 times as long); its batches are "
-        "there after 25 ms, those of the others after 2 ms; the others wait 50% of their time"
+        "worker 1 is slow: 40 ms a step, the others 20 ms (2.0 times as long); its batches "
+        "arrive after 25 ms, the others' after 2 ms; the others wait 50% of their time"
     )
     by_itself = by_input._replace(input_s=0.011)
     assert "batches" not in describe_slow(by_itself, 0.5)
@@ -89,13 +89,24 @@ def test_no_line_has_control_codes_or_is_wider_than_a_terminal(run_dir: Path) ->
     assert max(len(line) for line in lines if str(run_dir) not in line) <= 80
 
 
+@pytest.mark.parametrize("columns", [80, 40])
+def test_of_very_many_workers_only_some_are_shown(run_dir: Path, columns: int) -> None:
+    summary = summarize(run_dir)
+    worker = summary.per_worker[0]
+    many = tuple(replace(worker, worker=i, pushes=i, input_s=1.25) for i in range(1000))
+    lines = render_summary(replace(summary, per_worker=many, run_dir="RUN"), columns)
+    assert "(fewest and most pushes of 1,000)" in lines
+    assert len(lines) < 60
+    assert max(map(len, lines[:-2])) <= columns
+
+
 def test_a_run_without_updates_has_no_curve_and_dashes(
     run_dir: Path, cut: Callable[[int], None]
 ) -> None:
     cut(3)
     lines = render_summary(summarize(run_dir))
     assert lines[0] == "test accuracy     -"
-    assert "ended             its trace was cut off" in lines
+    assert "ended             unknown: the trace was cut off" in lines
 
 
 @pytest.mark.parametrize(
@@ -118,7 +129,7 @@ def test_an_epoch_that_nobody_finished_is_told_as_an_estimate(
 ) -> None:
     cut(7)
     lines = render_summary(summarize(run_dir))
-    assert "seconds an epoch  2.00 at this pace; none was finished" in lines
+    assert "seconds an epoch  2.00 at this pace (no epoch was finished)" in lines
 
 
 def test_a_loss_that_hardly_moves_has_two_different_ends(run_dir: Path) -> None:

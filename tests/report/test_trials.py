@@ -79,7 +79,7 @@ def test_a_folder_without_trials_has_none(run_dir: Path, tmp_path: Path) -> None
         ("{", "trials.json is damaged: Expecting"),
         ("[]", "trials.json is damaged: list indices"),
         ('{"trials": [{"name": "a"}]}', "trials.json is damaged: 'failure'"),
-        ('{"trials": [{"name": "../a", "failure": ""}]}', r"'\.\./a' is no name of a trial"),
+        ('{"trials": [{"name": "../a", "failure": ""}]}', r"'\.\./a' is not a trial's name"),
     ],
 )
 def test_what_is_damaged_is_named(make: Make, text: str, why: str) -> None:

@@ -30,8 +30,8 @@ def test_the_update_the_worker_and_the_staleness_are_named(run_dir: Path) -> Non
     first, second = report_sample(run_dir, 25, in_order).fates
     assert (first.update, first.worker, first.staleness_versions, first.tries) == (2, 1, 1, 1)
     assert second.update is None
-    assert "called off" in second.reason
-    assert "came late" in second.reason
+    assert "cancelled" in second.reason
+    assert "its push was late" in second.reason
     assert second.reason.endswith("dropped")
 
 

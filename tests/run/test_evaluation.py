@@ -93,12 +93,12 @@ def test_after_a_stop_a_sum_in_the_loop_waits_for_nobody_who_has_left_it() -> No
     calls, told = calls_of(0, 1, 2)
     calls.sum(0, SumValues((1.0,)))
     calls.stopped()
-    calls.left_loop(1)
+    calls.out_of_loop(1)
     calls.sum(1, SumValues((10.0, 20.0)))  # behind the loop: another sum
     assert told == []
-    calls.left_loop(2)
+    calls.out_of_loop(2)
     assert told == [(0, Summed((1.0,)))]
-    calls.left_loop(0)
+    calls.out_of_loop(0)
     calls.sum(0, SumValues((1.0, 2.0)))
     assert len(told) == 1, "worker 2 is missing"
     calls.sum(2, SumValues((100.0, 200.0)))
@@ -114,10 +114,36 @@ def test_after_a_stop_a_sum_in_the_loop_waits_for_no_newcomer_that_has_not_enter
     assert told == [(0, Summed((1.0,)))]
 
 
+def test_a_sum_behind_the_last_step_of_a_loop_is_not_one_behind_the_loop() -> None:
+    """Worker 1's last step was cancelled, and with it the rest of its block."""
+    calls, told = calls_of(0, 1)
+    calls.stopped()
+    calls.heard_end(0)
+    calls.sum(0, SumValues((1.0,)))
+    calls.heard_end(1)
+    assert told == [], "worker 1 may still come to it"
+    calls.out_of_loop(1)
+    calls.sum(1, SumValues((10.0, 20.0)))
+    assert told == [(0, Summed((1.0,)))]
+    calls.out_of_loop(0)
+    calls.sum(0, SumValues((1.0, 2.0)))
+    assert told[1:] == [(member, Summed((11.0, 22.0))) for member in (0, 1)]
+
+
+def test_a_sum_behind_a_last_step_that_all_made_is_one_of_all() -> None:
+    calls, told = calls_of(0, 1)
+    calls.stopped()
+    calls.heard_end(0)
+    calls.sum(0, SumValues((1.0,)))
+    calls.heard_end(1)
+    calls.sum(1, SumValues((2.0,)))
+    assert told == [(0, Summed((3.0,))), (1, Summed((3.0,)))]
+
+
 def test_without_a_stop_a_sum_waits_also_for_members_that_have_left_the_loop() -> None:
     calls, told = calls_of(0, 1)
     calls.sum(0, SumValues((1.0,)))
-    calls.left_loop(1)
+    calls.out_of_loop(1)
     assert told == []
     calls.sum(1, SumValues((2.0,)))
     assert told == [(0, Summed((3.0,))), (1, Summed((3.0,)))]

@@ -18,7 +18,7 @@ from paceline.events import Grant, Lease, Ticket
 from paceline.passes import START, ScriptPlace
 from paceline.protocols import parse
 from paceline.store.clip import UNCLIPPED
-from paceline.wire import messages as said
+from paceline.wire import messages
 from paceline.wire.codec import FROM_MEMBER
 from paceline.wire.messages import FromMember, Job, ToMember
 from paper_engine import Fault, PaperEngine, PaperQueue
@@ -133,40 +133,42 @@ def _both(message: ToMember) -> list[tuple[int, ToMember]]:
 
 
 PLAN = Plan(protocol="full-sync", workers=2, samples=4, batch=4, checkpoint_every="never")
-LAID = said.Laid(
+LAID = messages.Laid(
     arena_bytes=64, num_steps=1, is_difference=False, nonfinite_is_error=True, first_epoch=0,
     distance_limit=0.0, version=0, place=START, collective="",
 )  # fmt: skip
 IN, OVER = ScriptPlace(position=0), ScriptPlace(position=1, began=1)
-ARRIVE, REST = said.Arrive(0, None, None, "", IN), said.Rested(1, OVER)
-OPEN = said.OpenEpoch(
+ARRIVE, REST = messages.Arrive(0, None, None, "", IN), messages.Rested(1, OVER)
+OPEN = messages.OpenEpoch(
     epoch=0, by_peers=False, updates_left=-1, phase=0, seats=(0, 1), began_for_s=0.0, newest=1
 )
 GRANTS = [
     Grant(Ticket(member=0, serial=0, version=0), (Lease(id=0, epoch=0, start=0, stop=2),)),
     Grant(Ticket(member=1, serial=0, version=0), (Lease(id=1, epoch=0, start=2, stop=4),)),
 ]
-PUSH = said.Push(0, 0, said.Told(2, 1.0, said.OK, 2.0), said.Clocks(0.01), 0, UNCLIPPED)
+PUSH = messages.Push(
+    0, 0, messages.Told(2, 1.0, messages.OK, 2.0), messages.Clocks(0.01), 0, UNCLIPPED
+)
 ADDS = [
-    said.Add(job=1, seat=0, weight=0.5, scale=1.0, is_first=True),
-    said.Add(job=2, seat=1, weight=0.5, scale=1.0, is_first=False),
+    messages.Add(job=1, seat=0, weight=0.5, scale=1.0, is_first=True),
+    messages.Add(job=2, seat=1, weight=0.5, scale=1.0, is_first=False),
 ]
-FINISH = said.Finish(job=3, version=1, seat=-1, scale=1.0, clip=UNCLIPPED)
+FINISH = messages.Finish(job=3, version=1, seat=-1, scale=1.0, clip=UNCLIPPED)
 EXIT = base.ProcessLeft("exit 0")
 LINES = (
-    Line(0, said.Describe(PLAN.description)),
-    Line(1, said.Describe(PLAN.description), _both(LAID)),
+    Line(0, messages.Describe(PLAN.description)),
+    Line(1, messages.Describe(PLAN.description), _both(LAID)),
     Line(1, ARRIVE),
     Line(0, ARRIVE, [*_both(OPEN), (0, GRANTS[0]), (1, GRANTS[1])]),
     Line(0, PUSH, [(0, ADDS[0])]),
-    Line(1, PUSH, [(1, ADDS[1]), (1, FINISH), *_both(said.EndEpoch(epoch=0, version=1))]),
-    Line(1, said.LoopLeft(version=1)),
+    Line(1, PUSH, [(1, ADDS[1]), (1, FINISH), *_both(messages.EndEpoch(epoch=0, version=1))]),
+    Line(1, messages.LoopLeft(version=1)),
     Line(1, REST),
-    Line(0, said.LoopLeft(version=1)),
-    Line(0, REST, _both(said.Goodbye())),
-    Line(1, said.Done()),
+    Line(0, messages.LoopLeft(version=1)),
+    Line(0, REST, _both(messages.Goodbye())),
+    Line(1, messages.Done()),
     Line(1, EXIT),
-    Line(0, said.Done()),
+    Line(0, messages.Done()),
 )
 """One epoch of two workers under full-sync: one update of four samples, two by each."""
 
@@ -187,9 +189,9 @@ def _killed_at_the_end(*before: Line) -> BaseException | None:
     assert isinstance(engine, Recital)
     engine.lines = (
         *LINES[:6], *before,
-        Line(0, base.ProcessLeft("killed by signal 9"), [(1, said.BeMain())]),
-        Line(1, said.LoopLeft(version=1)), Line(1, REST, [(1, said.Goodbye())]),
-        Line(1, said.Done()),
+        Line(0, base.ProcessLeft("killed by signal 9"), [(1, messages.BeMain())]),
+        Line(1, messages.LoopLeft(version=1)), Line(1, REST, [(1, messages.Goodbye())]),
+        Line(1, messages.Done()),
     )  # fmt: skip
     error = conduct(PLAN, engine).error
     engine.check()
@@ -199,7 +201,7 @@ def _killed_at_the_end(*before: Line) -> BaseException | None:
 def test_a_main_worker_that_died_in_its_loop_has_lost_nothing_behind_it() -> None:
     """Also where the others made the last update before its death was heard of."""
     assert _killed_at_the_end() is None
-    error = _killed_at_the_end(Line(0, said.LoopLeft(version=1)))
+    error = _killed_at_the_end(Line(0, messages.LoopLeft(version=1)))
     assert isinstance(error, ScriptLost)
     assert "worker 0 ended: killed by signal 9, after the last update" in str(error)
 
@@ -437,11 +439,11 @@ def test_so_it_is_where_somebody_leaves_them_to_it(place: str) -> None:
 def test_when_the_main_script_ends_by_itself_another_one_is_the_main_one(place: str) -> None:
     plan = Plan(samples=12, script=Script(epochs=3), faults=(Fault("exit", 0, place, nth=1),))
     outcome = carry_out(plan)
-    assert (1, said.BeMain()) in outcome.engine.told
+    assert (1, messages.BeMain()) in outcome.engine.told
     assert outcome.error is None
 
 
 def test_who_is_let_go_makes_nobody_the_main_one() -> None:
     """Its last words were printed: they are not to be printed again."""
     outcome = carry_out(Plan(script=Script(epochs=2)))
-    assert not any(isinstance(message, said.BeMain) for _, message in outcome.engine.told)
+    assert not any(isinstance(message, messages.BeMain) for _, message in outcome.engine.told)

@@ -38,7 +38,7 @@ def test_a_branch_for_other_launchers_is_not_taken(
     (tmp_path / "train.py").write_text(SCRIPT.format(asked=FLAG))
     code, out, err = say("launch --workers 2 --device cpu train.py")
     assert code == 0, err
-    assert "note: train.py:9 makes a process group of torch's own, for other launchers" in out
+    assert "note: train.py:9 makes a torch.distributed process group, for other launchers" in out
     assert "ended             finished" in out
 
 

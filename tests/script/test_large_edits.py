@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.replica.edits import Edits
 from paceline.replica.replica import Replica
-from paceline.script.edits import Edits
 
 NUM_STRETCHES = 4
 

@@ -375,7 +375,7 @@ def test_a_sum_inside_the_loop_is_refused_where_a_batch_is_too_small_for_all(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(OF_VECTORS.replace("64.0", "65.0"))
-    with pytest.raises(ConfigError, match=r"this batch or the next has 1 samples for 2"):
+    with pytest.raises(ConfigError, match=r"this batch or the next has only 1 samples for 2"):
         run_script(tmp_path / "train.py", tmp_path, "inside", workers=2, protocol="full-sync")
 
 

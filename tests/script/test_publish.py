@@ -112,7 +112,7 @@ def test_a_checkpoint_between_two_epochs_has_what_was_published(tmp_path: Path) 
 
 
 def test_another_than_the_main_worker_cannot_publish_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"worker 1 has called pace\.publish"):
+    with pytest.raises(ConfigError, match=r"worker 1 called pace\.publish"):
         run(tmp_path / "run", "not pace.is_main")
 
 

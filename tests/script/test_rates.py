@@ -252,7 +252,7 @@ def test_a_scheduler_that_was_not_prepared_goes_on_from_the_scaled_rate(
 def test_a_scheduler_of_rates_of_its_own_is_refused_where_it_was_not_prepared(
     rates_of: Callable[..., list[list[float]]],
 ) -> None:
-    with pytest.raises((ConfigError, WorkerError), match="what OneCycleLR holds"):
+    with pytest.raises((ConfigError, WorkerError), match="the rates of OneCycleLR"):
         rates_of(
             "lr_scheduler.OneCycleLR(optimizer, 0.5, 99)", is_prepared=False, scale_lr="linear"
         )
@@ -270,7 +270,7 @@ def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[f
     [
         (
             "lr_scheduler.OneCycleLR(optimizer, 0.5, 99)", "", {"scale_lr": "linear"},
-            "what OneCycleLR holds",
+            "the rates of OneCycleLR",
         ),
         (
             "lr_scheduler.CosineAnnealingLR(optimizer, 9, eta_min=0.01)", "",

@@ -11,11 +11,24 @@ from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
+from paceline.script.participant import Participant
 from paceline.script.worker import Pace
 
 
 def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(torch.rand(8, 2), torch.rand(8, 1)), batch_size=4)
+
+
+def test_a_participant_sums_and_takes_turns_without_a_loop() -> None:
+    participant = Participant(SoloExchange(), Context())
+    assert participant.sum(2) == 2.0
+    assert participant.sum(torch.tensor([1, 2])).tolist() == [1, 2]
+    with participant.once() as is_first:
+        assert is_first
+    participant.stop()
+    assert participant.is_stopped
+    with pytest.raises(ConfigError, match=r"pace.save\(\) comes after pace.prepare"):
+        participant.save()
 
 
 def test_a_lone_worker_refuses_sparse_gradients_by_name() -> None:

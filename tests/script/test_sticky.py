@@ -174,7 +174,7 @@ def test_a_worker_that_is_given_another_part_says_so() -> None:
         kept.took(_held(20, 24))
     kept.begin_pass(1, Batches(40, 8, 2, has_columns=True))
     kept.took(_held(0, 4))
-    with pytest.raises(ConfigError, match="given part 0 of batch 2"):
+    with pytest.raises(ConfigError, match="now got part 0 of batch 2"):
         kept.took(_held(16, 20))
 
 

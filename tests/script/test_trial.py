@@ -31,7 +31,8 @@ from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
 from paceline.report.trials import TrialsSummary
 from paceline.run_dir import TRIALS as TRIALS_FILE
-from paceline.script.worker import _RUN_FILES, Pace
+from paceline.script.trials import RUN_FILES
+from paceline.script.worker import Pace
 from reference import differ
 from runs import nothing_left, run_script
 
@@ -663,7 +664,7 @@ def test_one_worker_alone_refuses_the_same(tmp_path: Path, what: str) -> None:
 
 
 def test_no_trial_is_named_like_a_file_that_a_run_writes() -> None:
-    assert {*WRITTEN, TRIALS_FILE} <= _RUN_FILES
+    assert {*WRITTEN, TRIALS_FILE} <= RUN_FILES
 
 
 def test_who_comes_later_has_no_part_in_trials(tmp_path: Path) -> None:

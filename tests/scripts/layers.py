@@ -343,5 +343,5 @@ SCRIPTS = (
     Script(weight_norm),
     Script(pruned),
     Script(single_number),
-    Script(parameter_made_anew, refused=several("'mean' was made anew")),
+    Script(parameter_made_anew, refused=several("'mean' was replaced after prepare")),
 )

@@ -50,14 +50,14 @@ def test_a_setting_that_changes_the_model_is_refused_by_name(
     context = Context(workers=2, split="network", **setting)  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as refused:
         split_of(None, context, Reaching())
-    assert str(refused.value).startswith(f"{words} is not carried where a model is split")
+    assert str(refused.value).startswith(f"{words} is not supported with a split model")
     assert "leave it out" in str(refused.value)
 
 
 def test_what_a_run_that_goes_on_had_is_refused_with_what_it_goes_on_by() -> None:
     for setting, instead in (("compile", "--compile none"), ("compress", "--compress none")):
         context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]  # only what this looks at
-        with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the run that goes on"):
+        with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the resumed run may"):
             split_of("network", context, Reaching())
 
 
@@ -74,15 +74,17 @@ def test_state_that_one_worker_alone_has_loaded_is_refused_by_all() -> None:
         return str(refused.value)
 
     for said in in_threads(2, work):
-        assert said.startswith("worker 1 begins with state of other parameters")
-        assert "optimizer.load_state_dict(...) in all workers alike" in said
+        assert said.startswith("the optimizer of worker 1 begins with state")
+        assert "optimizer.load_state_dict(...) in all workers" in said
 
 
 def test_a_split_needs_workers_that_reach_each_other() -> None:
     context = Context(workers=2)
     assert split_of(None, context, None) is None
     assert str(split_of("network", context, Reaching())) == "network:2"
-    with pytest.raises(ConfigError, match=r"runs among ranks.* --workers 2 --split network SCRIPT"):
+    with pytest.raises(
+        ConfigError, match=r"needs ranks that .* --workers 2 --split network SCRIPT"
+    ):
         split_of("network", context, None)
     with pytest.raises(ConfigError, match="--dry-run"):
         split_of("network", Context(workers=2, dry_run=True), Reaching())
@@ -101,7 +103,7 @@ def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
         (([MODEL], [SGD], LOADER, cpu), {"sticky": True}, "prepare(sticky=...)"),
     ]
     for objects, asked, words in cases:
-        with pytest.raises(ConfigError, match="is not carried") as refused:
+        with pytest.raises(ConfigError, match="is not supported") as refused:
             refuse_objects(*objects, **asked)  # type: ignore[arg-type]
         assert words in str(refused.value)
 
@@ -109,8 +111,8 @@ def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("forward", "why"),
     [
-        (None, "a script's loss stands behind"),
-        (LossForward(nn.functional.mse_loss), "its batches are no pair of tensors"),
+        (None, "a script's loss comes after"),
+        (LossForward(nn.functional.mse_loss), "its batches are not a pair of tensors"),
     ],
 )
 def test_a_schedule_whose_losses_no_part_can_compute_is_refused(

@@ -242,7 +242,7 @@ def test_numbers_of_divided_parameters_are_refused_by_name() -> None:
         return str(refused.value)
 
     for said in in_threads(2, work):
-        assert "parameter '0.weight' lies in columns on all workers" in said
+        assert "parameter '0.weight' is in columns on all workers" in said
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def change(change: Callable[[Annealed], object], calls: int = 1) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("tau", 0.5, "Annealed.tau was 1.0 when Annealed was divided and is 0.5"),
+        ("tau", 0.5, "Annealed.tau was 1.0 when Annealed was split and is now 0.5"),
         ("depth", [3.0, 2.0], r"Annealed.depth was \[1.0, 2.0\]"),
-        ("act", nn.Identity(), "Annealed.act was another ReLU when .* and is another Identity"),
+        ("act", nn.Identity(), "Annealed.act was another ReLU when .* and is now another Identity"),
         ("weights", torch.zeros(6), "Annealed.weights was another Tensor"),
     ],
 )
@@ -76,7 +76,7 @@ def test_what_lies_in_an_object_or_was_changed_in_place_is_refused() -> None:
         change(lambda model: model.options.update(scale=2.0))
     with pytest.raises(ConfigError, match=r"Annealed.depth was"):
         change(lambda model: model.depth.__setitem__(0, 2.0))
-    with pytest.raises(ConfigError, match="_tensor_constant0 is another one"):
+    with pytest.raises(ConfigError, match="_tensor_constant0 has changed"):
         change(lambda model: model.weights.zero_())
 
 
@@ -191,7 +191,9 @@ def test_a_branch_on_a_buffer_is_followed_for_what_it_is() -> None:
     assert (code.traced.how, code.traced.kept) == ("torch.fx", ())
     code.check()
     model.is_on.zero_()
-    with pytest.raises(ConfigError, match="Branching computes otherwise than when it was divided"):
+    with pytest.raises(
+        ConfigError, match="Branching computes something else than when it was split"
+    ):
         code.check()
 
 
@@ -199,7 +201,7 @@ def test_another_layer_is_a_difference() -> None:
     one, again = (trace(nn.Sequential(*LAYERS), (X,)).graph_module for _ in range(2))
     other = trace(nn.Sequential(nn.Linear(6, 6), *LAYERS[1:]), (X,)).graph_module
     assert difference(one, again) == ""
-    assert difference(one, other) == "0 is another one"
+    assert difference(one, other) == "0 has changed"
     assert "is now" in difference(one, trace(nn.Sequential(*LAYERS[:2]), (X,)).graph_module)
 
 

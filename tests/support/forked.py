@@ -89,7 +89,9 @@ class Forked:
         if given == PIPE:
             self._pipes[number], writes = os.pipe()
             return writes
-        return number if given is None else os.dup(given.fileno())
+        if given is None:
+            return number
+        return os.dup(given if isinstance(given, int) else given.fileno())
 
     def _number(self) -> int:
         return int(self._line.recv(NUMBER_BYTES))
@@ -144,7 +146,7 @@ def run(
     except TimeoutExpired:
         program.kill()
         raise
-    return subprocess.CompletedProcess(list(words), program.wait(), *said)
+    return subprocess.CompletedProcess([*map(str, words)], program.wait(), *said)
 
 
 def _begin() -> str:

@@ -244,7 +244,7 @@ def left_behind(scratch: Path, *own: Path) -> tuple[str, ...]:
     for pid in _alive(scratch):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return tuple(f"process {one}" if isinstance(one, int) else one for one in left)
+    return tuple(f"process {one}" if isinstance(one, int) else str(one) for one in left)
 
 
 def _is_a_try(path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from paceline.events import Grant, Lease
 from paceline.passes import Passes
 from paceline.store.clip import UNCLIPPED
-from paceline.wire import messages as said
+from paceline.wire import messages
 from paceline.wire.messages import (
     FromMember,
     Job,
@@ -32,7 +32,7 @@ PLACES = (
     "rest", "end", "barrier", "leaving", "mend",
 )  # fmt: skip
 """Where a member can be when something happens to it."""
-STEP = said.Clocks(compute_s=0.01)
+STEP = messages.Clocks(compute_s=0.01)
 
 
 class Turn(NamedTuple):
@@ -160,11 +160,11 @@ class PaperMember:
         with suppress(Stopped):  # as a real script, which ends in order or is cut short
             yield from self._run_script()
         yield Turn("end")
-        self._send(said.Done())
+        self._send(messages.Done())
 
     def _run_script(self) -> Doing[None]:
-        self._send(said.Describe(self._description))
-        laid = yield from self._expect(said.Laid)
+        self._send(messages.Describe(self._description))
+        laid = yield from self._expect(messages.Laid)
         self.num_steps, self.is_difference = laid.num_steps, laid.is_difference
         yield Turn("laid")
         yield from self._reach(1)
@@ -180,11 +180,11 @@ class PaperMember:
             yield from self._make_calls(epoch)
         passes.arrive(self._script.epochs)
         yield Turn("rest")
-        self._send(said.Rested(passes.next, passes.place))
-        yield from self._answer(said.Goodbye)
+        self._send(messages.Rested(passes.next, passes.place))
+        yield from self._answer(messages.Goodbye)
 
     def _run_epoch(self, epoch: int, passes: Passes) -> Doing[None]:
-        self._send(said.SettingsNow("{}"))
+        self._send(messages.SettingsNow("{}"))
         if not (yield from self._open_epoch(epoch, passes)):
             return
         step = -1
@@ -192,11 +192,12 @@ class PaperMember:
             step += 1
             yield Turn("compute")
             if self._script.stops_at == (epoch, step):
-                self._send(said.AskStop())
+                self._send(messages.AskStop())
             if step in self._script.looks_at:
                 yield from self._is_stopped()
             if self._script.leaves_at == (epoch, step):
                 yield from self._leave_epoch()
+                self._send(messages.OutOfLoop())
                 return
             yield from self._sum("before")
             try:
@@ -204,6 +205,7 @@ class PaperMember:
             except Superseded:
                 yield from self._superseded()
             yield from self._sum("after")
+        self._send(messages.OutOfLoop())
 
     def _step(self, grant: Grant, step: int) -> Doing[None]:
         self._check()
@@ -220,28 +222,28 @@ class PaperMember:
 
     def _sum(self, when: str) -> Doing[None]:
         if self._script.sums == when:
-            self._send(said.SumValues((1.0,)))
-            yield from self._answer(said.Summed)
+            self._send(messages.SumValues((1.0,)))
+            yield from self._answer(messages.Summed)
 
     def _make_calls(self, epoch: int) -> Doing[None]:
         yield Turn("between")
         if self._script.stops_at == (epoch, -1):
-            self._send(said.AskStop())
+            self._send(messages.AskStop())
         for call in self._script.calls:
             if call == "count":
                 yield from self._count()
             else:
-                self._send(said.SumValues((1.0,)))
-                yield from self._answer(said.Summed)
+                self._send(messages.SumValues((1.0,)))
+                yield from self._answer(messages.Summed)
         yield Turn("between")
 
     def _count(self) -> Doing[None]:
-        self._send(said.Count(7, 3, None, ""))
-        while (one := (yield from self._answer(said.Range))).start >= 0:
+        self._send(messages.Count(7, 3, None, ""))
+        while (one := (yield from self._answer(messages.Range))).start >= 0:
             yield Turn("between")
             size = float(one.stop - one.start)
-            self._send(said.Counted(one.start, {"n": (size, size)}))
-        totals = (yield from self._answer(said.CountTotals)).totals
+            self._send(messages.Counted(one.start, {"n": (size, size)}))
+        totals = (yield from self._answer(messages.CountTotals)).totals
         assert totals == {"n": (7.0, 7.0)}, f"of 7 samples were evaluated {totals}"
 
     # -- the verbs ------------------------------------------------------------------------------
@@ -252,44 +254,44 @@ class PaperMember:
         if self.is_main:
             yield from self._reach(2)
         yield Turn("arrive")
-        self._send(said.Arrive(epoch, None, None, "", passes.place))
-        while isinstance(message := (yield from self._next()), said.Adopt):
+        self._send(messages.Arrive(epoch, None, None, "", passes.place))
+        while isinstance(message := (yield from self._next()), messages.Adopt):
             pass
-        if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch
+        if isinstance(message, messages.EndEpoch):  # a newcomer that came too late for this epoch
             yield from self._end_at(message.version)
-        if not isinstance(message, said.OpenEpoch):
+        if not isinstance(message, messages.OpenEpoch):
             return False
         yield from self._reach(2)
         yield from self._opened(message)
         return True
 
-    def _opened(self, opened: said.OpenEpoch) -> Doing[None]:
+    def _opened(self, opened: messages.OpenEpoch) -> Doing[None]:
         yield from self._await_grant()
 
     def _extend(self) -> Doing[Lease | None]:
-        self._send(said.Extend(self._serial))
-        return (yield from self._answer(said.Extended)).lease
+        self._send(messages.Extend(self._serial))
+        return (yield from self._answer(messages.Extended)).lease
 
     def _give_back(self) -> Doing[None]:
-        self._send(said.GiveBack(self._serial))
+        self._send(messages.GiveBack(self._serial))
         yield from self._await_grant()
 
     def _superseded(self) -> Doing[None]:
-        self._held.append(said.StepLeft(self._serial, 0.01, 0.0))
+        self._held.append(messages.StepLeft(self._serial, 0.01, 0.0))
         yield from self._await_grant()
 
     def _push(self, leases: Sequence[Lease]) -> Doing[None]:
         assert self._grant is not None
         num_samples = sum(lease.num_samples for lease in leases)
         self._store.fill(self.seat, leases)
-        told = said.Told(num_samples, 1.0, said.OK, float(num_samples))
+        told = messages.Told(num_samples, 1.0, messages.OK, float(num_samples))
         version = self._grant.ticket.version
-        self._send(said.Push(self._serial, version, told, STEP, 0, UNCLIPPED))
+        self._send(messages.Push(self._serial, version, told, STEP, 0, UNCLIPPED))
         yield Turn("pushed")
         yield from self._await_grant()
 
     def _leave_epoch(self) -> Doing[None]:
-        self._send(said.LeaveEpoch((), False))
+        self._send(messages.LeaveEpoch((), False))
         while isinstance(message := (yield from self._next()), Grant):
             pass  # it was on its way
         yield from self._end_at(_version_of(message))
@@ -310,7 +312,7 @@ class PaperMember:
     def _end_at(self, version: int) -> Doing[None]:
         yield from self._settle(lambda: self._store.version >= version)
         self._grant = None
-        self._send(said.LoopLeft(version))
+        self._send(messages.LoopLeft(version))
 
     def _reach(self, stage: int) -> Doing[None]:
         """What the run begins with: the main one does it, all others wait."""
@@ -381,7 +383,7 @@ class PaperMember:
         yield Turn("copy")
         pinned = self._store.pin(number) if is_first else version
         assert pinned == version, f"version {version} was to be pinned, and {pinned} was"
-        self._send(said.Copied(number, version, is_first, ""))
+        self._send(messages.Copied(number, version, is_first, ""))
 
     @property
     def _is_due(self) -> bool:
@@ -393,11 +395,11 @@ class PaperMember:
             if isinstance(message, Job):
                 self._jobs.append(message)
                 self._jobs.sort(key=lambda job: job.job)
-            elif isinstance(message, said.BeMain):
+            elif isinstance(message, messages.BeMain):
                 self.is_main = True
-            elif isinstance(message, said.Ending):
+            elif isinstance(message, messages.Ending):
                 self._is_ending = True
-            elif not isinstance(message, said.CheckpointsMoved):
+            elif not isinstance(message, messages.CheckpointsMoved):
                 self._queue.append(message)
 
     def _do_jobs(self) -> None:
@@ -409,8 +411,8 @@ class PaperMember:
         if job.job <= self._store.num_done:
             return  # whoever had it before has done it
         self._store.do(job)
-        if isinstance(job, said.Copy):
-            self._send(said.Copied(job.number, self._store.pin(job.number), True, ""))
+        if isinstance(job, messages.Copy):
+            self._send(messages.Copied(job.number, self._store.pin(job.number), True, ""))
 
     def _send(self, message: FromMember) -> None:
         for one in (*self._held, message):
@@ -420,6 +422,6 @@ class PaperMember:
 
 def _version_of(message: ToMember) -> int:
     """At which an epoch or the run is over."""
-    if not isinstance(message, said.EndEpoch | Stop):
+    if not isinstance(message, messages.EndEpoch | Stop):
         raise Stopped
     return message.version

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.core.batches import Batches, PeerLeases
 from paceline.events import Grant, Lease, Ticket
-from paceline.wire import messages as said
+from paceline.wire import messages
 from paceline.wire.messages import Entry, Row
 from paper_member import STEP, Doing, PaperMember, Stopped, Turn
 
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     def entry(self) -> Entry:
         """What the coordinator is told of it."""
         size = sum(lease.num_samples for lease in self.leases)
-        return Entry(size, 1.0, said.OK, float(size), *STEP[:3], STEP.input_s)
+        return Entry(size, 1.0, messages.OK, float(size), *STEP[:3], STEP.input_s)
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class PeerMember(PaperMember):
 
     # -- rounds ---------------------------------------------------------------------------------
 
-    def _opened(self, opened: said.OpenEpoch) -> Doing[None]:
+    def _opened(self, opened: messages.OpenEpoch) -> Doing[None]:
         self._by_peers = opened.by_peers
         if not opened.by_peers:
             yield from self._await_grant()
@@ -98,7 +98,7 @@ class PeerMember(PaperMember):
         board.arrived[self.seat], board.shares[self.seat] = opened.phase, self._version
         yield from self._advance()
 
-    def _plan_rounds(self, opened: said.OpenEpoch) -> list[list[list[Lease]]]:
+    def _plan_rounds(self, opened: messages.OpenEpoch) -> list[list[list[Lease]]]:
         num_seats = self._board.num_seats
         leases = PeerLeases(
             self._batches, num_seats, self.num_steps, opened.num_short, epoch=opened.epoch,
@@ -180,13 +180,13 @@ class PeerMember(PaperMember):
             if self.seat == 0:
                 pinned = self._store.pin(asked)
                 assert pinned == self._version
-                self._send(said.Copied(asked, pinned, True, ""))
+                self._send(messages.Copied(asked, pinned, True, ""))
             elif self.is_difference:
-                self._send(said.Copied(asked, self._version, False, ""))
+                self._send(messages.Copied(asked, self._version, False, ""))
 
     def _tell_rows(self) -> None:
         if self._rows[self._num_told :]:
-            self._send(said.Rounds(self._num_told, tuple(self._rows[self._num_told :])))
+            self._send(messages.Rounds(self._num_told, tuple(self._rows[self._num_told :])))
         self._num_told = len(self._rows)
 
     # -- the way out ----------------------------------------------------------------------------
@@ -235,13 +235,13 @@ class PeerMember(PaperMember):
     ) -> Doing[None]:
         """Tell of this member's push and those it saw; wait until all live ones have."""
         self._tell_rows()
-        self._send(said.PeersLeft(mine, entries, needs_store))
-        while isinstance(message := (yield from self._next()), said.Mend):
+        self._send(messages.PeersLeft(mine, entries, needs_store))
+        while isinstance(message := (yield from self._next()), messages.Mend):
             yield Turn("mend")
             for seat in self._board.gone:
                 self._restore(seat)
-            self._send(said.Mended())
-        if not isinstance(message, said.Resume):
+            self._send(messages.Mended())
+        if not isinstance(message, messages.Resume):
             raise Stopped
         shares = self._board.shares
         assert max(shares.values()) <= self._version, f"shares at {shares}, not {self._version}"

@@ -22,7 +22,6 @@ from paceline.events import Apply, EpochEnd, Grant, Late, Lease, Order, Pushed, 
 from paceline.launch import launcher
 from paceline.program import Program, ScriptProgram, TaskProgram
 from paceline.report.live import QuietObserver
-from paceline.report.summary import Summary
 from paceline.trace import read_trace
 from paceline.trace.records import Handed, Header, Heard, Noted, Ordered, Record, SupersededRecord
 from paceline.workloads.base import Task
@@ -33,7 +32,8 @@ class Run:
     """A run that is over."""
 
     folder: Path
-    summary: Summary
+    summary: Any
+    """A Summary; of a script that trains in trials a TrialsSummary."""
 
     @property
     def records(self) -> list[Record]:

@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import cast
 
 import cloudpickle
 import torch
@@ -152,8 +153,7 @@ class Remembering(nn.Linear):
 def compiled() -> nn.Module:
     """What ``torch.compile`` returns, with layers that are computed as they are."""
     model = nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), Remembering(33, CLASSES))
-    made: nn.Module = torch.compile(model, backend="eager")
-    return made
+    return cast(nn.Module, torch.compile(model, backend="eager"))
 
 
 COMPILED = replace(LAYERS, model=compiled)

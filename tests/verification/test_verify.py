@@ -348,7 +348,10 @@ def test_bad_input_is_one_sentence(say: Say, line: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("for epoch in pace.epochs(2)", "for epoch in ()"), "made no update, so nothing is prov"),
+        (
+            ("for epoch in pace.epochs(2)", "for epoch in ()"),
+            "made no update, which proves nothing",
+        ),
         (("lr=0.1", "lr=0.0"), "3 updates moved no parameter, which proves nothing"),
     ],
 )

@@ -11,7 +11,7 @@ from paceline.engines.local.switchboard import Switchboard
 from paceline.errors import LinkError
 from paceline.wire.channel import SocketChannel, coordinator_channel, member_channel, socket_pair
 from paceline.wire.codec import WireError
-from paceline.wire.messages import Adopt, AskStop, Extend, FromMember, Note, ToMember
+from paceline.wire.messages import Adopt, AskStop, Extend, FromMember, LoopLeft, Note, ToMember
 
 SIZE = SocketChannel.PIECE_BYTES
 
@@ -72,7 +72,7 @@ def test_who_does_not_read_holds_nobody_up() -> None:
 def test_who_hears_what_is_meant_for_the_other_side_says_so() -> None:
     """A member's number for a message is another one's in the other direction."""
     ends = socket_pair()
-    member_channel(ends[0]).send(Note("text"))
+    member_channel(ends[0]).send(LoopLeft(3))
     with pytest.raises(WireError, match="is damaged"):
         member_channel(ends[1]).receive()
 

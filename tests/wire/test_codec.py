@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.events import Grant, Lease, Ticket
 from paceline.passes import ScriptPlace
-from paceline.wire.codec import FROM_MEMBER, TO_MEMBER, WIRE, Codec, WireError, _said
+from paceline.wire.codec import FROM_MEMBER, TO_MEMBER, WIRE, Codec, WireError, _signature
 from paceline.wire.messages import (
     UNCLIPPED,
     Add,
@@ -98,7 +98,7 @@ def test_any_bytes_are_messages_or_named(data: bytes) -> None:
 
 def test_a_number_that_says_there_are_millions_asks_for_no_memory() -> None:
     frame = FROM_MEMBER.encode([LogValues({})])
-    with pytest.raises(WireError, match="cut"):
+    with pytest.raises(WireError, match="truncated"):
         FROM_MEMBER.decode(frame[:-8] + b"\xff\xff\xff\x7f" + frame[-4:])
 
 
@@ -126,7 +126,7 @@ def test_the_hot_ones_are_small() -> None:
 
 def test_the_checksum_sees_the_fields_of_what_lies_in_a_message() -> None:
     """Another order of a row's fields is another language: its bytes would be misread."""
-    text = _said(FromMember) + _said(ToMember)
+    text = _signature(FromMember) + _signature(ToMember)
     for kind in (Row, Entry, Lease, Told, Clocks, Ticket, ScriptPlace):
         fields = ", ".join(f"{name}: " for name in kind._fields[:1])
         assert f"({fields}" in text, f"{kind.__name__} is not in the checksum"
@@ -157,7 +157,7 @@ def test_a_word_that_is_none_of_the_few_is_damaged() -> None:
     assert FROM_MEMBER.decode(frame) == [Failed("oh no", Whose.USER)]
     with pytest.raises(WireError, match="'yes' is not a valid Whose"):
         FROM_MEMBER.decode(frame.replace(b"you", b"yes"))
-    assert "whose: (worker | you | all)" in _said(FromMember)
+    assert "whose: (worker | you | all)" in _signature(FromMember)
 
 
 def test_what_is_no_message_cannot_be_sent() -> None:

@@ -138,7 +138,7 @@ def test_the_door_gives_the_same_task_class() -> None:
     [
         ("./own_tasks.py:made", "names a file instead of a module; use own_tasks:made"),
         ("own_tasks.py:made", "names a file instead of a module; use own_tasks:made"),
-        ("sub/own_tasks.py:made", "wanted: own_tasks:made, in the folder sub"),
+        ("sub/own_tasks.py:made", "use own_tasks:made, in the folder sub"),
     ],
 )
 def test_a_file_is_answered_with_the_module(spec: str, said: str) -> None:

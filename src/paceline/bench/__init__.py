@@ -1,22 +1,22 @@
-"""The tools that measure one device: a clock that knows queues, and what is built on it.
+"""Measurements on one machine: a clock that waits for queued work, and what is built on it.
 
-    clock                  Benchmark: a span of time, with all queued work in it
-    samples                measured times: in turn, two things at once, as tables
-    device, apart          what is measured on: its memory, and an object in its own process
-    queues, asynchrony     queued operations as an accelerator's stream has them; what they save
-    overlap                what copying meanwhile saves, and a second place
-    collectives, collective_seat     sums between processes, beside what is predicted
-    links                  what cores are connected by, and the rings in it
-    scaling                what more workers bring: real runs by 1, 2, 4 ..., in turn
-    splits                 every split of a model that runs, beside its prediction
-    split_watch            what each worker's process holds, computes and writes meanwhile
+    clock                  Benchmark: the time of a block, including the work that it queued
+    samples                repeated times: in turns, two pieces of work at once, as tables
+    device, apart          the device and its memory; an object in a process of its own
+    queues, asynchrony     queued operations, as on an accelerator's stream; the time they save
+    overlap                copying during computation, and work at two places
+    collectives, collective_seat     collectives between processes, beside the predicted times
+    links                  latency and bandwidth between cores, and the best rings
+    scaling                real runs of 1, 2, 4 ... workers, in turns
+    splits                 every split of a task that can run here, beside its prediction
+    split_watch            memory, CPU time and bytes written of each worker's process
     ways, compiling        the same model through each compiler
-    batch_size, throughput           which batch fits; images a second, up to where memory ends
-    training, batch_choice           real training: gradient noise, and what a batch size is worth
-    lr_range, lr_worker, lr_script   loss against learning rate, by several workers; of a script
-    exporting              a file, proved and measured
+    batch_size, throughput           the largest batch that fits; images a second
+    training, batch_choice           real training: gradient noise, and a comparison of batch sizes
+    lr_range, lr_worker, lr_script   loss over the learning rate, of a task or a script
+    exporting              an exported file, checked and measured
 
-Each measurement has its question, its figures and how they print in one file.
+Each measurement has its question, its figures and its printing in one file.
 
-Our own timing scripts lie in the top folder ``bench/``; these are the product's.
+Paceline's own timing scripts are in the top folder ``bench/``; these measure for the user.
 """

@@ -1,13 +1,13 @@
-"""An object in a process of its own that answers questions, one line of JSON each.
+"""An object in a process of its own, whose methods are called by lines of JSON.
 
     here                          there (python -m paceline.bench.apart)
     Apart("module:Class", {...})  Class(**arguments)
     .ask("block", count=50)  -->  .block(count=50)
-                             <--  what it returned, or what went wrong
+                             <--  its result, or the error
 
-What is measured apart has caches, counters, threads and a peak of memory of its own, and what it
-breaks breaks alone. The process ends when this side closes or dies: its standard input ends then.
-This module must not know what is measured.
+A measurement in its own process has its own caches, counters, threads and peak memory, and its
+failure ends no other. The process ends when this side closes or dies, since its standard input ends
+then. This module must not know what is measured.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ class Apart:
 
     Args:
         target: "package.module:Class", imported there.
-        arguments: what the class is made with; plain JSON.
-        environment: variables that differ from ours.
+        arguments: of the class, as plain JSON.
+        environment: variables to add to this process's.
     """
 
     def __init__(
@@ -52,26 +52,26 @@ class Apart:
         self._send(dict(arguments))
 
     def ask(self, what: str, **arguments: object) -> Answer:
-        """Call a method there and wait for what it returns.
+        """Call a method there, wait, and return its result.
 
         Raises:
-            ConfigError: the method, or making the object, refused.
-            WorkerError: it raised something else, or the process died.
+            ConfigError: the method, or the class, raised a PacelineError.
+            WorkerError: it raised another error, or the process died.
         """
         self.begin(what, **arguments)
         return self.end()
 
     def begin(self, what: str, **arguments: object) -> None:
-        """Call a method there and do not wait."""
+        """Call a method there without waiting."""
         self._send({"do": what, "with": arguments})
 
     def end(self) -> Answer:
-        """Return the started method's result; raises as `ask` does."""
+        """Wait for the method that `begin` called and return its result; raises as `ask` does."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise WorkerError(
-                f"the process ended with {self._process.wait()}: {self._last_words()}"
+                f"the process ended with {self._process.wait()}: {self._last_error_line()}"
             )
         answer: Answer = json.loads(line)
         if "refused" in answer:
@@ -109,28 +109,28 @@ class Apart:
         with contextlib.suppress(BrokenPipeError):  # its death is reported by the next read
             print(json.dumps(message), file=self._process.stdin, flush=True)
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed no error"
 
 
 def serve(target: str) -> None:
-    """Make the object and answer until the input ends."""
-    # Standard output is for answers: whatever else is printed goes to standard error.
+    """Create the object and call its methods until standard input ends."""
+    # Standard output is for answers: other output goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    made: object = None
+    measured: object = None
     arguments = json.loads(sys.stdin.readline() or "{}")
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            if made is None:
-                made = _find(target)(**arguments)
-            answer = getattr(made, request["do"])(**request["with"])
+            if measured is None:
+                measured = _find(target)(**arguments)
+            answer = getattr(measured, request["do"])(**request["with"])
         except PacelineError as error:
             answer = {"refused": str(error)}
-        except Exception as error:  # what is measured may raise anything; the other process is told
+        except Exception as error:  # a measured object may raise anything; it is sent back
             from ..system.reasons import reason
 
             answer = {"failed": reason(error)}
@@ -139,19 +139,19 @@ def serve(target: str) -> None:
 
 
 def _find(target: str) -> Callable[..., object]:
-    """Import the object, without garbage collection: imports leave nothing to collect."""
+    """Import the class, without garbage collection: imports leave nothing to collect."""
     module, _, name = target.partition(":")
     gc.disable()
     try:
-        found: Callable[..., object] = getattr(importlib.import_module(module), name)
+        factory: Callable[..., object] = getattr(importlib.import_module(module), name)
     finally:
         gc.enable()
-    return found
+    return factory
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         serve(sys.argv[1])
-    # What a compiler left running must not hold the process.
+    # Threads that a compiler left running must not keep the process alive.
     sys.stderr.flush()
     os._exit(0)

@@ -1,11 +1,11 @@
-"""What queueing saves: n calls that are waited for one by one, and n calls that are queued.
+"""The gain of queueing: n calls with a wait after each, and n queued calls with one wait.
 
-A call costs the front end t1 to order, the back end t2 to do, and t3 until its result is known.
-Waited for one by one, n calls cost n (t1 + t2 + t3); queued, t1 + n t2 + t3, where t2 > t1 (Zhang
+A call takes t1 until the back end begins, t2 for the operation, and t3 until the front end knows.
+With a wait after each, n calls take n (t1 + t2 + t3); queued, t1 + n t2 + t3 if t2 > t1 (Zhang
 et al., "Dive into Deep Learning", 13.2). Both are predicted from single calls and then measured.
 
-The n calls of both kinds are done in parts that take turns with the single calls, so that what
-else the machine does meets prediction and measurement alike; queued, each part has a t1 and a t3
+The n calls of both kinds are done in parts that take turns with the single calls, so that other
+work on the machine affects prediction and measurement alike; each queued part has a t1 and a t3
 of its own. This module must not know how operations are queued.
 """
 
@@ -29,9 +29,9 @@ from .samples import (
 
 _PARTS = 10
 _SINGLE_CALLS = 40
-"""Timed one by one before each part."""
+"""Single calls timed before each part."""
 _LEAST_S = 150e-6
-"""Least time of the operation: well longer than queueing it."""
+"""Least time of the operation: much longer than queueing it."""
 _CLOSE = 0.1
 """Largest relative error of a prediction on a quiet machine."""
 _SPANS = (
@@ -47,15 +47,15 @@ class Asynchrony(Measured):
     """The times of one backend.
 
     Args:
-        title: the back end, in words.
-        operation: what a call does.
+        title: description of the back end.
+        operation: description of a call.
         calls: n.
-        parts: in how many parts they were done.
-        t1: front end, t2: back end, t3: return; of single calls.
+        parts: number of parts that the calls were split into.
+        t1, t2, t3: front end, back end and return of single calls.
         busy: t2 while others wait behind it.
         blocking_s, queued_s: n calls, measured.
         blocking_predicted_s, queued_predicted_s: from t1, t2 and t3.
-        depth: operations that wait before the front end is blocked.
+        depth: operations that can wait before the front end blocks.
     """
 
     title: str
@@ -74,15 +74,17 @@ class Asynchrony(Measured):
 
 
 def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
-    """Measure on the device's own backend, or on a `QueueBackend` where it is a CPU.
+    """Measure on a GPU's stream, or on a `QueueBackend` for a CPU.
 
     Raises:
-        ConfigError: too few calls, or a device that has neither.
+        ConfigError: too few calls, or a device that is neither.
     """
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"bench async supports cpu and cuda, got {device.type}")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # one back end: an operation that uses all cores would meet itself
+    torch.set_num_threads(
+        1
+    )  # the back end is one thread: an operation on all cores would slow the front end
     try:
         backend = make_backend(device)
         try:
@@ -94,7 +96,7 @@ def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
 
 
 def make_backend(device: torch.device) -> Backend:
-    """The backend of a device, with a product of matrices that takes well longer than to queue."""
+    """Return the backend of a device, with a matrix product much longer than queueing it."""
     size, work = _product(device, 1024 if device.type == "cuda" else 64)
     operation = f"a product of two {size} x {size} matrices"
     if device.type == "cuda":
@@ -103,7 +105,7 @@ def make_backend(device: torch.device) -> Backend:
 
 
 def _product(device: torch.device, size: int) -> tuple[int, Work]:
-    """Find by trial the matrix size whose product takes at least `_LEAST_S`; return both."""
+    """Return a matrix size whose product takes at least `_LEAST_S`, and the product as work."""
     while True:
         x, out = torch.randn(size, size, device=device), torch.empty(size, size, device=device)
 
@@ -153,7 +155,7 @@ def measure_backend(backend: Backend, calls: int) -> Asynchrony:
 
 
 def _calls_s(backend: Backend, count: int, *, is_waited_for: bool) -> float:
-    """Seconds of ``count`` calls, waiting for each or for all at the end."""
+    """Return the seconds of ``count`` calls, waiting after each or once at the end."""
     start_s = time.perf_counter()
     for _ in range(count):
         backend.issue()
@@ -164,10 +166,10 @@ def _calls_s(backend: Backend, count: int, *, is_waited_for: bool) -> float:
 
 
 def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timing]:
-    """The chapter's toy: ten times a random 1000 x 1000 matrix and its product with itself.
+    """Time ten random 1000 x 1000 matrices and their squares (the book's 13.2.1).
 
     Returns:
-        "numpy", "torch" (only until it is queued) and "torch, synchronised".
+        The timings of "numpy", "torch" (until the work is queued) and "torch, synchronised".
     """
     rng = np.random.default_rng(0)
 
@@ -199,20 +201,24 @@ def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timi
 
 
 def render_asynchrony(result: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
-    """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
-    parts = [
-        (name, three_figures(one.mean_s), three_figures(one.median_s), quartiles(one), text)
-        for name, text in _SPANS
-        for one in (getattr(result, name),)
+    """Return the report: t1, t2, t3; n calls of both kinds and their prediction; the toy."""
+    timings: list[tuple[str, str, Timing]] = [
+        (name, text, getattr(result, name)) for name, text in _SPANS
     ]
+    parts = [
+        (
+            name,
+            three_figures(timing.mean_s),
+            three_figures(timing.median_s),
+            quartiles(timing),
+            text,
+        )
+        for name, text, timing in timings
+    ]
+    queued = f"{result.parts} (t1 + t3) + n busy"
     calls = [
         _row("blocking", "n (t1 + t2 + t3)", result.blocking_s, result.blocking_predicted_s),
-        _row(
-            "queued",
-            f"{result.parts} (t1 + t3) + n busy",
-            result.queued_s,
-            result.queued_predicted_s,
-        ),
+        _row("queued", queued, result.queued_s, result.queued_predicted_s),
     ]
     return [
         f"operation: {result.operation}",
@@ -221,18 +227,18 @@ def render_asynchrony(result: Asynchrony, toy: Mapping[str, Timing], device: str
         *table(("", "mean", "median", "middle half", ""), parts),
         "",
         *table((f"{result.calls:,} calls", "measured", "predicted", "error", "by"), calls),
-        f"by the means above; t1 + n t2 + t3 in {result.parts} parts, which take turns with single",
-        "calls, and with t2 as it is while others wait",
-        *_doubt(result),
+        f"predicted from the means above; queued calls run in {result.parts} parts, each with a t1 "
+        "and a t3",
+        *_warning(result),
         f"queueing saves {1 - result.queued_s / result.blocking_s:.0%}; "
-        f"the queue holds {result.depth:,} operations, then it blocks the front end",
+        f"the queue holds {result.depth:,} operations before it blocks the front end",
         "",
-        "ten times a random 1000 x 1000 matrix and its square, as in the chapter (13.2.1):",
+        "ten random 1000 x 1000 matrices and their squares (Dive into Deep Learning, 13.2.1):",
         *table(
             ("", "median", "middle half"),
-            [(name, three_figures(one.median_s), quartiles(one)) for name, one in toy.items()],
+            [(name, three_figures(took.median_s), quartiles(took)) for name, took in toy.items()],
         ),
-        *_honest(device),
+        *_cpu_note(device),
     ]
 
 
@@ -241,8 +247,8 @@ def _row(name: str, formula: str, measured_s: float, predicted_s: float) -> tupl
     return (name, three_figures(measured_s), three_figures(predicted_s), f"{error:+.1%}", formula)
 
 
-def _doubt(result: Asynchrony) -> list[str]:
-    """A warning where a prediction is far off."""
+def _warning(result: Asynchrony) -> list[str]:
+    """Return a warning if a prediction is more than 10 % off."""
     errors = (
         result.blocking_predicted_s / result.blocking_s - 1,
         result.queued_predicted_s / result.queued_s - 1,
@@ -252,10 +258,10 @@ def _doubt(result: Asynchrony) -> list[str]:
     return ["more than 10 % off: other work on this machine disturbed the measurement; repeat it"]
 
 
-def _honest(device: str) -> list[str]:
+def _cpu_note(device: str) -> list[str]:
     if device != "cpu":
         return []
     return [
-        "On a CPU torch has done the work when it returns, so waiting changes nothing here; what",
-        "is queued above is queued by us.",
+        "On a CPU torch returns after the work is done, so waiting changes nothing here; the queue",
+        "above is Paceline's WorkQueue.",
     ]

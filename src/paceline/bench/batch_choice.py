@@ -1,4 +1,4 @@
-"""What a batch size is worth: gradient noise, throughput and time to accuracy, side by side.
+"""Compare batch sizes by gradient noise, throughput and time to accuracy.
 
 noise (at the task's own batch size) -> a learning rate for each batch size
       -> real trainings to the target, several seeds each -> one row a batch size
@@ -24,10 +24,10 @@ class BatchSizeQuestion:
 
     Args:
         spec: a task.
-        device: as torch writes it.
-        batch_sizes: to be trained with, each from 1 to all samples; none: the task's own, a quarter
-            to four times, as far as there are samples.
-        target: test accuracy, 0 < target <= 1; None: noise alone.
+        device: torch's name of it.
+        batch_sizes: to train with, each from 1 to all samples; empty: a quarter to four times the
+            task's own, at most all samples.
+        target: test accuracy, 0 < target <= 1; None: measure only the noise.
         after: updates before the noise is measured.
         seeds: trainings of each batch size.
     """
@@ -52,7 +52,7 @@ class BatchSizeQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """One batch size: its trainings, one a seed."""
+    """The trainings with one batch size, one a seed."""
 
     batch_size: int
     learning_rate: float
@@ -68,9 +68,9 @@ class BatchChoice:
 
     @property
     def seconds(self) -> float | None:
-        """Median over the seeds; None where one of them did not reach the target."""
-        found = [run.seconds for run in self.runs if run.seconds is not None]
-        return statistics.median(found) if len(found) == len(self.runs) else None
+        """Median over the seeds; None if one of them did not reach the target."""
+        times = [run.seconds for run in self.runs if run.seconds is not None]
+        return statistics.median(times) if len(times) == len(self.runs) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +87,16 @@ class Choices:
 
     @property
     def quickest(self) -> BatchChoice | None:
-        """The row that reached the target first."""
+        """The row with the least time to the target; None if no row reached it."""
         done = [row for row in self.rows if row.seconds is not None]
-        return min(done, key=lambda one: one.seconds or 0.0) if done else None
+        return min(done, key=lambda row: row.seconds or 0.0) if done else None
 
 
 def compare_batch_sizes(question: BatchSizeQuestion, say: Callable[[str], None]) -> Choices:
-    """Measure the noise, then train.
+    """Measure the noise, train with each batch size, and return the results.
 
     Raises:
-        ConfigError: the task is unknown, or has no accuracy to reach, or diverges, or a batch is
+        ConfigError: the task is unknown, has no accuracy to reach or diverges, or a batch is
             larger than its data.
     """
     task = load_task(question.spec)
@@ -108,7 +108,7 @@ def compare_batch_sizes(question: BatchSizeQuestion, say: Callable[[str], None])
     if not (math.isfinite(noise.signal) and math.isfinite(noise.trace)):
         raise ConfigError(
             f"{task.name} diverges: after {question.after:,} updates its gradients are not finite; "
-            f"give fewer with --after, or the task a lower learning rate"
+            f"use a smaller --after, or give the task a lower learning rate"
         )
     rows = []
     for batch_size in sizes:
@@ -117,7 +117,7 @@ def compare_batch_sizes(question: BatchSizeQuestion, say: Callable[[str], None])
         runs: list[Reached] = []
         for seed in range(question.seeds):
             if runs and runs[-1].seconds is None:
-                break  # another seed would not make it a batch size to take
+                break  # a batch size must reach the target with every seed
             training = TrainingRun(task, splits, question.device, batch_size, rate, seed)
             assert question.target is not None
             runs.append(train_to(training, question.target, num_samples, task.epochs))
@@ -129,14 +129,14 @@ def compare_batch_sizes(question: BatchSizeQuestion, say: Callable[[str], None])
 
 
 def _sizes(question: BatchSizeQuestion, own: int, num_samples: int) -> list[int]:
-    """The batch sizes to train with; a batch has at most all samples."""
+    """Return the batch sizes to train with, each at most all samples."""
     largest = max(question.batch_sizes, default=0)
     if largest > num_samples:
         raise ConfigError(
             f"--batch-sizes {largest}: {question.spec} has {num_samples:,} samples to train "
             "on, and no batch can be larger"
         )
-    sizes = question.batch_sizes or [max(1, own * times // 4) for times in (1, 2, 4, 8, 16)]
+    sizes = question.batch_sizes or [max(1, own * factor // 4) for factor in (1, 2, 4, 8, 16)]
     return sorted({min(size, num_samples) for size in sizes})
 
 
@@ -144,40 +144,42 @@ _BAR = 16
 _HEIGHT = 150.0
 
 
-def render_choices(one: Choices) -> list[str]:
-    """The noise in a sentence or two, then a row a batch size."""
-    low, high = (_samples(value) for value in one.noise.interval)
+def render_choices(choices: Choices) -> list[str]:
+    """Return the lines of the report: the noise, then a row for each batch size."""
+    low, high = (_samples(value) for value in choices.noise.interval)
     lines = [
-        f"noise scale  {_samples(one.noise.scale)} samples (95 %: {low} to {high}; "
-        f"{one.noise.draws} draws of {max(one.noise.squared):,} samples, after "
-        f"{one.question.after:,} updates)",
+        f"noise scale  {_samples(choices.noise.scale)} samples (95 %: {low} to {high}; "
+        f"{choices.noise.draws} draws of {max(choices.noise.squared):,} samples, after "
+        f"{choices.question.after:,} updates)",
         "             at that batch half of a gradient's square is noise; well above it, a larger "
         "batch saves few updates",
         "",
     ]
-    if not one.rows:
+    if not choices.rows:
+        noise = choices.noise
         shares = [
-            (f"{size:,}", f"{one.noise.measured_share(size):.0%}", _bar(one.noise.share(size), 1.0))
-            for size in one.noise.squared
+            (f"{size:,}", f"{noise.measured_share(size):.0%}", _bar(noise.share(size), 1.0))
+            for size in noise.squared
         ]
         return [*lines, *table(("batch", "noise", ""), shares)]
-    times = [row.seconds for row in one.rows if row.seconds is not None]
-    cells = [_cells(one, row, max(times, default=1.0)) for row in one.rows]
-    head = ("batch", "lr", "noise", "samples/s", "updates", f"time to {one.question.target:g}", "")
-    best = one.quickest
-    told = (
+    times = [row.seconds for row in choices.rows if row.seconds is not None]
+    cells = [_cells(choices, row, max(times, default=1.0)) for row in choices.rows]
+    target = f"time to {choices.question.target:g}"
+    head = ("batch", "lr", "noise", "samples/s", "updates", target, "")
+    best = choices.quickest
+    advice = (
         f"quickest     --batch-size {best.batch_size} --lr {best.learning_rate:.3g}"
         if best is not None
         else "quickest     none: no batch size reached the target with every seed"
     )
     rule = (
-        f"lr: {one.own_rate:g} at the task's own batch {one.own_batch_size:,}, then in proportion "
-        f"to 1 / (1 + noise scale / batch)"
+        f"lr: {choices.own_rate:g} at the task's own batch {choices.own_batch_size:,}, then in "
+        "proportion to 1 / (1 + noise scale / batch)"
     )
-    return [*lines, *table(head, cells), "", told, rule]
+    return [*lines, *table(head, cells), "", advice, rule]
 
 
-def _cells(one: Choices, row: BatchChoice, longest_s: float) -> tuple[str, ...]:
+def _cells(choices: Choices, row: BatchChoice, longest_s: float) -> tuple[str, ...]:
     seconds = row.seconds
     if seconds is None:
         reached = sum(run.seconds is not None for run in row.runs)
@@ -189,7 +191,7 @@ def _cells(one: Choices, row: BatchChoice, longest_s: float) -> tuple[str, ...]:
     return (
         f"{row.batch_size:,}",
         f"{row.learning_rate:.3g}",
-        f"{one.noise.share(row.batch_size):.0%}",
+        f"{choices.noise.share(row.batch_size):.0%}",
         f"{row.samples_per_s:,.0f}",
         f"{row.updates:,}",
         time,
@@ -205,30 +207,32 @@ def _samples(value: float) -> str:
     return "infinitely many" if math.isinf(value) else f"{value:,.0f}"
 
 
-def choices_json(one: Choices) -> dict[str, object]:
-    """The result as one JSON object; infinite values are null."""
+def choices_json(choices: Choices) -> dict[str, object]:
+    """Return the result as one JSON object; infinite values are null."""
     return {
-        "task": one.task,
-        "source": one.source,
-        "device": one.question.device,
-        "noise_scale": _finite(one.noise.scale),
-        "noise_scale_interval": [_finite(value) for value in one.noise.interval],
-        "signal": one.noise.signal,
-        "trace": one.noise.trace,
-        "after_updates": one.question.after,
-        "noise_shares": {str(size): one.noise.measured_share(size) for size in one.noise.squared},
-        "target_accuracy": one.question.target,
+        "task": choices.task,
+        "source": choices.source,
+        "device": choices.question.device,
+        "noise_scale": _finite(choices.noise.scale),
+        "noise_scale_interval": [_finite(value) for value in choices.noise.interval],
+        "signal": choices.noise.signal,
+        "trace": choices.noise.trace,
+        "after_updates": choices.question.after,
+        "noise_shares": {
+            str(size): choices.noise.measured_share(size) for size in choices.noise.squared
+        },
+        "target_accuracy": choices.question.target,
         "rows": [
             {
                 "batch_size": row.batch_size,
                 "learning_rate": row.learning_rate,
-                "noise_share": one.noise.share(row.batch_size),
+                "noise_share": choices.noise.share(row.batch_size),
                 "samples_per_s": row.samples_per_s,
                 "updates": [run.updates for run in row.runs],
                 "seconds": [run.seconds for run in row.runs],
                 "accuracy": [run.accuracy for run in row.runs],
             }
-            for row in one.rows
+            for row in choices.rows
         ],
     }
 
@@ -237,31 +241,34 @@ def _finite(value: float) -> float | None:
     return None if math.isinf(value) else value
 
 
-def draw_choices(one: Choices) -> str:
-    """The text of an SVG file: three diagrams over one axis of batch sizes."""
-    sizes = sorted({*one.noise.squared, *(row.batch_size for row in one.rows)})
+def draw_choices(choices: Choices) -> str:
+    """Return an SVG file's text: noise, and with a target speed and time, over the batch size."""
+    sizes = sorted({*choices.noise.squared, *(row.batch_size for row in choices.rows)})
     noise = Curve(
         name="noise (dots), 1 / (1 + batch / scale)",
-        points=tuple(_at(size, 100 * one.noise.share(size)) for size in sizes),
-        dots=tuple(_at(size, 100 * one.noise.measured_share(size)) for size in one.noise.squared),
+        points=tuple(_at(size, 100 * choices.noise.share(size)) for size in sizes),
+        dots=tuple(
+            _at(size, 100 * choices.noise.measured_share(size)) for size in choices.noise.squared
+        ),
     )
     diagrams = [("noise in a gradient's square (%)", noise)]
-    if one.rows:
-        speed = tuple(_at(row.batch_size, row.samples_per_s) for row in one.rows)
+    if choices.rows:
+        speed = tuple(_at(row.batch_size, row.samples_per_s) for row in choices.rows)
         times = tuple(
-            _at(row.batch_size, row.seconds) for row in one.rows if row.seconds is not None
+            _at(row.batch_size, row.seconds) for row in choices.rows if row.seconds is not None
         )
         diagrams += [
             ("samples a second", Curve(name="throughput", points=speed, dots=speed)),
             (
-                f"seconds of training to test accuracy {one.question.target:g}",
+                f"seconds of training to test accuracy {choices.question.target:g}",
                 Curve(name="time to accuracy (median)", points=times, dots=times),
             ),
         ]
     last = len(diagrams) - 1
     return draw_chart(
-        f"{one.task}: what a batch size is worth",
-        f"{one.source}; {one.question.device}; noise scale {_samples(one.noise.scale)} samples",
+        f"{choices.task}: comparison of batch sizes",
+        f"{choices.source}; {choices.question.device}; noise scale "
+        f"{_samples(choices.noise.scale)} samples",
         [
             Diagram(
                 label=label,

@@ -1,15 +1,15 @@
-"""Training steps at any batch size within a stated memory, and the largest batch that fits.
+"""Training steps at any batch size within a memory limit, and the largest batch that fits.
 
     fits     2 4 8 16 32          48 56
-    does not             64           60        -> 56, when 60 is within 5 % of it
+    does not             64           60        -> 56, if 60 is within about 5 % of it
 
-`Stepper` trains in a process of its own. Memory that ends is an answer and not an accident: on a
-GPU the allocator says so; on a CPU the process sets itself a limit (RLIMIT_DATA) below what the
-machine has, so that its allocator says so, too, and nobody is killed.
+`Stepper` trains in a process of its own. It reports when memory runs out: on a GPU the allocator
+raises an error; on a CPU the process limits its memory (RLIMIT_DATA) to less than the machine's, so
+that its allocator also raises an error and the kernel kills no process.
 
-The search begins with two samples, since batch norm cannot train on one alone, doubles until
-memory ends, then halves in between: every batch reported to fit has been trained with, and the
-one above it was tried and did not. This module must not know which memory is left to whom.
+The search begins with two samples, since batch norm cannot train on one, doubles until memory runs
+out, then bisects: the batch reported to fit has been trained with, and the one above it was tried
+and did not fit. This module must not know how memory is divided.
 """
 
 import re
@@ -30,15 +30,15 @@ from .clock import elapsed_s
 from .device import limit_memory, peak_bytes, reset_peak
 
 _NO_KERNEL = re.compile("could not create a (primitive|memory)")
-"""What torch's kernels raise for a batch that is too large for them."""
+"""Errors of torch's kernels for a batch that is too large for them."""
 _SAMPLES = 64
 """Different samples; a larger batch repeats them."""
 _LEAST = 2
-"""Samples of the first batch: batch norm wants two; one is tried where memory ends before."""
+"""Samples of the first batch: batch norm needs two; one is tried if two do not fit."""
 _WARM_UP_STEPS = 2
 TOLERANCE = 0.05
 _ONCE = {"seconds": 0.0, "blocks": 1}
-"""What a `Stepper` measures where only memory is asked for."""
+"""Arguments of `Stepper.measure` for memory alone."""
 
 
 def refuse_fp16(precision: str, device: str) -> None:
@@ -51,15 +51,15 @@ def refuse_fp16(precision: str, device: str) -> None:
 
 
 class Stepper:
-    """A model, its optimizer, and a batch.
+    """Trains a task's model with batches of any size.
 
     Args:
         spec: a task.
-        precision: one of `tuning.precision.DTYPES`.
-        device: where.
+        precision: one of `tuning.candidates.DTYPES`.
+        device: torch's name of it.
         threads: of torch.
-        limit_bytes: of memory for what a batch needs, beside the model and what is made once (on
-            a GPU together with them); 0 for what there is.
+        limit_bytes: memory for a batch, without the model and other one-time allocations (on a
+            GPU including them); 0: no limit.
     """
 
     def __init__(
@@ -79,15 +79,16 @@ class Stepper:
         self._targets = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
         self._model = task.model().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), task.learning_rate)
-        self._step(*self._batch(_LEAST))  # what is made once: gradients, state, code
+        self._step(*self._batch(_LEAST))  # one-time allocations: gradients, state, code
         if limit_bytes:
             limit_memory(self._device, limit_bytes)
 
     def measure(self, batch_size: int, seconds: float, blocks: int) -> Mapping[str, object]:
-        """Train for about ``seconds``: samples a second of each block, and peak memory.
+        """Train for about ``seconds`` and measure speed and peak memory.
 
         Returns:
-            "per_s", "peak_bytes" and "op_per_sample"; or "ended", where memory ended.
+            "per_s" (samples a second of each block), "peak_bytes" and "op_per_sample"; or "ended",
+            the error, if memory ran out.
         """
         try:
             batch = self._batch(batch_size)
@@ -96,23 +97,23 @@ class Stepper:
             count = max(1, round(seconds / blocks / step_s))
             blocks_s = [elapsed_s(lambda: self._step(*batch), count) for _ in range(blocks)]
             per_s = [batch_size * count / block_s for block_s in blocks_s]
-            found = {"per_s": per_s, "peak_bytes": peak_bytes(self._device)}
-            return {**found, "op_per_sample": self._operations(batch) / batch_size}
+            figures = {"per_s": per_s, "peak_bytes": peak_bytes(self._device)}
+            return {**figures, "op_per_sample": self._operations(batch) / batch_size}
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) and not _NO_KERNEL.search(str(error)):
                 raise
-            said = str(error).splitlines()[0][:160]
-        # Outside the handler: the traceback holds the tensors that are to go.
+            message = str(error).splitlines()[0][:160]
+        # Outside the handler, since the traceback holds the tensors that must be freed.
         self._optimizer.zero_grad()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return {"ended": said}
+        return {"ended": message}
 
     def _operations(self, batch: tuple[Tensor, Tensor]) -> int:
-        """Operations of a step as torch counts them: matrix products and convolutions."""
-        with FlopCounterMode(display=False) as counted:
+        """Return the operations of a step as torch counts them: matrix products, convolutions."""
+        with FlopCounterMode(display=False) as counter:
             self._step(*batch)
-        return int(counted.get_total_flops())
+        return int(counter.get_total_flops())
 
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
         index = torch.arange(size) % len(self._inputs)
@@ -127,18 +128,18 @@ class Stepper:
 
 
 def stepper_apart(arguments: Answer) -> Apart:
-    """A `Stepper` in a process of its own."""
+    """Return a `Stepper` in a process of its own."""
     return Apart(f"{__name__}:Stepper", arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
-    """What was found.
+    """The result of the search.
 
     Args:
-        fits: the largest batch that was trained with; 0: not even one sample.
-        ends: the smallest one that was tried and did not fit; None: the search's end was reached.
-        tried: all, in the order tried.
+        fits: the largest batch that fits; 0: not even one sample.
+        ends: the smallest batch tried that does not fit; None: all fit, up to the search's limit.
+        tried: all batches, in the order tried.
     """
 
     fits: int
@@ -150,12 +151,12 @@ def largest_batch(does_fit: Callable[[int], bool], most: int) -> Largest:
     """Find the largest batch by trial.
 
     Args:
-        does_fit: trains with a batch of this size; whether memory sufficed.
-        most: where to stop, >= 1.
+        does_fit: trains with a batch of this size and returns whether memory sufficed.
+        most: largest batch to try, >= 1.
 
     Example:
-        >>> found = largest_batch(lambda batch: batch <= 1000, most=100_000)
-        >>> found.fits <= 1000 < found.ends <= 1.05 * found.fits + 1
+        >>> largest = largest_batch(lambda batch: batch <= 1000, most=100_000)
+        >>> largest.fits <= 1000 < largest.ends <= 1.05 * largest.fits + 1
         True
     """
     tried: list[int] = []
@@ -171,7 +172,7 @@ def largest_batch(does_fit: Callable[[int], bool], most: int) -> Largest:
 
 
 def do_fit_together(arguments: Mapping[str, object], batch: int, count: int) -> bool:
-    """Whether ``count`` processes, each a `Stepper`, can train with the batch at once."""
+    """Return whether ``count`` processes, each a `Stepper`, can train with the batch at once."""
     seats = [stepper_apart(arguments) for _ in range(count)]
     try:
         for seat in seats:
@@ -187,11 +188,11 @@ def do_fit_together(arguments: Mapping[str, object], batch: int, count: int) -> 
 
 
 class Trials:
-    """Trains with one batch size after the other.
+    """Tries one batch size after another.
 
     Args:
-        arguments: what a `Stepper` is made with.
-        say: is told of each trial.
+        arguments: of the `Stepper`.
+        say: gets a line for each trial.
     """
 
     def __init__(self, arguments: Mapping[str, object], say: Callable[[str], None]) -> None:
@@ -200,10 +201,11 @@ class Trials:
         self._seat: Apart | None = None
 
     def does_fit(self, batch: int) -> bool:
-        """Whether training with this batch worked.
+        """Return whether the batch fits in memory.
 
         Raises:
-            ConfigError: the task cannot be trained so at all.
+            ConfigError: the task cannot be trained with these arguments.
+            WorkerError: training failed for another reason than memory.
         """
         if self._seat is None:
             self._seat = stepper_apart(self._arguments)
@@ -212,7 +214,7 @@ class Trials:
         except WorkerError as error:
             if not self._seat.has_ended:
                 raise
-            answer = {"ended": f"memory ended in the middle: {error}"}  # it could say nothing
+            answer = {"ended": f"memory ran out: {error}"}  # the process died without an answer
         self._say(f"batch {batch:,}: {answer.get('ended', 'fits')}")
         if "ended" in answer:
             self.close()

@@ -1,14 +1,13 @@
-"""``paceline.Benchmark``: how long something takes, with all of the work that it queued.
+"""``paceline.Benchmark``: how long a block or function takes, including the work that it queued.
 
     with paceline.Benchmark("without torchscript"):        # without torchscript: 0.1234 sec
         for _ in range(1000):
             net(x)
 
-It prints what the chapter's `Benchmark` prints (Zhang, Lipton, Li, Smola, "Dive into Deep
-Learning", 13.1), and differs in what it measures: an operation on an accelerator returns when it
-is queued, so it waits for the accelerators in use before it starts and before it stops. This
-module must not import torch: what was not imported has queued nothing, and a device that nobody
-touched must stay so.
+It prints what the `Benchmark` of Zhang, Lipton, Li, Smola, "Dive into Deep Learning", 13.1, prints.
+But an operation on an accelerator returns when it is queued, so this one waits for the accelerators
+in use before it starts the clock and before it stops it. This module must not import torch: without
+torch nothing is queued, and a device that is not in use must not be initialised.
 """
 
 import contextvars
@@ -29,14 +28,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
-"""How many benchmarks of this thread are running; inner ones print further to the right."""
+"""How many benchmarks of this thread are running; inner ones are indented."""
 
 
 class Queue(Protocol):
-    """What can be waited for: a ``torch.cuda.Stream``, a ``WorkQueue``, a device module."""
+    """A ``torch.cuda.Stream``, a `WorkQueue`, a device module: anything to wait for."""
 
     def synchronize(self) -> object:
-        """Return when everything that was put in is done."""
+        """Return when all queued work is done."""
 
 
 def synchronize(queues: Iterable[Queue] = ()) -> None:
@@ -48,7 +47,7 @@ def synchronize(queues: Iterable[Queue] = ()) -> None:
 
 
 def _in_use() -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """Torch's modules of accelerators with queued work, and the numbers of the devices."""
+    """Yield torch's module and the device number of each accelerator that is in use."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -63,7 +62,7 @@ def _in_use() -> Iterator[tuple[Any, tuple[int, ...]]]:
 
 
 def elapsed_s(work: Callable[[], object], count: int = 1) -> float:
-    """Seconds of ``count`` calls, from a moment when nothing is queued to the next one."""
+    """Return the seconds of ``count`` calls, from an empty queue until it is empty again."""
     synchronize()
     start_s = time.perf_counter()
     for _ in range(count):
@@ -73,15 +72,15 @@ def elapsed_s(work: Callable[[], object], count: int = 1) -> float:
 
 
 class Benchmark:
-    """Measures a block, or every call of a function, and prints it.
+    """Measures a block, or every call of a function, and prints the time.
 
-    As a context manager each entry is one time. As a decorator, and by `measure`, each call runs
-    the function ``warmup`` times in advance (only once in all) and ``repeat`` times for the clock.
+    As a context manager, each entry gives one time. As a decorator, and in `measure`, each call
+    runs the function ``repeat`` times; before the first call it runs ``warmup`` times more.
 
     Args:
-        name: what is printed before the time.
-        warmup: how many of the first entries do not count, >= 0.
-        repeat: times that a decorated or measured function runs for one call, >= 1.
+        name: printed before the time.
+        warmup: number of first entries that do not count, >= 0.
+        repeat: timed runs of the function in one call, >= 1.
         waits_for: queues besides the accelerators in use: streams, `WorkQueue` objects, anything
             with ``synchronize()``.
         quiet: print nothing.
@@ -120,34 +119,34 @@ class Benchmark:
 
     @property
     def seconds(self) -> float:
-        """The last time that counted.
+        """The last counted time.
 
         Raises:
-            ConfigError: there is none yet.
+            ConfigError: nothing has been measured yet.
         """
         return self.timing.samples_s[-1]
 
     @property
     def timing(self) -> Timing:
-        """All times that counted.
+        """All counted times.
 
         Raises:
-            ConfigError: there is none yet.
+            ConfigError: nothing has been measured yet.
         """
         return Timing(name=self.name, samples_s=tuple(self._samples))
 
     def measure(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Timing:
-        """Run a function ``repeat`` times, after its warm-ups; the times of this call."""
+        """Run a function ``repeat`` times after the warm-up, and return these times."""
         _, timing = self._repeated(functools.partial(function, *args, **kwargs))
         return timing
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, measured at each call; it returns what the last of its runs returned."""
+        """Return the function, measured at each call; it returns the value of its last run."""
 
         @functools.wraps(function)
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
-            result, _ = self._repeated(functools.partial(function, *args, **kwargs))
-            return result
+            value, _ = self._repeated(functools.partial(function, *args, **kwargs))
+            return value
 
         return measured
 
@@ -176,11 +175,11 @@ class Benchmark:
     def _take(self, seconds: float) -> None:
         if self._num_warmed < self.warmup:
             self._num_warmed += 1
-            which = f" (warm-up {self._num_warmed} of {self.warmup}, not counted)"
+            note = f" (warm-up {self._num_warmed} of {self.warmup}, not counted)"
         else:
             self._samples.append(seconds)
-            which = ""
-        self._print(f"{seconds:.4f} sec{which}")
+            note = ""
+        self._print(f"{seconds:.4f} sec{note}")
 
     def _repeated(self, function: Callable[[], R]) -> tuple[R, Timing]:
         samples: list[float] = []
@@ -188,8 +187,8 @@ class Benchmark:
             while len(samples) < self.repeat:
                 is_counted = self._num_warmed == self.warmup
                 with self:
-                    result = function()
-                if is_counted:  # what the function itself measured lies before it
+                    value = function()
+                if is_counted:  # the function may itself have added samples before it
                     samples.append(self._samples[-1])
         timing = Timing(name=self.name, samples_s=tuple(samples))
         spread = (
@@ -198,11 +197,11 @@ class Benchmark:
             else ""
         )
         self._print(f"{timing.median_s:.4f} sec{spread}")
-        return result, timing
+        return value, timing
 
     @contextmanager
     def _silence(self) -> Iterator[None]:
-        """Only the summary of repeats is printed, not each of them."""
+        """Print nothing for each repeat; the summary is printed afterwards."""
         before, self.quiet = self.quiet, True
         try:
             yield

@@ -1,10 +1,10 @@
-"""The ranks of a measurement of collectives, each in a process of its own: calls for the clock.
+"""The ranks of a measurement of collectives, each in a process of its own.
 
-    Seats    from outside: all do the same, the slowest one's time counts, blocks take turns
-    CollectiveSeat x P    in a process: repeated calls
+    Seats                 calls the same in all; the slowest one's time counts; blocks take turns
+    CollectiveSeat x P    in each process: times repeated calls
 
-Buffers are of zeros, which stay what they are however often they are added. This module must not
-know what the times are compared with.
+Buffers hold zeros, so repeated sums do not overflow. This module must not know what the times are
+compared with.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # no stubs
 
 from ..collectives import parse
 from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
@@ -35,48 +36,57 @@ HAVE_NATIVE = (Operation.ALL_REDUCE, Operation.BROADCAST, Operation.REDUCE)
 _PATIENCE = datetime.timedelta(seconds=60)
 _BLOCK_S, _MOST_CALLS = 0.1, 300
 _MESSAGES_BYTES: Final = tuple(1 << power for power in (6, 10, 13, 16, 18, 20, 22, 24))
-"""Of a message: as many sizes as its time bends at, on loopback."""
+"""Sizes of a message: on loopback, its time changes slope between these."""
 _NUM_TURNS = 3
-"""In which kinds of rounds are measured."""
+"""Blocks of each kind of round."""
 _SIDE = 128
-"""Of the matrices that are multiplied meanwhile: some 0.1 ms, as a small layer."""
+"""Size of the matrices multiplied meanwhile: some 0.1 ms a product, like a small layer."""
 _COVERS = 2.0
-"""Computation beside a sum, as a multiple of the sum's own time, so that all could be hidden."""
+"""Computation during a sum, as a multiple of the sum's time: enough to hide all of it."""
 _LEAST_S = 1e-7
 
 
 class CollectiveSeat:
-    """One rank, in a process of its own; `Apart` makes it."""
+    """One rank, created by `Apart` in a process of its own.
+
+    Args:
+        meeting: path of a file that only these ranks use.
+    """
 
     def __init__(self, rank: int, num_ranks: int, meeting: str) -> None:
         torch.set_num_threads(1)
         self._rank, self._size = rank, num_ranks
         self._made: dict[str, ScheduledCollective] = {}
         self._groups: dict[str, MemberGroup] = {}
-        where = f"file://{meeting}"
+        store = FileStore(meeting, num_ranks)  # a URL would end at a # or ? in the path
+        store.set_timeout(_PATIENCE)
         dist.init_process_group(
-            NATIVE, init_method=where, rank=rank, world_size=num_ranks, timeout=_PATIENCE
+            NATIVE, store=store, rank=rank, world_size=num_ranks, timeout=_PATIENCE
         )
 
     def calls(self, name: str, operation: str, num_bytes: int, count: int) -> Answer:
-        """Make ``count`` calls of a collective, one after the other."""
-        what = Operation(operation)
-        buffer = torch.zeros(num_bytes // 4 * (self._size if what is Operation.ALL_TO_ALL else 1))
+        """Time ``count`` calls of a collective, one after another."""
+        kind = Operation(operation)
+        buffer = torch.zeros(num_bytes // 4 * (self._size if kind is Operation.ALL_TO_ALL else 1))
         if name == NATIVE:
-            call = self._native(what, buffer)
+            call = self._native(kind, buffer)
         else:
-            made = self._made.setdefault(name, ScheduledCollective(parse(name, self._size)))
-            call = lambda: made.run(buffer, what)  # noqa: E731  one of two ways to call it
+            collective = self._made.setdefault(name, ScheduledCollective(parse(name, self._size)))
+            call = lambda: collective.run(buffer, kind)  # noqa: E731  one of two callables
         return self._timed(call, count)
 
     def rounds(self, kind: str, action: str, num_bytes: int, count: int) -> Answer:
-        """Rounds of one kind, see `RoundOfKind`, with messages of ``num_bytes``."""
+        """Time ``count`` runs of rounds of one `RoundOfKind`, with messages of ``num_bytes``."""
         rounds = ScheduledCollective(RoundOfKind(self._size, kind, Action(action)))
         buffer = torch.zeros(num_bytes // 4 * self._size)
         return self._timed(lambda: rounds.all_reduce(buffer), count)
 
     def beside(self, name: str, num_bytes: int, products: int, count: int) -> Answer:
-        """Computing so much, with a sum under way meanwhile; "": without any."""
+        """Time ``count`` times ``products`` matrix products during a sum.
+
+        Args:
+            name: the collective that sums; "": no sum.
+        """
         buffer, square = torch.zeros(num_bytes // 4), torch.zeros(_SIDE, _SIDE)
         if name and name not in self._groups:
             self._groups[name] = along(name, TorchGroup(), is_apart=True)
@@ -91,12 +101,12 @@ class CollectiveSeat:
         return self._timed(call, count)
 
     def copy(self, num_bytes: int) -> Answer:
-        """One buffer copied to another."""
-        one, other = torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4)
-        return self._timed(lambda: one.copy_(other), 5)
+        """Time copying one buffer to another."""
+        target, source = torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4)
+        return self._timed(lambda: target.copy_(source), 5)
 
     def check(self, name: str) -> Answer:
-        """Whether the collective's all-reduce is correct."""
+        """Return whether the collective's all-reduce is correct."""
         buffer = torch.full((self._size + 1,), float(self._rank + 1))
         ScheduledCollective(parse(name, self._size)).all_reduce(buffer)
         return {"is_right": bool((buffer == self._size * (self._size + 1) / 2).all())}
@@ -132,7 +142,7 @@ class Seats(contextlib.ExitStack):
     def __init__(self, size: int) -> None:
         super().__init__()
         self._size = size
-        self._each: list[Apart] = []
+        self._seats: list[Apart] = []
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -143,53 +153,53 @@ class Seats(contextlib.ExitStack):
                 {"rank": rank, "num_ranks": self._size, "meeting": str(meeting)},
                 {"OMP_NUM_THREADS": "1"},
             )
-            self._each.append(self.enter_context(seat))
+            self._seats.append(self.enter_context(seat))
         return self
 
     def leave(self) -> None:
-        """In order, before the end."""
+        """Let all ranks leave the group before their processes end."""
         self._all("close")
 
     def adds_up(self, name: str) -> bool:
-        """Whether this collective's all-reduce is correct, in every rank."""
+        """Return whether this collective's all-reduce is correct in every rank."""
         return all(answer["is_right"] for answer in self._all("check", name=name))
 
     def copy_bytes_per_s(self, num_bytes: int) -> float:
-        """Bytes a second that a process copies while the others copy as well."""
-        each_s = [float(one["seconds"]) for one in self._all("copy", num_bytes=num_bytes)]
+        """Return the bytes a second that a process copies while the others also copy."""
+        each_s = [float(answer["seconds"]) for answer in self._all("copy", num_bytes=num_bytes)]
         return num_bytes / statistics.median(each_s)
 
     def times(
         self, names: Sequence[str], operation: Operation, num_bytes: int, num_rounds: int
     ) -> Mapping[str, Timing]:
-        """Timings of a call of each of these collectives."""
-        what = operation.value
+        """Return, by name, the timing of a call of each collective."""
+        word = operation.value
         return take_turns(
             {
-                name: self._block("calls", name=name, operation=what, num_bytes=num_bytes)
+                name: self._block("calls", name=name, operation=word, num_bytes=num_bytes)
                 for name in names
             },
             num_rounds,
         )
 
     def cost(self, largest_bytes: int, say: Callable[[str], None]) -> HostCost:
-        """Measure what rounds cost, with messages up to ``largest_bytes``."""
+        """Measure the cost of each kind of round, with messages up to ``largest_bytes``."""
         keys = [(kind, action) for kind in kinds_of(self._size) for action in Action]
         curves: dict[tuple[str, Action], Curve] = dict.fromkeys(keys, ())
-        smaller = takewhile(lambda one: one < largest_bytes, _MESSAGES_BYTES[:-1])
+        smaller = takewhile(lambda size: size < largest_bytes, _MESSAGES_BYTES[:-1])
         for num_bytes in [*smaller, min(largest_bytes, _MESSAGES_BYTES[-1])]:
             say(f"messages of {format_bytes(num_bytes)}")
             blocks = {
-                " ".join((kind, how.value)): self._block(
-                    "rounds", kind=kind, action=how.value, num_bytes=num_bytes
+                " ".join((kind, action.value)): self._block(
+                    "rounds", kind=kind, action=action.value, num_bytes=num_bytes
                 )
-                for kind, how in keys
+                for kind, action in keys
             }
-            took = take_turns(blocks, _NUM_TURNS)
-            for kind, how in keys:
-                call_s = took[" ".join((kind, how.value))].median_s
-                round_s = call_s / RoundOfKind(self._size, kind, how).num_rounds
-                curves[kind, how] = (*curves[kind, how], (num_bytes, round_s))
+            timings = take_turns(blocks, _NUM_TURNS)
+            for kind, action in keys:
+                call_s = timings[" ".join((kind, action.value))].median_s
+                round_s = call_s / RoundOfKind(self._size, kind, action).num_rounds
+                curves[kind, action] = (*curves[kind, action], (num_bytes, round_s))
         return HostCost(num_ranks=self._size, rounds=curves)
 
     def beside(
@@ -199,12 +209,12 @@ class Seats(contextlib.ExitStack):
         alone_s: Mapping[int, float],
         num_rounds: int,
     ) -> dict[str, Curve]:
-        """What an all-reduce under way adds to computing, see `HostCost`.
+        """Return the seconds that a running all-reduce adds to computation, see `HostCost`.
 
-        Of these collectives those that are the fastest somewhere, beside torch's own.
+        Measured are torch's own all-reduce, and each of ``names`` that is the fastest at some size.
 
         Args:
-            alone_s: by bytes, seconds of torch's own sum alone.
+            alone_s: bytes -> seconds of torch's own all-reduce without computation.
         """
 
         def seconds(name: str, num_bytes: int) -> float:
@@ -214,38 +224,39 @@ class Seats(contextlib.ExitStack):
         curves: dict[str, Curve] = {}
         for num_bytes, native_s in alone_s.items():
             added_s = self._added_s(["native", *sorted(best)], num_bytes, native_s, num_rounds)
-            for name, some in added_s.items():
-                told_s = max(_LEAST_S, min(some) if name == "native" else max(some))
-                curves[name] = (*curves.get(name, ()), (num_bytes, told_s))
+            for name, samples_s in added_s.items():
+                cost_s = max(_LEAST_S, min(samples_s) if name == "native" else max(samples_s))
+                curves[name] = (*curves.get(name, ()), (num_bytes, cost_s))
         return curves
 
     def _added_s(
         self, names: Sequence[str], num_bytes: int, alone_s: float, num_rounds: int
     ) -> dict[str, list[float]]:
-        """By collective, round by round: with a sum under way less without."""
+        """Return, for each collective, the seconds that it adds in each round."""
         product_s = self._slowest_s("beside", name="", num_bytes=4, products=10, count=10) / 10
         products = max(1, round(_COVERS * alone_s / product_s))
         blocks = {
             name: self._block("beside", name=name, num_bytes=num_bytes, products=products)
             for name in ("", *names)
         }
-        took = take_turns(blocks, num_rounds)
-        bare_s = took.pop("").samples_s
+        timings = take_turns(blocks, num_rounds)
+        bare_s = timings.pop("").samples_s
         return {
-            name: [one - bare for one, bare in zip(timing.samples_s, bare_s, strict=True)]
-            for name, timing in took.items()
+            name: [total - bare for total, bare in zip(timing.samples_s, bare_s, strict=True)]
+            for name, timing in timings.items()
         }
 
-    def _block(self, what: str, **arguments: object) -> Callable[[], float]:
-        """Seconds of one call, measured over about a tenth of a second of them."""
-        once_s = self._slowest_s(what, count=1, **arguments)
+    def _block(self, method: str, **arguments: object) -> Callable[[], float]:
+        """Return a function that gives the seconds of one call, from a block of about 0.1 s."""
+        once_s = self._slowest_s(method, count=1, **arguments)
         count = max(1, min(_MOST_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
-        return lambda: self._slowest_s(what, count=count, **arguments)
+        return lambda: self._slowest_s(method, count=count, **arguments)
 
-    def _slowest_s(self, what: str, **arguments: object) -> float:
-        return max(float(answer["seconds"]) for answer in self._all(what, **arguments))
+    def _slowest_s(self, method: str, **arguments: object) -> float:
+        return max(float(answer["seconds"]) for answer in self._all(method, **arguments))
 
-    def _all(self, what: str, **arguments: object) -> list[Answer]:
-        for seat in self._each:
-            seat.begin(what, **arguments)
-        return [seat.end() for seat in self._each]
+    def _all(self, method: str, **arguments: object) -> list[Answer]:
+        """Call a method in all ranks at once and return their results by rank."""
+        for seat in self._seats:
+            seat.begin(method, **arguments)
+        return [seat.end() for seat in self._seats]

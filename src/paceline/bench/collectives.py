@@ -1,14 +1,14 @@
-"""Collectives measured between processes of this machine, beside gloo's own and what is predicted.
+"""Collectives measured between processes of this machine, beside gloo's and the predicted times.
 
-    what rounds cost        each kind of round at some sizes
+    cost of rounds          each kind of round at several sizes
     each collective, size   a block of calls in all ranks; the slowest counts; blocks take turns
-    beside it               what its rounds cost, one after the other (collectives/host.py)
-    where two cross         measured beside predicted (collectives/crossings.py)
+    prediction              the sum of the costs of its rounds (collectives/host.py)
+    crossings               measured beside predicted (collectives/crossings.py)
 
-Bus bandwidth is the buffer over the time, times what the operation has to move for each byte of it:
-2 (P - 1) / P of an all-reduce, and so on, so that it can be compared with what a link carries
-whatever P is (as NVIDIA's nccl-tests define it). Question, measurement and table are one file,
-as of the others here, which makes more than 300 lines. This module must not know schedules.
+Bus bandwidth is the buffer over the time, times the bytes that the operation must move for each
+byte of the buffer (2 (P - 1) / P for an all-reduce), so that for every P it can be compared with a
+link's bandwidth (as NVIDIA's nccl-tests define it). Question, measurement and table are one file,
+as in the other measurements, which makes more than 300 lines. This module must not know schedules.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ from .collective_seat import HAVE_NATIVE, NATIVE, Seats
 from .samples import Measured, Timing
 
 NOT_KEPT = (
-    "not kept: --collective auto needs all collectives and two sizes or more, the largest at least "
-    f"{format_bytes(FIRST_BUCKET_BYTES)}; leave --names and --sizes out"
+    "not kept: --collective auto needs all collectives and two or more sizes, the largest at least "
+    f"{format_bytes(FIRST_BUCKET_BYTES)}; omit --names and --sizes"
 )
 """The message for a measurement that runs cannot use."""
 
@@ -43,9 +43,9 @@ class CollectivesQuestion:
     """The question.
 
     Args:
-        names: as collectives are written; empty: all that fit.
-        sizes_bytes: of the whole buffer, 4 and more; of an all-to-all what a rank begins with.
-        num_rounds: blocks of each.
+        names: of collectives; empty: all that fit.
+        sizes_bytes: of the whole buffer, each >= 4; for an all-to-all, of what a rank starts with.
+        num_rounds: blocks of each collective, >= 1.
     """
 
     num_ranks: int
@@ -68,14 +68,15 @@ class CollectivesQuestion:
     def read(
         cls, operation: str, *, workers: int, names: str | None, sizes: str, rounds: int
     ) -> "CollectivesQuestion":
-        """Read the command line's words; raises ConfigError where they are not valid."""
+        """Return the question in the command line's values; ConfigError: one is invalid."""
         try:
-            what = Operation(operation)
+            kind = Operation(operation)
         except ValueError:
-            raise unknown("operation", operation, [one.value for one in Operation]) from None
+            operations = [member.value for member in Operation]
+            raise unknown("operation", operation, operations) from None
         return cls(
             num_ranks=workers,
-            operation=what,
+            operation=kind,
             names=tuple(names.split(",")) if names else (),
             sizes_bytes=sizes_of(sizes),
             num_rounds=rounds,
@@ -83,16 +84,16 @@ class CollectivesQuestion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether runs can use the answer: all collectives, for sizes up to a bucket or more.
+        """Whether runs can use the result: it has all collectives and sizes up to a bucket or more.
 
-        A time at one size alone would be the time at every size.
+        With one size alone, every size would get the same time.
         """
         sizes = self.sizes_bytes
         return not self.names and len(sizes) > 1 and max(sizes) >= FIRST_BUCKET_BYTES
 
     def fitting(self) -> list[str]:
-        """The names of the collectives to measure."""
-        have = []
+        """Return the names of the collectives to measure."""
+        names = []
         for text in self.names or candidates(self.num_ranks):
             member = parse(text, self.num_ranks)
             try:
@@ -101,24 +102,24 @@ class CollectivesQuestion:
                 if self.names:
                     raise
                 continue
-            have.append(str(member))
-        return have
+            names.append(str(member))
+        return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCollective(Measured):
-    """One collective at one size; times are of one call, by the slowest rank."""
+    """One collective at one size; times are of one call in the slowest rank."""
 
     name: str
     num_bytes: int
     timing: Timing
     bus_bytes_per_s: float
-    predicted_s: float | None  # by what its rounds cost; None: gloo's own, which is not ours
+    predicted_s: float | None  # from the cost of its rounds; None for gloo's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCollectives(Measured):
-    """All of one operation."""
+    """All measurements of one operation."""
 
     operation: Operation
     num_ranks: int
@@ -128,7 +129,7 @@ class MeasuredCollectives(Measured):
     rows: tuple[MeasuredCollective, ...]
 
     def to_json(self) -> dict[str, object]:
-        """The result as one JSON object, with the crossings."""
+        """Return the result as one JSON object, with the crossings."""
         return {
             "operation": self.operation.value,
             "num_ranks": self.num_ranks,
@@ -140,20 +141,20 @@ class MeasuredCollectives(Measured):
         }
 
     def blocks(self) -> dict[str, dict[int, tuple[float, ...]]]:
-        """Seconds of our collectives, by name and size, block by block."""
-        found: dict[str, dict[int, tuple[float, ...]]] = {}
+        """Return the seconds of each block, by collective and size, without gloo's own."""
+        samples_s: dict[str, dict[int, tuple[float, ...]]] = {}
         for row in self.rows:
             if row.predicted_s is not None:
-                found.setdefault(row.name, {})[row.num_bytes] = row.timing.samples_s
-        return found
+                samples_s.setdefault(row.name, {})[row.num_bytes] = row.timing.samples_s
+        return samples_s
 
     def crossings(self) -> list[Crossing]:
-        """Where one collective overtakes another, from small sizes to large."""
-        result = find_crossings(self.blocks(), self.predicted_s)
-        return sorted(result, key=lambda one: one.measured_bytes)
+        """Return where one collective overtakes another, from small sizes to large."""
+        crossings = find_crossings(self.blocks(), self.predicted_s)
+        return sorted(crossings, key=lambda crossing: crossing.measured_bytes)
 
     def predicted_s(self, name: str, num_bytes: int) -> float:
-        """Predicted seconds of the operation with a collective."""
+        """Return the predicted seconds of the operation with a collective."""
         return self.cost.seconds(parse(name, self.num_ranks), self.operation, num_bytes)
 
 
@@ -164,23 +165,23 @@ def measure_collectives(
 
     Raises:
         ConfigError: a collective does not fit, or has no such operation.
-        WorkerError: a process died, or a sum is not one.
+        WorkerError: a process died, or a collective computes a wrong sum.
     """
     names, operation = question.fitting(), question.operation
     with Seats(question.num_ranks) as seats:
         for name in names if operation is Operation.ALL_REDUCE else ():
             if not seats.adds_up(name):
-                raise WorkerError(f"{name} does not add up: please report it")
+                raise WorkerError(f"{name} computed a wrong sum: please report it")
         largest, rows = max(question.sizes_bytes), list[MeasuredCollective]()
         cost, copy_bytes_per_s = seats.cost(largest, say), seats.copy_bytes_per_s(largest)
-        every = [*names, NATIVE] if operation in HAVE_NATIVE else names
+        measured = [*names, NATIVE] if operation in HAVE_NATIVE else names
         for size in question.sizes_bytes:
             say(f"{operation.value} of {format_bytes(size)}")
-            rows += _rows(seats, question, every, size, cost)
+            rows += _rows(seats, question, measured, size, cost)
         if operation is Operation.ALL_REDUCE:
-            own = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
-            beside_s = seats.beside(names, cost, own, question.num_rounds)
-            cost = dataclasses.replace(cost, native_s=tuple(own.items()), beside_s=beside_s)
+            native_s = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
+            beside_s = seats.beside(names, cost, native_s, question.num_rounds)
+            cost = dataclasses.replace(cost, native_s=tuple(native_s.items()), beside_s=beside_s)
         seats.leave()
     return MeasuredCollectives(
         operation=operation,
@@ -199,20 +200,23 @@ def _rows(
     num_bytes: int,
     cost: HostCost,
 ) -> Iterator[MeasuredCollective]:
-    what, size = question.operation, question.num_ranks
-    for name, timing in seats.times(names, what, num_bytes, question.num_rounds).items():
-        is_ours = name != NATIVE
+    """Yield the rows of one size, a row for each collective."""
+    operation, num_ranks = question.operation, question.num_ranks
+    for name, timing in seats.times(names, operation, num_bytes, question.num_rounds).items():
+        predicted_s = None
+        if name != NATIVE:
+            predicted_s = cost.seconds(parse(name, num_ranks), operation, num_bytes)
         yield MeasuredCollective(
             name=name,
             num_bytes=num_bytes,
             timing=timing,
-            bus_bytes_per_s=num_bytes * moved_share(what, size) / timing.median_s,
-            predicted_s=cost.seconds(parse(name, size), what, num_bytes) if is_ours else None,
+            bus_bytes_per_s=num_bytes * moved_share(operation, num_ranks) / timing.median_s,
+            predicted_s=predicted_s,
         )
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """The sizes of ``1KiB,4MiB`` in bytes, from small to large; ``64Ki`` is 64 KiB.
+    """Return the sizes in ``1KiB,4MiB`` in bytes, from small to large; ``64Ki`` is 64 KiB.
 
     Raises:
         ConfigError: a size is not a whole number of bytes, KiB or MiB.
@@ -235,7 +239,7 @@ _POWERS = {"": 0, "Ki": 10, "Mi": 20}
 
 
 def render_collectives(result: MeasuredCollectives) -> list[str]:
-    """The table, what messages cost, and where one takes over from another."""
+    """Return the lines of the report: table, cost of messages, fastest, and crossings."""
     header = ("", "size", "measured", "least to most", "bus GB/s", "predicted",
               "predicted/measured")  # fmt: skip
     rows = [
@@ -256,18 +260,20 @@ def render_collectives(result: MeasuredCollectives) -> list[str]:
         *table(header, rows),
         "",
         *_messages(result.cost),
-        f"memory is copied at {result.copy_bytes_per_s / 1e9:.3g} GB/s by one process",
+        f"one process copies memory at {result.copy_bytes_per_s / 1e9:.3g} GB/s",
         *_fastest(result),
         *_crossings(result),
     ]
     if result.num_ranks > result.num_cores:
         cores = f"{result.num_cores} core{'s' * (result.num_cores != 1)}"
-        lines.append(f"{result.num_ranks} processes share {cores}: they wait for one another, too")
+        lines.append(
+            f"{result.num_ranks} processes share {cores}, so they also wait for one another"
+        )
     return lines
 
 
 def _messages(cost: HostCost) -> Iterator[str]:
-    """Lines with the cost of the smallest and the largest message."""
+    """Yield lines with the cost of the smallest and the largest message."""
     alone, ring = (cost.rounds[kind, Action.COPY] for kind in ("alone", "ring"))
     for (size, alone_s), (_, each_s) in ((alone[0], ring[0]), (alone[-1], ring[-1])):
         ring_s = format_duration(each_s)
@@ -278,10 +284,10 @@ def _messages(cost: HostCost) -> Iterator[str]:
 
 
 def _fastest(result: MeasuredCollectives) -> Iterator[str]:
-    """Lines that compare the predicted fastest with the measured fastest."""
+    """Yield lines that compare the collective predicted fastest with the measured fastest."""
     worst = 1.0
     times = {
-        name: {size: statistics.median(one) for size, one in blocks.items()}
+        name: {size: statistics.median(samples_s) for size, samples_s in blocks.items()}
         for name, blocks in result.blocks().items()
     }
     if len(times) < 2:
@@ -289,18 +295,20 @@ def _fastest(result: MeasuredCollectives) -> Iterator[str]:
     for size in sorted(next(iter(times.values()))):
         best = min(times, key=lambda name: times[name][size])
         chosen = min(times, key=lambda name: result.predicted_s(name, size))
-        over = times[chosen][size] / times[best][size]
-        worst = max(worst, over)
-        other = "" if chosen == best else f"; predicted: {chosen}, which took {over:.2f} of it"
-        yield f"fastest at {format_bytes(size)}: {best}{other}"
-    yield f"the predicted one takes at most {worst:.2f} of the fastest"
+        ratio = times[chosen][size] / times[best][size]
+        worst = max(worst, ratio)
+        note = (
+            "" if chosen == best else f"; predicted: {chosen}, which took {ratio:.2f} times as long"
+        )
+        yield f"fastest at {format_bytes(size)}: {best}{note}"
+    yield f"the one predicted fastest takes at most {worst:.2f} times as long as the fastest"
 
 
 def _crossings(result: MeasuredCollectives) -> Iterator[str]:
-    """The table of crossings, and how many were predicted within a factor of 2."""
+    """Yield the table of crossings, and how many were predicted within a factor of 2."""
     crossings = result.crossings()
     if not crossings:
-        yield "none clearly takes over from another between these sizes"
+        yield "no collective clearly overtakes another between these sizes"
         return
     rows = [
         (

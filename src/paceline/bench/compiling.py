@@ -1,14 +1,14 @@
-"""The same model eager and through each compiler, on the same work, one after the other in turns.
+"""The same model eager and through each compiler, timed on the same work in turns.
 
-Every way lives in a process of its own (`ways.TimedWay`) with an empty compile cache. They are
-built one after the other, then take turns in blocks of calls: what else the machine does meets all
-of them. The one-time cost of a way is all it spent until it had settled, less what its settled
-calls cost; it breaks even with eager after
+Every way has a process of its own (`ways.TimedWay`) with an empty compile cache. The ways are built
+one after another, then take turns in blocks of calls, so that other work on the machine affects all
+of them. The one-time cost of a way is its time until it has settled, less the time of as many
+settled calls; it breaks even with eager after
 
-    calls = (one-time cost of the way - one-time cost of eager) / (what a call gains)
+    calls = (one-time cost of the way - one-time cost of eager) / (gain of a call)
 
-which is the chapter's question (Zhang et al., "Dive into Deep Learning", 13.1: 1,000 calls of an
-MLP 512-256-128-2, with and without TorchScript). This module must not know how a way works.
+The default workload is that of Zhang et al., "Dive into Deep Learning", 13.1: 1,000 calls of an
+MLP 512-256-128-2, with and without TorchScript. This module must not know how a way works.
 """
 
 import math
@@ -36,7 +36,7 @@ from .ways import SETTLING_CALLS, WAYS
 
 ROUNDS = 40
 _AIM_S = 4.0
-"""About how long one way is measured where the number of calls is left to us."""
+"""About how long one way is timed if the question does not set the number of calls."""
 _MOST_CALLS, _LEAST_CALLS = 1000, ROUNDS
 _HEADER = ("way", "first call", "a call", "middle half", "speed", "peak memory", "ahead after")
 
@@ -47,15 +47,14 @@ class WaysQuestion:
 
     Args:
         subject: as `exports.subject.find_subject` takes it.
-        ways: names of WAYS; eager is always among them.
+        ways: names of WAYS; eager is always added.
         batch_size: samples a call, >= 1.
-        calls: of each way, >= ROUNDS; None: the chapter's 1,000, or what takes
-            a few seconds.
-        device: where; "cpu", "cuda", ...
+        calls: of each way, >= ROUNDS; None: 1,000, or as many as take about `_AIM_S`, if fewer.
+        device: "cpu", "cuda", ...
         threads: of torch, >= 1.
 
     Raises:
-        ConfigError: a number is out of range, or there is no such way.
+        ConfigError: a number is out of range, or a way is unknown.
     """
 
     subject: str = CHAPTER
@@ -83,19 +82,19 @@ class WaysQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Measured):
-    """The result of one way. Where it failed, ``failure`` says why and the rest is None.
+    """The result of one way. If it failed, ``failure`` is the reason and the rest is None.
 
     Args:
         first_call_s: from the model to the first output, compilation included.
-        once_s: the one-time cost until it had settled, less settled calls.
+        once_s: one-time cost: the time until it settled, less settled calls.
         call: times of one settled call, a sample a block.
-        peak_bytes: held at once while building and running (on a CPU by the whole process).
+        peak_bytes: most memory while building and running (on a CPU, of the whole process).
         recompiles: graphs recompiled for two other batch sizes; None: not counted.
-        graph_breaks: places where Python took over; None: not counted.
-        other_batches_s: the first call of each of those two.
+        graph_breaks: number of graph breaks; None: not counted.
+        other_batches_s: first call with each of these two batch sizes.
         other_batches_failure: why it does not run with them.
-        max_difference: of its output from eager's.
-        gain: beside eager; None for eager itself.
+        max_difference: largest difference of its output from eager's.
+        gain: over eager; None for eager itself.
         break_even_calls: calls after which it is ahead of eager; None: never, or not clear.
     """
 
@@ -116,14 +115,14 @@ class Result(Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaysCompared:
-    """All ways, in the order asked for; ``calls`` of each were timed."""
+    """All results, eager first, then in the question's order; ``calls`` of each were timed."""
 
     question: WaysQuestion
     calls: int
     results: tuple[Result, ...]
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
+        """Return the result as one JSON object."""
         ways = [result.to_json() for result in self.results]
         return {**self.question.work, "calls": self.calls, "ways": ways}
 
@@ -132,10 +131,10 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
     """Build every way, time them in turns, and return each one's result.
 
     Args:
-        say: is told what is being done, a line at a time.
+        say: gets each line of progress.
 
     Raises:
-        ConfigError: the model as it is written does not run.
+        ConfigError: the eager model does not run.
     """
     names = ("eager", *(way for way in question.ways if way != "eager"))
     seats: dict[str, Apart] = {}
@@ -143,7 +142,7 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
     with ExitStack() as stack:
         caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-cache-"))
         for way in names:
-            # Its own, empty cache: the first call compiles from scratch.
+            # An empty cache of its own: the first call compiles from scratch.
             environment = {"TORCHINDUCTOR_CACHE_DIR": str(Path(caches) / way)}
             seat = Apart("paceline.bench.ways:TimedWay", {"way": way, **question.work}, environment)
             stack.enter_context(seat)
@@ -157,28 +156,29 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
         say(f"{len(seats)} ways take turns: {calls:,} calls each in {ROUNDS} blocks")
         _measure(seats, facts, calls)
     eager = _result("eager", facts.pop("eager"))
-    others = (_result(way, found, eager) for way, found in facts.items())
+    others = (_result(way, values, eager) for way, values in facts.items())
     return WaysCompared(question=question, calls=calls, results=(eager, *others))
 
 
 def _prepared(way: str, seat: Apart, say: Callable[[str], None]) -> dict[str, Any]:
-    """The way's facts about its first calls, or its ``failure``."""
+    """Return the figures of the way's first calls, or its ``failure``."""
     try:
-        found = dict(seat.ask("prepare"))
+        facts = dict(seat.ask("prepare"))
     except PacelineError as error:
         say(f"{way}: {error}")
         return {"failure": str(error)}
-    say(f"{way}: first call after {found['first_call_s']:.3g} s")
-    return found
+    say(f"{way}: first call after {facts['first_call_s']:.3g} s")
+    return facts
 
 
 def _calls_for(eager: Apart) -> int:
-    """The chapter's 1,000, or fewer where they would take too long."""
+    """Return 1,000, or as many calls as take about `_AIM_S`, if fewer."""
     call_s = float(eager.ask("block", count=10)["seconds"]) / 10
     return min(_MOST_CALLS, max(_LEAST_CALLS, round(_AIM_S / call_s)))
 
 
 def _measure(seats: Mapping[str, Apart], facts: Mapping[str, dict[str, Any]], calls: int) -> None:
+    """Time all ways in turns and add the figures to ``facts``."""
     count = calls // ROUNDS
 
     def block(seat: Apart) -> Callable[[], float]:
@@ -212,49 +212,49 @@ def _break_even(once_s: float, eager_once_s: float, gain: Gain) -> int | None:
     return max(1, math.ceil((once_s - eager_once_s) / gain.call_s))
 
 
-def render_ways(found: WaysCompared) -> list[str]:
-    """The table, then notes."""
-    asked = found.question
-    failed = [result for result in found.results if result.failure]
+def render_ways(comparison: WaysCompared) -> list[str]:
+    """Return the lines of the report: the table, then notes."""
+    question, calls = comparison.question, comparison.calls
+    failed = [result for result in comparison.results if result.failure]
     return [
-        f"{asked.subject}, batch {asked.batch_size}, forward, float32, {asked.device}, "
-        f"{asked.threads} thread{'s' * (asked.threads != 1)}; {found.calls:,} calls each, in turns",
+        f"{question.subject}, batch {question.batch_size}, forward, float32, {question.device}, "
+        f"{question.threads} thread{'s' * (question.threads != 1)}; {calls:,} calls each, in turns",
         "",
-        *table(_HEADER, [_row(result) for result in found.results]),
+        *table(_HEADER, [_row(result) for result in comparison.results]),
         "",
-        *(f"{one.way}: not possible here: {one.failure}" for one in failed),
-        *_other_batches(found),
+        *(f"{result.way}: not possible here: {result.failure}" for result in failed),
+        *_other_batches(comparison),
         f"a call: median of {ROUNDS} blocks; speed: eager's time over the way's, block by block",
-        "ahead after: calls after which it is ahead of eager, what it cost at first included",
-        *_memory(asked.device),
+        "ahead after: calls after which it is ahead of eager, including its one-time cost",
+        *_memory(question.device),
     ]
 
 
-def _row(one: Result) -> tuple[str, ...]:
-    if one.failure:
-        return (one.way, "failed", *["-"] * (len(_HEADER) - 2))
-    assert one.call is not None
+def _row(result: Result) -> tuple[str, ...]:
+    if result.failure:
+        return (result.way, "failed", *["-"] * (len(_HEADER) - 2))
+    assert result.call is not None
     return (
-        one.way,
-        three_figures(one.first_call_s),
-        three_figures(one.call.median_s),
-        quartiles(one.call),
-        "1" if one.gain is None else f"{one.gain.speedup:.2f}",
-        or_dash(one.peak_bytes, format_bytes),
-        "-" if one.gain is None else _ahead(one, one.gain),
+        result.way,
+        three_figures(result.first_call_s),
+        three_figures(result.call.median_s),
+        quartiles(result.call),
+        "1" if result.gain is None else f"{result.gain.speedup:.2f}",
+        or_dash(result.peak_bytes, format_bytes),
+        "-" if result.gain is None else _ahead(result, result.gain),
     )
 
 
-def _ahead(one: Result, gain: Gain) -> str:
-    if one.break_even_calls is None:
+def _ahead(result: Result, gain: Gain) -> str:
+    if result.break_even_calls is None:
         return "not clear" if gain.is_faster is None else "never"
-    return f"{one.break_even_calls:,} calls"
+    return f"{result.break_even_calls:,} calls"
 
 
-def _other_batches(found: WaysCompared) -> list[str]:
-    """What happened when the batch changed, and that all outputs agree."""
+def _other_batches(comparison: WaysCompared) -> list[str]:
+    """Return lines about other batch sizes, and the largest difference between outputs."""
     lines = []
-    for result in found.results:
+    for result in comparison.results:
         if len(result.other_batches_s) == 2 and result.recompiles is not None:
             first, second = (three_figures(value) for value in result.other_batches_s)
             breaks = f", {result.graph_breaks} graph breaks" if result.graph_breaks else ""
@@ -267,7 +267,7 @@ def _other_batches(found: WaysCompared) -> list[str]:
                 f"{result.way}: fails with other batch sizes: {result.other_batches_failure}"
             )
     differences = [
-        result.max_difference for result in found.results if result.max_difference is not None
+        result.max_difference for result in comparison.results if result.max_difference is not None
     ]
     lines.append(f"outputs differ from eager's by at most {max(differences):.1e}")
     return lines
@@ -276,4 +276,4 @@ def _other_batches(found: WaysCompared) -> list[str]:
 def _memory(device: str) -> list[str]:
     if device != "cpu":
         return []
-    return ["peak memory: of the whole process, with Python and torch; compilers run beside it"]
+    return ["peak memory: of the whole process, with Python and torch, but not of compilers"]

@@ -1,10 +1,11 @@
 """The device to measure on, and its memory.
 
-    free_bytes            what a search may use     limit_memory    hold this process to so much
-    reset_peak, peak_bytes       the most held
+    free_bytes                   memory that a search may use
+    limit_memory                 limit of this process, or of its GPU allocator
+    reset_peak, peak_bytes       most memory held at once
 
-A CPU's process is counted whole, with Python and torch in it, so what is compared is compared with
-a process that does the same without. This module must not know what is measured.
+On a CPU the peak is of the whole process, with Python and torch, so compare it with a process that
+does the same otherwise. This module must not know what is measured.
 """
 
 import contextlib
@@ -20,20 +21,20 @@ from ..system.limits import available_bytes
 from ..system.processors import find_device
 
 SHARE = 0.8
-"""Of the memory that is free: what a search may use."""
+"""Share of the free memory that a search may use."""
 
 
 def chosen_device(name: str) -> str:
-    """The device that ``--device`` means, as torch writes it.
+    """Return torch's name of the device that ``--device`` means.
 
     Raises:
-        ConfigError: it is not here.
+        ConfigError: this machine does not have it.
     """
     return str(find_device(name, 0))
 
 
 def chosen_threads(threads: int | None) -> int:
-    """``--threads``, or what torch would use.
+    """Return ``--threads``, or torch's own number of threads.
 
     Raises:
         ConfigError: fewer than 1.
@@ -46,7 +47,7 @@ def chosen_threads(threads: int | None) -> int:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that a search may use: a share of what is free here, or on the GPU."""
+    """Return the memory that a search may use: a share of what is free on the host or the GPU."""
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(device)
     else:
@@ -55,18 +56,21 @@ def free_bytes(device: str) -> int:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Limit this process, or this device's allocator, to ``limit_bytes`` from now on."""
+    """Limit memory: on a GPU the allocator's total; on a CPU what this process adds from now on.
+
+    On a CPU only Linux has a limit.
+    """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
     elif sys.platform == "linux":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        held = _status_bytes("VmData") or 0  # what RLIMIT_DATA counts: private writable memory
+        held = _status_bytes("VmData") or 0  # RLIMIT_DATA counts private writable memory
         resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, hard))
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak; where the system cannot, it counts from the process's start."""
+    """Reset the peak; if the system cannot, it counts from the start of the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif device.type == "cpu":
@@ -75,7 +79,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most bytes held at once since ``reset_peak``."""
+    """Return the most bytes held at once since `reset_peak`; on MPS or XPU, the bytes held now."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if device.type != "cpu":
@@ -85,7 +89,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def _status_bytes(name: str) -> int | None:
-    """A row of /proc/self/status (proc(5)); None where there is none."""
+    """Return a value of /proc/self/status (proc(5)); None if there is none."""
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith(f"{name}:"):

@@ -1,4 +1,4 @@
-"""An export as a whole: the file proved; its size, latency and accuracy beside the model's."""
+"""Export a model, check the file, and compare its size, latency and accuracy with the model's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from .samples import (
 
 _ROUNDS = 15
 _ACCURACY_S = 10.0
-"""About how long accuracy is measured at most."""
+"""About the longest time to measure accuracy of the model."""
 _BLOCK_S = 0.05
-"""About how long the model's block of calls is."""
+"""About the time of a block of the model's calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency(Measured):
-    """One call with one batch, of the model as it was written and of the file."""
+    """Times of a call with one batch size, of the eager model and of the file."""
 
     batch: int
     model: Timing
@@ -45,13 +45,13 @@ class Export(Measured):
     """The written file and its measurements.
 
     Args:
-        format: the one that was used.
-        fell_back: why it is not the one that was asked for; "" where it is.
-        weights_bytes: parameters and buffers of the model as it was, float32.
-        max_differences: of an output, by the batch.
-        accuracy: of the model in float32; None where it was not measured.
+        format: of the file.
+        fell_back: why the requested format was not possible; "" if ``format`` is the requested one.
+        weights_bytes: parameters and buffers of the model, before any reduction.
+        max_differences: batch size -> largest difference of an output.
+        accuracy: of the model in float32; None: not measured.
         file_accuracy: of the file, on the same ``accuracy_samples`` test samples.
-        why_no_accuracy: "" where there is one.
+        why_no_accuracy: why it was not measured, or "".
     """
 
     subject: str
@@ -76,9 +76,9 @@ class Wanted:
 
     Args:
         form: a format's name.
-        path: of the file; None: named after the subject, here.
+        path: of the file; None: named after the subject, in the working directory.
         precision: of the weights.
-        fixed_batch: the only batch that it must run with; None: any.
+        fixed_batch: the only batch size that the file accepts; None: any.
         fallback: the format to use when ``form`` is not possible; "" for none.
     """
 
@@ -94,10 +94,11 @@ class Wanted:
 
 
 def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Export:
-    """Write, prove and measure.
+    """Write the file, check it against the model, and return its measurements.
 
     Raises:
-        ConfigError: it cannot be written or differs, and no fallback was asked for or it fails.
+        ConfigError: the file cannot be written or its outputs differ, and there is no fallback or
+            it fails, too.
     """
     form, fell_back = wanted.form, ""
     if wanted.fallback:
@@ -108,9 +109,9 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
         if not wanted.fallback:
             raise
         form, fell_back = wanted.fallback, str(error)
-        say(f"{fell_back}\nfalling back to {form}, as asked")
+        say(f"{fell_back}\nfalling back to {form}, as requested")
         written = _write(subject, wanted, form)
-    say("the file computes what the model computes; measuring")
+    say("the file's outputs match the model's; measuring")
     return Export(
         subject=subject.name,
         is_trained=subject.checkpoint is not None,
@@ -129,7 +130,10 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
 
 
 def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> dict[str, Any]:
-    """Accuracy of the model and of the file on the same samples: all, or a few seconds' worth."""
+    """Return both accuracies on the same samples, or why there are none.
+
+    As many test samples are used as the model processes in about `_ACCURACY_S`.
+    """
     if subject.checkpoint is None:
         return {"why_no_accuracy": "the weights are fresh; give --checkpoint RUN"}
     test = subject.task.splits().test if subject.task is not None else None
@@ -139,10 +143,10 @@ def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> 
     batch = fixed_batch or min(60, num_test)
     if num_test < batch:
         return {"why_no_accuracy": f"{num_test} test samples are less than a batch of {batch}"}
-    # The first call opens the data, too.
+    # The first call, which also opens the data, is not timed.
     if accuracy_of(subject.model, subject, batch, most=batch) is None:
-        what = "the task measures no accuracy (a metric named acc, accuracy or ..._acc)"
-        return {"why_no_accuracy": what}
+        reason = "the task measures no accuracy (a metric named acc, accuracy or ..._acc)"
+        return {"why_no_accuracy": reason}
     batch_s = elapsed_s(lambda: accuracy_of(subject.model, subject, batch, most=4 * batch)) / 4
     most = batch * max(1, round(_ACCURACY_S / batch_s))
     model = accuracy_of(subject.model, subject, batch, most)
@@ -172,38 +176,38 @@ def _latency(subject: Subject, written: Written, batch: int) -> Latency:
 
 
 def _call_s(call: Callable[[], Tensor], count: int) -> float:
-    """The mean of a block, after one call that does not count."""
+    """Return the mean seconds of ``count`` calls, after one untimed call."""
     call()
     return elapsed_s(call, count) / count
 
 
-def render_export(one: Export) -> list[str]:
-    """What was written, then its latency."""
+def render_export(exported: Export) -> list[str]:
+    """Return the lines of the report: the file, its accuracy, and its latency."""
     differences = ", ".join(
-        f"{value:.1e} (batch {batch})" for batch, value in one.max_differences.items()
+        f"{value:.1e} (batch {batch})" for batch, value in exported.max_differences.items()
     )
     rows = [
-        (f"batch {each.batch}, {name}", three_figures(timing.median_s), quartiles(timing))
-        for each in one.latencies
-        for name, timing in (("model, eager", each.model), ("file", each.file))
+        (f"batch {latency.batch}, {name}", three_figures(timing.median_s), quartiles(timing))
+        for latency in exported.latencies
+        for name, timing in (("model, eager", latency.model), ("file", latency.file))
     ]
     return [
-        f"wrote        {one.path} ({one.format}, {one.precision.value})",
-        f"size         {format_bytes(one.num_bytes)} on disk; the weights are "
-        f"{format_bytes(one.weights_bytes)}",
+        f"wrote        {exported.path} ({exported.format}, {exported.precision.value})",
+        f"size         {format_bytes(exported.num_bytes)} on disk; the weights are "
+        f"{format_bytes(exported.weights_bytes)}",
         f"equal        largest difference of an output: {differences}",
-        f"accuracy     {_accuracy(one)}",
+        f"accuracy     {_accuracy(exported)}",
         "",
         *table(("latency", "median", "middle half"), rows),
-        *([f"note: not as {one.fell_back}"] if one.fell_back else []),
+        *([f"note: not as {exported.fell_back}"] if exported.fell_back else []),
     ]
 
 
-def _accuracy(one: Export) -> str:
-    if one.accuracy is None or one.file_accuracy is None:
-        return f"not measured: {one.why_no_accuracy}"
-    change = one.file_accuracy - one.accuracy
+def _accuracy(exported: Export) -> str:
+    if exported.accuracy is None or exported.file_accuracy is None:
+        return f"not measured: {exported.why_no_accuracy}"
+    change = exported.file_accuracy - exported.accuracy
     return (
-        f"{one.file_accuracy:.4f} (the float32 model {one.accuracy:.4f}, change {change:+.4f}; "
-        f"{one.accuracy_samples:,} test samples)"
+        f"{exported.file_accuracy:.4f} (the float32 model {exported.accuracy:.4f}, "
+        f"change {change:+.4f}; {exported.accuracy_samples:,} test samples)"
     )

@@ -1,16 +1,16 @@
 """The links between this machine's cores: a measured matrix of latency and bandwidth.
 
-    place a ---- shared memory, loopback ----> place b      for each two cores, one pair at a time
+    place a ---- shared memory, loopback ----> place b      for each pair of cores, in turn
 
-    latency      half of a way there and back of one word or byte, the least of many
-    bandwidth    b copies what a has just written; b takes what a sends
+    latency      half of the round trip of one word or byte, the least of many
+    bandwidth    b copies what a has just written; b receives what a sends
 
-A place is a core with a process on it; of a machine with more than eight, eight are taken, spread
-evenly. Out of the matrix comes the ring that moves most (`collectives/ring_search`); out of a
-machine that was recorded (`collectives/topology.RECORDED`) several at once, without measuring. Who
-spins and the sender is Python, whose own time is in each latency. Accelerators are not measured.
-This module must not know schedules. Question, measurement and table are one file, as of the others
-here, which makes more than 300 lines.
+A place is a core with a process on it; of more than eight cores, eight are taken, evenly spread.
+The matrix gives the ring of highest bandwidth (`collectives/ring_search`); a recorded machine
+(`collectives/topology.RECORDED`) gives several rings at once, without measuring. Both ends are
+Python, whose own time is in each latency. Accelerators are not measured. This module must not know
+schedules. Question, measurement and table are one file, as in the other measurements, which makes
+more than 300 lines.
 """
 
 import contextlib
@@ -40,15 +40,15 @@ MEMORY, LOOPBACK = "shared memory", "loopback"
 _NODES = Path("/sys/devices/system/node")
 _ROUND_TRIPS, _BLOCKS = 200, 5
 _WORDS_BYTES = 4096
-"""In front of the buffer: one line for each side's word."""
+"""Before the buffer: a cache line for each side's word."""
 _LINE_WORDS = 8
 _MOST_RINGS = 8
-"""At once, of a recorded machine."""
+"""Rings at once in a recorded machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPair(Measured):
-    """From one core to another."""
+    """Latency and bandwidth from one core to another."""
 
     kind: str
     source: int
@@ -70,7 +70,7 @@ class MeasuredLinks(Measured):
     pairs: tuple[MeasuredPair, ...]
 
     def topology(self, kind: str) -> Topology:
-        """The places as ranks in their order, with a link between each two."""
+        """Return the cores as ranks, in their order, with a link between each two."""
         ranks = {core: rank for rank, core in enumerate(self.nodes)}
         return Topology(
             name=f"this machine, {kind}", num_ranks=len(ranks), num_switches=0,
@@ -88,10 +88,10 @@ class MeasuredLinks(Measured):
 
 
 class LinkSeat:
-    """One end of a link, in a process of its own; `Apart` makes it.
+    """One end of a link, in a process of its own that `Apart` starts.
 
     Args:
-        core: that it computes on.
+        core: that the process runs on.
         meeting: a file of `_WORDS_BYTES` and a buffer of ``num_bytes``, mapped by both ends.
     """
 
@@ -107,34 +107,34 @@ class LinkSeat:
         self._own = torch.ones(num_bytes, dtype=torch.uint8)
 
     def spin(self, first: bool) -> Mapping[str, object]:
-        """Send one word there and back; the least seconds of one way."""
-        mine, other = (0, _LINE_WORDS) if first else (_LINE_WORDS, 0)
-        words, start = self._words, self._words[other if first else mine]
-        took = [0.0] * _ROUND_TRIPS
+        """Send words there and back; return the least seconds of one way."""
+        own, peer = (0, _LINE_WORDS) if first else (_LINE_WORDS, 0)
+        words, start = self._words, self._words[peer if first else own]
+        trips_s = [0.0] * _ROUND_TRIPS
         for number in range(start + 1, start + 1 + _ROUND_TRIPS):
-            begun_s = time.perf_counter()
+            start_s = time.perf_counter()
             if first:
-                words[mine] = number
-            while words[other] < number:
+                words[own] = number
+            while words[peer] < number:
                 pass
             if not first:
-                words[mine] = number
-            took[number - start - 1] = time.perf_counter() - begun_s
-        return {"seconds": min(took) / 2}
+                words[own] = number
+            trips_s[number - start - 1] = time.perf_counter() - start_s
+        return {"seconds": min(trips_s) / 2}
 
     def write(self) -> Mapping[str, object]:
-        """Fill the shared buffer, so that it is in this core's cache as far as it fits."""
+        """Fill the shared buffer, so that this core's cache holds as much of it as fits."""
         self._shared.copy_(self._own)
         return {}
 
     def read(self) -> Mapping[str, object]:
-        """Seconds of copying the shared buffer."""
+        """Return the seconds to copy the shared buffer."""
         start_s = time.perf_counter()
         self._own.copy_(self._shared)
         return {"seconds": time.perf_counter() - start_s}
 
     def listen(self) -> Mapping[str, object]:
-        """A port of this side."""
+        """Open a port on loopback and return its number."""
         self._server = socket.create_server(("127.0.0.1", 0))
         return {"port": self._server.getsockname()[1]}
 
@@ -155,7 +155,7 @@ class LinkSeat:
         return {}
 
     def connect(self, port: int) -> Mapping[str, object]:
-        """Seconds of one way, the least of single bytes there and back; and of the buffer."""
+        """Return the least one-way latency of a byte, and the median seconds of the buffer."""
         with socket.create_connection(("127.0.0.1", port)) as end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one_s = [self._sent_s(end, b"+") for _ in range(_ROUND_TRIPS)]
@@ -163,7 +163,7 @@ class LinkSeat:
         return {"latency_s": min(one_s) / 2, "seconds": statistics.median(all_s)}
 
     def _sent_s(self, end: socket.socket, data: bytes | memoryview) -> float:
-        """Seconds until the other side has acknowledged the buffer."""
+        """Return the seconds until the other end has acknowledged the data."""
         start_s = time.perf_counter()
         end.sendall(data)
         end.recv(1)
@@ -174,35 +174,35 @@ class LinkSeat:
 
 
 def numa_nodes(cores: Sequence[int], root: Path = _NODES) -> dict[int, int]:
-    """The NUMA node of each core; 0 where the kernel does not say."""
-    result = dict.fromkeys(cores, 0)
+    """Return the NUMA node of each core; 0 if the kernel does not tell."""
+    nodes = dict.fromkeys(cores, 0)
     for node in root.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             for core in _listed((node / "cpulist").read_text()):
-                if core in result:
-                    result[core] = int(node.name.removeprefix("node"))
-    return result
+                if core in nodes:
+                    nodes[core] = int(node.name.removeprefix("node"))
+    return nodes
 
 
 def _listed(text: str) -> Iterator[int]:
-    """``0-3,8`` as numbers."""
+    """Yield the numbers in a list such as ``0-3,8``."""
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def _usable() -> list[int]:
-    """The cores that this process may use. ConfigError: this system holds no process to a core."""
+    """Return the cores that this process may use. ConfigError: this system cannot pin a process."""
     if not hasattr(os, "sched_getaffinity"):
         raise ConfigError(
-            f"bench links holds processes to cores, which {sys.platform} does not let it; a "
-            "recorded machine is shown by --topology"
+            f"bench links pins processes to cores, which {sys.platform} does not allow; use "
+            "--topology to show a recorded machine"
         )
     return sorted(os.sched_getaffinity(0))
 
 
 def usual_cores() -> tuple[int, ...]:
-    """Up to eight of the cores that this process may use, spread evenly."""
+    """Return up to eight of the cores that this process may use, spread evenly."""
     cores = _usable()
     most = min(MOST_RANKS, len(cores))
     return tuple(cores[number * len(cores) // most] for number in range(most))
@@ -211,7 +211,7 @@ def usual_cores() -> tuple[int, ...]:
 def measure_links(
     cores: Sequence[int], num_bytes: int, say: Callable[[str], None] = lambda line: None
 ) -> MeasuredLinks:
-    """Every pair of cores, one after the other, both ways.
+    """Measure every pair of cores in both directions, one after another.
 
     Raises:
         ConfigError: fewer than two cores, more than eight, or one that may not be used.
@@ -224,8 +224,8 @@ def measure_links(
             "--cores 0,1"
         )
     if wrong := [core for core in cores if core not in usable]:
-        known = ",".join(map(str, usable))
-        raise ConfigError(f"core {wrong[0]} is not available here; --cores can use {known}")
+        choices = ",".join(map(str, usable))
+        raise ConfigError(f"core {wrong[0]} is not available here; --cores can use {choices}")
     pairs = list[MeasuredPair]()
     with _seats(cores, num_bytes) as seats:
         for source, destination in itertools.permutations(cores, 2):
@@ -243,7 +243,7 @@ def measure_links(
 
 @contextlib.contextmanager
 def _seats(cores: Sequence[int], num_bytes: int) -> Iterator[dict[int, Apart]]:
-    """A process on each core, and a buffer that they share."""
+    """Start a process on each core, with a buffer that they share; close them at the end."""
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(dir=shared, prefix="paceline-"))
@@ -258,19 +258,19 @@ def _seats(cores: Sequence[int], num_bytes: int) -> Iterator[dict[int, Apart]]:
 
 
 def _through_memory(source: Apart, destination: Apart) -> tuple[float, float]:
-    """Seconds of a word, and of the whole buffer."""
+    """Return the seconds of a word and of the whole buffer."""
     destination.begin("spin", first=False)
     latency_s = float(source.ask("spin", first=True)["seconds"])
     destination.end()
-    took_s = []
+    copies_s = []
     for _ in range(_BLOCKS):
         source.ask("write")
-        took_s.append(float(destination.ask("read")["seconds"]))
-    return latency_s, statistics.median(took_s)
+        copies_s.append(float(destination.ask("read")["seconds"]))
+    return latency_s, statistics.median(copies_s)
 
 
 def _through_loopback(source: Apart, destination: Apart) -> tuple[float, float]:
-    """Seconds of a byte, and of the whole buffer."""
+    """Return the seconds of a byte and of the whole buffer."""
     port = destination.ask("listen")["port"]
     destination.begin("accept")
     answer = source.ask("connect", port=port)
@@ -279,10 +279,10 @@ def _through_loopback(source: Apart, destination: Apart) -> tuple[float, float]:
 
 
 def recorded(name: str) -> tuple[Topology, ...]:
-    """A recorded machine as it is, and without NVLink where it has some.
+    """Return a recorded machine as it is, and without NVLink if it has any.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: no recorded machine has this name.
     """
     if name not in RECORDED:
         raise unknown("topology", name, RECORDED)
@@ -293,7 +293,7 @@ def recorded(name: str) -> tuple[Topology, ...]:
 
 
 def render_links(result: MeasuredLinks) -> list[str]:
-    """Both matrices, the nodes, and the rings."""
+    """Return the lines of the report: NUMA nodes, both matrices, and the rings."""
     cores = list(result.nodes)
     lines = [
         f"{len(cores)} cores, one pair at a time; {result.num_bytes / 2**20:g} MiB; the core that "
@@ -316,30 +316,30 @@ def render_links(result: MeasuredLinks) -> list[str]:
             for source in cores
         ]  # fmt: skip
         lines += ["", *table((kind, *(f"core {core}" for core in cores)), rows)]
-        # What several rings do to one another is not measured, pair by pair.
+        # One ring: pairs measured in turn do not show how several rings slow each other down.
         lines += _rings(result.topology(kind), cores, most=1)
     return lines
 
 
-def _cell(one: MeasuredPair) -> str:
-    return f"{one.bytes_per_s / 1e9:.3g} GB/s, {three_figures(one.latency_s)}"
+def _cell(pair: MeasuredPair) -> str:
+    return f"{pair.bytes_per_s / 1e9:.3g} GB/s, {three_figures(pair.latency_s)}"
 
 
 def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
-    """The rings that move most together, and how much of the narrowest cut that is."""
-    result = find_rings(topology, most)
-    share = result.total_bytes_per_s / min(out for _, _, out in cuts(topology))
-    count = len(result.rings)
-    together = f", {result.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
+    """Return lines with the rings of highest bandwidth, and its share of the narrowest cut."""
+    search = find_rings(topology, most)
+    share = search.total_bytes_per_s / min(out for _, _, out in cuts(topology))
+    count = len(search.rings)
+    together = f", {search.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
     return [
-        f"{count} ring{'s' * (count != 1)} of {result.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
+        f"{count} ring{'s' * (count != 1)} of {search.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
         f"{share:.0%} of the narrowest cut:",
-        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in result.rings),
+        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in search.rings),
     ]
 
 
 def render_recorded(topologies: Sequence[Topology]) -> list[str]:
-    """Of each: the narrowest link between each two ranks, and the rings."""
+    """Return, for each machine, the narrowest link between each two ranks, and the rings."""
     lines = list[str]()
     for topology in topologies:
         ranks = range(topology.num_ranks)
@@ -359,23 +359,23 @@ def render_recorded(topologies: Sequence[Topology]) -> list[str]:
 
 
 def recorded_json(topologies: Sequence[Topology]) -> dict[str, object]:
-    """As one JSON object."""
+    """Return the machines and their rings as one JSON object."""
     rows = []
     for topology in topologies:
-        result = find_rings(topology, _MOST_RINGS)
+        search = find_rings(topology, _MOST_RINGS)
         ranks = range(topology.num_ranks)
         rows.append({
             "name": topology.name,
             "bytes_per_s": [
                 [_width(topology, a, b) if a != b else None for b in ranks] for a in ranks
             ],
-            "rings": [list(ring) for ring in result.rings],
-            "each_bytes_per_s": result.each_bytes_per_s,
+            "rings": [list(ring) for ring in search.rings],
+            "each_bytes_per_s": search.each_bytes_per_s,
         })  # fmt: skip
     return {"topologies": rows}
 
 
 def _width(topology: Topology, source: int, destination: int) -> float:
-    """Of the narrowest link on the way."""
-    way = topology.way(source, destination)
-    return min(topology.links[place].bytes_per_s for place in way)
+    """Return the bandwidth of the narrowest link between two ranks."""
+    route = topology.way(source, destination)
+    return min(topology.links[link].bytes_per_s for link in route)

@@ -4,13 +4,12 @@
     loss of each update at its rate -> smoothed -> where it falls fastest, is least, rises again
 
 The run is a real one, under any protocol, so the loss of an update is that of the samples that it
-averages, and a rate that is too high with so many workers shows. Above 300 lines, since what is
-measured, its table and its picture are one file. This module must not know how a run is carried
-out.
+averages, and a rate that is too high for this number of workers shows. Above 300 lines, since
+measurement, table and picture are one file. This module must not know how a run is carried out.
 
 Source: L. N. Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017, section 3.3.
-Changed: the rate grows geometrically, so that it may span orders of magnitude, and loss is looked
-at in place of accuracy.
+Changed: the rate grows geometrically, so that it can span orders of magnitude, and the loss is
+observed instead of the accuracy.
 """
 
 import io
@@ -37,29 +36,29 @@ from .lr_worker import LrRamp
 
 _IN_WORKER = f"{__package__}.lr_worker"
 _HALF = 2
-"""Updates on each side of one, whose mean its smoothed loss is."""
+"""Updates on each side of an update that its smoothed loss averages."""
 _FEWEST_UPDATES = 4 * _HALF + 2
 _LEAST_FALL = 0.03
-"""Of the first loss: a curve that falls by less tells nothing."""
+"""Share of the first loss: a curve that falls by less gives no advice."""
 _SAFE = 3.0
-"""A rate that is advised is at least so much below that of the least loss."""
+"""The advised rate is at least this factor below the rate of the least loss."""
 _RISES = 0.1
-"""Of the whole fall: by so much above the least loss, it rises again."""
+"""Share of the whole fall by which the loss must exceed its least value to count as rising."""
 _ROWS = 14
 _BAR = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrQuestion:
-    """What is asked for.
+    """The question.
 
     Args:
-        ramp: the task, or the script, and its rates.
-        args: the script's own.
+        ramp: the task or script, and the rates.
+        args: of the script.
         workers: N >= 1.
         protocol: when their gradients are combined.
-        device: where they compute.
-        seed: of weights and order.
+        device: of the workers.
+        seed: of weights and sample order.
     """
 
     ramp: LrRamp
@@ -79,7 +78,7 @@ class LrQuestion:
         if ramp.updates < _FEWEST_UPDATES:
             raise ConfigError(f"--updates must be >= {_FEWEST_UPDATES}, got {ramp.updates}")
         if self.args and not ramp.is_script:
-            raise ConfigError(f"{ramp.spec} is a task, and {' '.join(self.args)} is for a script")
+            raise ConfigError(f"{ramp.spec} is a task, but {' '.join(self.args)} is for a script")
         if ramp.is_script and (ramp.batch_size is not None or ramp.init is not None):
             raise ConfigError(
                 "--batch-size, --mini-batch-size and --init are for tasks: a script has its own"
@@ -88,14 +87,13 @@ class LrQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrRange:
-    """What was measured.
+    """The result.
 
     Attributes:
         samples: that an update averages.
         source: the data.
-        rates, losses: of each update, in order; the loss before it was made.
-        cut_after: updates after which the script's loop was over, before the highest rate; else
-            None.
+        rates, losses: of each update, in order; the loss is of the parameters before it.
+        cut_after: updates after which the script's loop ended early; None: it did not.
     """
 
     question: LrQuestion
@@ -107,13 +105,13 @@ class LrRange:
 
     @property
     def smooth(self) -> tuple[float, ...]:
-        """Each loss as the mean of its neighbourhood; at the ends a smaller one, still centred."""
-        found = []
+        """Each loss as a centred mean of its neighbours, of fewer at the ends."""
+        means = []
         for i in range(len(self.losses)):
             half = min(_HALF, i, len(self.losses) - 1 - i)
             near = self.losses[i - half : i + half + 1]
-            found.append(sum(near) / len(near))
-        return tuple(found)
+            means.append(sum(near) / len(near))
+        return tuple(means)
 
     @property
     def lowest(self) -> int:
@@ -123,7 +121,7 @@ class LrRange:
 
     @property
     def falls(self) -> bool:
-        """Whether the loss fell enough to tell anything."""
+        """Whether the loss falls enough for advice."""
         start = sum(self.losses[:_HALF]) / _HALF
         return start - self.smooth[self.lowest] > _LEAST_FALL * abs(start)
 
@@ -141,14 +139,14 @@ class LrRange:
 
     @property
     def rises(self) -> int | None:
-        """The first update behind the lowest whose loss has risen again; None: none has."""
+        """The first update after the lowest at which the loss has risen again; None: it has not."""
         smooth, low = self.smooth, self.lowest
         edge = smooth[low] + _RISES * (self.losses[0] - smooth[low])
         return next((i for i in range(low, len(smooth)) if smooth[i] > edge), None)
 
     @property
     def advised(self) -> float | None:
-        """The rate to take, to two figures; None where the loss does not fall."""
+        """The advised rate, to two figures; None if the loss does not fall."""
         if not self.falls:
             return None
         rate = min(self.rates[self.steepest], self.rates[self.lowest] / _SAFE)
@@ -156,17 +154,17 @@ class LrRange:
 
     @property
     def reason(self) -> str:
-        """Why that rate, in words."""
+        """The reason for the advice, in words."""
         if self.advised is None:
             words = f"the loss does not fall between {self.rates[0]:.3g} and {self.rates[-1]:.3g}"
             if self.cut_after is not None:
                 return f"{words}, and {self._cut()}"
             more = "" if self.question.ramp.is_script else ", or another --init"
-            return f"{words}: take a higher --highest, more --updates{more}"
+            return f"{words}: try a higher --highest, more --updates{more}"
         steepest, lowest = self.rates[self.steepest], self.rates[self.lowest]
         words = f"the loss falls fastest at {steepest:.2g} and is least at {lowest:.2g}"
         if steepest > lowest / _SAFE:
-            words += "; taken is a third of that, for a whole training and not a short one"
+            words += "; advised is a third of that, since a whole training is longer than this test"
         if self.rises is not None:
             words += f"; from {self.rates[self.rises]:.2g} on it rises"
         elif self.cut_after is not None:
@@ -174,18 +172,19 @@ class LrRange:
         return words
 
     def _cut(self) -> str:
-        """That the script's loop was over too early, and the way out."""
-        made, asked = self.cut_after or 0, self.question.ramp.updates
-        fewer = f", or --updates {made}" if made >= _FEWEST_UPDATES else ""
-        words = f"the script's loop was over after {made} of {asked} updates"
+        """Return the note that the script's loop ended early, and what to try."""
+        made, wanted = self.cut_after or 0, self.question.ramp.updates
+        fewer = f", or use --updates {made}" if made >= _FEWEST_UPDATES else ""
+        words = f"the script's loop ended after {made} of {wanted} updates"
         return f"{words}: give it more epochs{fewer}"
 
 
 def measure_range(question: LrQuestion) -> LrRange:
-    """Run the test.
+    """Run the test and return the losses by rate.
 
     Raises:
-        ConfigError: the task is unknown, or the run cannot be as asked.
+        ConfigError: the task is unknown, the run's settings are invalid, or too few losses are
+            finite.
         WorkerError: a worker failed.
     """
     ramp = question.ramp
@@ -203,11 +202,11 @@ def measure_range(question: LrQuestion) -> LrRange:
         )  # fmt: skip
         summary = launch_run(program, settings, QuietObserver(io.StringIO()))
         header = read_header(run / FILE_NAME)
-        found = [(i, loss) for i, loss in enumerate(_losses(run)) if math.isfinite(loss)]
-    if len(found) <= 2 * _HALF:
+        losses = [(i, loss) for i, loss in enumerate(_losses(run)) if math.isfinite(loss)]
+    if len(losses) <= 2 * _HALF:
         raise ConfigError(
-            f"the loss was no number after {len(found)} updates at rates from "
-            f"{ramp.lowest:g}: begin lower, --lowest {ramp.lowest / 100:g}"
+            f"the loss was not finite after {len(losses)} updates at rates from "
+            f"{ramp.lowest:g}: begin lower, with --lowest {ramp.lowest / 100:g}"
         )
     cut_after = None
     if isinstance(summary, Summary) and summary.ended == "finished":
@@ -216,14 +215,14 @@ def measure_range(question: LrQuestion) -> LrRange:
         question=question,
         samples=header.number("batch_size"),
         source=source,
-        rates=tuple(ramp.rate(version) for version, _ in found),
-        losses=tuple(loss for _, loss in found),
+        rates=tuple(ramp.rate(version) for version, _ in losses),
+        losses=tuple(loss for _, loss in losses),
         cut_after=cut_after,
     )
 
 
 def _losses(run: Path) -> Iterator[float]:
-    """Of each update: the mean of its pushes' losses, weighted as they were averaged."""
+    """Yield each update's loss: the mean of its pushes' losses, with the weights of the update."""
     pushes: dict[tuple[int, int], float] = {}
     for record in read_trace(run / FILE_NAME):
         if isinstance(record, Handed):
@@ -231,81 +230,85 @@ def _losses(run: Path) -> Iterator[float]:
         elif isinstance(record, Ordered) and isinstance(record.order, Apply):
             tickets, weights = record.order
             pairs = zip(tickets, weights, strict=True)
-            yield sum(pushes[one[:2]] * weight for one, weight in pairs) / sum(weights)
+            yield sum(pushes[ticket[:2]] * weight for ticket, weight in pairs) / sum(weights)
 
 
-def render_range(one: LrRange) -> list[str]:
-    """Loss against rate, then the advice."""
-    smooth = one.smooth
+def render_range(result: LrRange) -> list[str]:
+    """Return the lines of the report: loss against rate, then the advice."""
+    smooth = result.smooth
     stride = max(1, -(-len(smooth) // _ROWS))
-    chosen = sorted({*range(0, len(smooth), stride), one.lowest, one.steepest})
-    most = 1.25 * max(one.losses[: _HALF + 1])
-    marks = {one.steepest: "falls fastest", one.lowest: "least"} if one.falls else {}
+    chosen = sorted({*range(0, len(smooth), stride), result.lowest, result.steepest})
+    most = 1.25 * max(result.losses[: _HALF + 1])
+    marks = {result.steepest: "falls fastest", result.lowest: "least"} if result.falls else {}
     rows = [
         (
-            f"{one.rates[i]:.2g}",
+            f"{result.rates[i]:.2g}",
             f"{smooth[i]:.4g}",
             f"{'#' * max(0, min(_BAR, round(_BAR * smooth[i] / (most or 1.0)))):<{_BAR}}|",
             marks.get(i, ""),
         )
         for i in chosen
     ]
-    question = one.question
+    question = result.question
     where = f"{question.workers} worker{'s' * (question.workers != 1)}, {question.protocol}"
-    lines = [f"{question.ramp.spec}: {where}, {one.samples:,} samples an update; {one.source}", ""]
+    lines = [
+        f"{question.ramp.spec}: {where}, {result.samples:,} samples an update; {result.source}",
+        "",
+    ]
     lines += [*table(("lr", "loss", "", ""), rows), ""]
-    advised = one.advised
-    return [*lines, f"--lr {advised:g}: {one.reason}" if advised is not None else one.reason]
+    advised = result.advised
+    return [*lines, f"--lr {advised:g}: {result.reason}" if advised is not None else result.reason]
 
 
-def range_json(one: LrRange) -> dict[str, object]:
-    """As one JSON object."""
-    rises = one.rises
+def range_json(result: LrRange) -> dict[str, object]:
+    """Return the result as one JSON object."""
+    rises = result.rises
     return {
-        "task": one.question.ramp.spec,
-        "source": one.source,
-        "workers": one.question.workers,
-        "protocol": one.question.protocol,
-        "samples_per_update": one.samples,
-        "rates": list(one.rates),
-        "losses": list(one.losses),
-        "smoothed_losses": list(one.smooth),
-        "steepest": one.rates[one.steepest],
-        "lowest": one.rates[one.lowest],
-        "rises": None if rises is None else one.rates[rises],
-        "cut_after": one.cut_after,
-        "advised": one.advised,
-        "reason": one.reason,
+        "task": result.question.ramp.spec,
+        "source": result.source,
+        "workers": result.question.workers,
+        "protocol": result.question.protocol,
+        "samples_per_update": result.samples,
+        "rates": list(result.rates),
+        "losses": list(result.losses),
+        "smoothed_losses": list(result.smooth),
+        "steepest": result.rates[result.steepest],
+        "lowest": result.rates[result.lowest],
+        "rises": None if rises is None else result.rates[rises],
+        "cut_after": result.cut_after,
+        "advised": result.advised,
+        "reason": result.reason,
     }
 
 
-def draw_range(one: LrRange) -> str:
-    """The text of an SVG file: loss against rate, on a logarithmic axis of rates."""
-    start = math.floor(math.log10(one.rates[0]))
-    ceiling = 2.0 * max(one.losses[: _HALF + 1])  # what diverges would leave no room for the rest
+def draw_range(result: LrRange) -> str:
+    """Return an SVG file's text: loss over the learning rate, on a logarithmic axis."""
+    start = math.floor(math.log10(result.rates[0]))
+    # A diverging loss would flatten the rest of the curve.
+    ceiling = 2.0 * max(result.losses[: _HALF + 1])
 
     def points(values: Sequence[float]) -> tuple[Point, ...]:
-        pairs = zip(one.rates, values, strict=True)
+        pairs = zip(result.rates, values, strict=True)
         return tuple(
             Point(t=math.log10(rate) - start, value=min(value, ceiling)) for rate, value in pairs
         )
 
-    smooth = points(one.smooth)
+    smooth = points(result.smooth)
     curves = [
         Curve(name=f"mean of {2 * _HALF + 1} updates (thin: each)", points=smooth,
-              others=(points(one.losses),)),
+              others=(points(result.losses),)),
     ]  # fmt: skip
-    if one.falls:
-        named = ((one.steepest, "falls fastest"), (one.lowest, "least"))
+    if result.falls:
+        marks = ((result.steepest, "falls fastest"), (result.lowest, "least"))
         curves += [
-            Curve(name=f"{words}: {one.rates[i]:.2g}", points=(smooth[i],), dots=(smooth[i],))
-            for i, words in named
+            Curve(name=f"{words}: {result.rates[i]:.2g}", points=(smooth[i],), dots=(smooth[i],))
+            for i, words in marks
         ]
-    question = one.question
-    advised = "no rate is advised" if one.advised is None else f"advised: {one.advised:g}"
+    question = result.question
+    advised = "no rate is advised" if result.advised is None else f"advised: {result.advised:g}"
     return draw_chart(
         f"{question.ramp.spec}: loss against learning rate",
-        f"{question.workers} workers, {question.protocol}, {one.samples:,} samples an update; "
+        f"{question.workers} workers, {question.protocol}, {result.samples:,} samples an update; "
         f"{advised}",
         [
             Diagram(
@@ -313,7 +316,7 @@ def draw_range(one: LrRange) -> str:
                 curves=tuple(curves),
                 x_label="learning rate",
                 log10_from=start,
-                stop=math.log10(one.rates[-1]) - start,
+                stop=math.log10(result.rates[-1]) - start,
             )
         ],
     )

@@ -1,11 +1,11 @@
-"""What each worker of a learning-rate range test of a user's script runs, and which runs that.
+"""The program of each worker in a learning-rate range test of a user's script.
 
-    connect -> prepare gets a scheduler more -> the script, as __main__; each of its steps has the
-               rate of its update -> the updates are made, or the loss has grown: the script ends
+    connect -> prepare() with the ramp's scheduler -> the script as __main__, each step at the rate
+               of its update -> all updates are made, or the loss has grown: the script ends
 
-The first parameter group gets the rates of the ramp, other groups theirs in the proportion that the
-script gave them. Whatever else sets a rate is refused, since a loss would stand at a rate that it
-did not have. This module must not know how many workers there are.
+The first parameter group gets the rates of the ramp; other groups keep their ratio to it. A script
+that sets rates in another way is refused, since its losses would be reported at wrong rates. This
+module must not know how many workers there are.
 """
 
 import sys
@@ -29,10 +29,10 @@ from paceline.verification.ending import end_with_loop, end_with_run, run_for_up
 
 
 class RampedScript:
-    """A script's ``pace``, whose ``prepare`` lets the rate grow.
+    """Patches the script's ``pace``, so that ``prepare`` adds the ramp's scheduler.
 
     Args:
-        pace: what ``connect`` gives, to the script as well.
+        pace: the object that ``connect`` also gives the script.
     """
 
     def __init__(self, pace: Pace, ramp: LrRamp) -> None:
@@ -40,12 +40,12 @@ class RampedScript:
         self._losses = Diverging()
         self._prepare = pace.prepare
         self.has_prepared = False
-        pace.prepare = self.prepare  # type: ignore[method-assign]  # of this worker alone
+        pace.prepare = self.prepare  # type: ignore[method-assign]  # in this worker only
         pace.epochs = end_with_loop(pace.epochs)  # type: ignore[method-assign]  # the same
         pace.updates = end_with_loop(pace.updates)  # type: ignore[method-assign]  # the same
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        """With the scheduler of the ramp, which the script does not see.
+        """Prepare the objects and the ramp's scheduler; return the objects without the scheduler.
 
         Raises:
             ConfigError: the script has a scheduler, several optimizers or one without a rate.
@@ -56,86 +56,88 @@ class RampedScript:
         optimizer = _only_optimizer(objects)
         if schedulers := StraySchedulers(optimizer).found():  # prepared or not
             raise ConfigError(
-                f"tune lr sets the learning rate of each update, and so does "
-                f"{type(schedulers[0]).__name__}: remove it for the test, and restore it with the "
-                "rate found"
+                f"tune lr sets the learning rate of each update, but so does "
+                f"{type(schedulers[0]).__name__}: remove it for the test, then restore it with the "
+                "advised rate"
             )
-        first = float(optimizer.param_groups[0]["lr"])
-        if not first > 0.0:
+        first_rate = float(optimizer.param_groups[0]["lr"])
+        if not first_rate > 0.0:
             raise ConfigError(
-                f"tune lr needs a learning rate > 0 in the script, whose multiples it tries, got "
-                f"{first:g}"
+                f"tune lr tries multiples of the script's learning rate, which must be > 0, got "
+                f"{first_rate:g}"
             )
-        scale = self._ramp.lowest / first
+        scale = self._ramp.lowest / first_rate
         scheduler = growing(self._pace, optimizer, lambda update: scale * self._ramp.factor(update))
-        *made, grown = self._prepare(*objects, scheduler, **options)
-        end_with_run(self._pace, tuple(made))
+        *replaced, ramp = self._prepare(*objects, scheduler, **options)
+        end_with_run(self._pace, tuple(replaced))
         prepared, own_step = self._pace._prepared, optimizer.step
         assert prepared is not None  # by the line above
 
         def step(*arguments: Any, **settings: Any) -> Any:
             _check(optimizer, scheduler)
             loss = prepared.gradients.loss
-            result = at_its_rate(self._pace, grown, partial(own_step, *arguments, **settings))
-            self._hear(loss)
-            return result
+            value = at_its_rate(self._pace, ramp, partial(own_step, *arguments, **settings))
+            self._add_loss(loss)
+            return value
 
         replace_step(optimizer, step)
-        return tuple(made)
+        return tuple(replaced)
 
-    def _hear(self, loss: Tensor | None) -> None:
-        """The main worker ends the run where its loss has grown too far."""
-        has_grown = loss is not None and self._losses.hear(float(loss))
+    def _add_loss(self, loss: Tensor | None) -> None:
+        """Record the loss of a step; the main worker ends the run once its loss diverges."""
+        has_grown = loss is not None and self._losses.add(float(loss))
         if has_grown and self._pace.is_main and not self._pace.is_stopped:
             self._pace.stop()
 
 
 def _check(optimizer: Optimizer, scheduler: LambdaLR) -> None:
-    """Raise ConfigError where the rate is not what the ramp has set."""
+    """Raise ConfigError if the rates differ from the ramp's."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     wanted = [float(rate) for rate in scheduler.get_last_lr()]
     if rates != wanted:
         raise ConfigError(
-            f"tune lr sets the learning rate of each update ({wanted[0]:g} now), and the script "
+            f"tune lr sets the learning rate of each update (now {wanted[0]:g}), but the script "
             f"has set it to {rates[0]:g}: remove that for the test"
         )
 
 
 def _only_optimizer(objects: tuple[Any, ...]) -> Optimizer:
-    found = [one for one in objects if isinstance(one, Optimizer)]
-    if len(found) != 1 or any("lr" not in group for group in found[0].param_groups):
+    """Return the optimizer among the objects; ConfigError: not one with a learning rate."""
+    optimizers = [item for item in objects if isinstance(item, Optimizer)]
+    if len(optimizers) != 1 or any("lr" not in group for group in optimizers[0].param_groups):
+        names = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
         raise ConfigError(
-            "tune lr is for one optimizer with a learning rate, and prepare() was given "
-            f"{', '.join(type(one).__name__ for one in found) or 'none'}: try its rates by hand"
+            "tune lr needs one optimizer with a learning rate, but prepare() was given "
+            f"{names}: try its rates by hand"
         )
-    return found[0]
+    return optimizers[0]
 
 
 def script_program(ramp: LrRamp, args: Sequence[str]) -> ScriptProgram:
-    """What workers run for a script, which the ramp names.
+    """Return the program that workers run for the ramp's script.
 
     Raises:
-        ConfigError: there is none, or it has not Paceline's lines.
+        ConfigError: there is no such file, or it lacks Paceline's lines.
     """
     path = Path(ramp.spec)
     if not path.is_file():
         raise ConfigError(f"there is no script {path}; name a file, or a task")
-    result = check_script(ScriptProgram(path=str(path)))
+    report = check_script(ScriptProgram(path=str(path)))
     return ScriptProgram(
         path=f"{__package__}.lr_script", args=(ramp.write(), str(path.resolve()), *args),
-        is_module=True, has_ranks=not result.has_group,
+        is_module=True, has_ranks=not report.has_group,
     )  # fmt: skip
 
 
 def main() -> None:
-    """Run the script that is named behind the ramp."""
+    """Run the script that follows the ramp on the command line."""
     ramp, script, *args = sys.argv[1:]
     ramped = RampedScript(current_pace(), LrRamp.read(ramp))
     run_for_updates(script, args)
     if not ramped.has_prepared:
         raise ConfigError(
-            f"{script} ended without pace.prepare(model, optimizer, loader), so there is no "
-            "learning rate to set; add the lines that paceline launch --check prints"
+            f"{script} ended without calling pace.prepare(model, optimizer, loader), so there is "
+            "no learning rate to set; add the lines that paceline launch --check prints"
         )
 
 

@@ -1,11 +1,11 @@
-"""What each worker of a learning-rate range test runs: a task, at a rate that grows each update.
+"""The program of each worker in a learning-rate range test: a task whose rate grows each update.
 
     rate of update v = lowest * (highest / lowest) ** (v / (updates - 1))
 
-Where an update has several steps of a worker (local-sgd) all of them have its rate. How many they
-are differs at the end of a pass, so the rate is then found by the version, before each step. The
-main worker ends the run where the loss has grown to `_TOO_MUCH` times its least, or is no
-number: what comes behind it is not learning. This module must not know how many workers there are.
+If an update takes several steps of a worker (local-sgd), all of them have its rate. Their number
+differs at the end of an epoch, so the rate then follows the version, read before each step. The
+main worker ends the run once the loss has grown to `_TOO_MUCH` times its least value or is not
+finite: higher rates only diverge. This module must not know how many workers there are.
 """
 
 import json
@@ -26,22 +26,22 @@ from paceline.workloads import load_task
 
 _TOO_MUCH = 4.0
 _KEPT = 0.8
-"""Of the running mean of the losses, an update: so that one batch ends nothing."""
+"""Share of the running mean kept each update, so that one batch cannot end the run."""
 _FIRST = 10
-"""Updates before a run may end so."""
+"""Updates before a grown loss may end the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrRamp:
-    """Which rates, for how many updates.
+    """The rates, and the number of updates.
 
     Args:
         spec: a task, or a script's path.
         lowest, highest: learning rates, 0 < lowest < highest.
         updates: >= 2.
         batch_size: samples an update averages; None: the task's.
-        init: weights at the start; None: the task's first.
-        batch: ``global``, or ``per-worker`` where that is one worker's mini-batch.
+        init: the task's initialisation; None: its first.
+        batch: ``global``, or ``per-worker`` if ``batch_size`` is one worker's mini-batch.
     """
 
     spec: str
@@ -54,17 +54,17 @@ class LrRamp:
 
     @property
     def is_script(self) -> bool:
-        """Whether a file is named."""
+        """Whether ``spec`` is a script's path."""
         return self.spec.endswith(".py")
 
     def rate(self, version: int) -> float:
-        """The rate of the update from this version."""
+        """Return the rate of the update of this version."""
         return self.lowest * self.factor(version)
 
     def factor(self, version: int) -> float:
-        """The rate of the update from this version, as a multiple of the lowest."""
-        place = min(version, self.updates - 1) / (self.updates - 1)
-        return float((self.highest / self.lowest) ** place)
+        """Return the rate of the update of this version as a multiple of ``lowest``."""
+        share = min(version, self.updates - 1) / (self.updates - 1)
+        return float((self.highest / self.lowest) ** share)
 
     def write(self) -> str:
         return json.dumps(asdict(self))
@@ -75,10 +75,10 @@ class LrRamp:
 
 
 def growing(pace: Pace, optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
-    """The scheduler of a range test, for `at_its_rate`.
+    """Return the scheduler of a range test, for `at_its_rate`.
 
     Args:
-        factor: of the rates that the optimizer has now, by the update.
+        factor: version -> the multiple of the optimizer's present rates.
     """
     is_local = pace.context.is_difference
     forget_first_rates(optimizer)
@@ -86,29 +86,29 @@ def growing(pace: Pace, optimizer: Optimizer, factor: Callable[[int], float]) ->
 
 
 def at_its_rate(pace: Pace, scheduler: LRScheduler, step: Callable[[], Any]) -> Any:
-    """Step the optimizer; what it has returned.
+    """Step the optimizer at the rate of its update and return the step's value.
 
-    Where an update has several steps of a worker the next one's update is not known behind it.
+    With local-sgd the scheduler steps first: after a step it is unknown which update is next.
     """
     is_local = pace.context.is_difference
     if is_local and pace.version:
         scheduler.step()
-    result = step()
+    value = step()
     if not is_local:
         scheduler.step()
-    return result
+    return value
 
 
 class Diverging:
-    """Whether losses have grown beyond what is worth going on."""
+    """Detects that the losses of a run diverge."""
 
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
         self._least = math.inf
         self._count = 0
 
-    def hear(self, loss: float) -> bool:
-        """The loss of one more update."""
+    def add(self, loss: float) -> bool:
+        """Add the loss of an update and return whether the run diverges."""
         self._sum = _KEPT * self._sum + (1.0 - _KEPT) * loss
         self._weight = _KEPT * self._weight + (1.0 - _KEPT)
         mean = self._sum / self._weight
@@ -138,7 +138,7 @@ def main() -> None:
             loss = task.loss(model(inputs), targets)
             loss.backward()
             at_its_rate(pace, scheduler, optimizer.step)
-        if losses.hear(float(loss.detach())) and pace.is_main:
+        if losses.add(float(loss.detach())) and pace.is_main:
             pace.stop()
 
 

@@ -1,20 +1,20 @@
-"""Two things at once: computing and copying, and independent work at two places.
+"""Two pieces of work at once: computing and copying, and independent work at two places.
 
-Each piece alone, then both (`samples.TimedTogether`). The work is the chapter's (Zhang et al.,
-"Dive into Deep Learning", 13.3): products of matrices.
+Each piece is timed alone, then both together (`samples.TimedTogether`). The work is matrix
+products, as in Zhang et al., "Dive into Deep Learning", 13.3.
 
-Overlap (13.3.2): each result is copied to the host's memory; result i-1 can be copied while result
-i is computed. On a GPU the copy goes by the copy engine, from pageable memory or pinned, on the
-stream of the computation or on its own. On a CPU there is neither engine nor pinned memory: a
-second thread copies, and it needs a core and the same memory as the first.
+Overlap (13.3.2): each result is copied to host memory; result i-1 can be copied while result i is
+computed. On a GPU the copy engine copies to pageable or pinned memory, on the stream of the
+computation or on its own. A CPU has neither copy engine nor pinned memory: a second thread copies,
+which needs a core and shares the memory bandwidth.
 
 Parallel (13.3.1), a list of products at each place:
 
-    two GPUs     each its own; nothing is waited for between them
-    one GPU      two of its streams, which share it
+    two GPUs     one each, without waiting in between
+    one GPU      two of its streams
     a CPU        two processes, each with half of the threads
 
-This module must not know how it is printed.
+This module must not know how the result is printed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +38,12 @@ ROUNDS = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap(Measured):
-    """All ways of copying beside the same computation.
+    """All ways to copy during the same computation.
 
     Args:
-        work: what is computed and copied, in words.
+        work: description of the computation and the copies.
         ways: computing is ``one``, copying ``other``.
-        notes: what a reader must know of this machine.
+        notes: about this kind of device.
     """
 
     work: str
@@ -56,9 +56,9 @@ class Parallel(Measured):
     """Work at two places.
 
     Args:
-        places: what they are, in words.
-        work: of each.
-        result: the two alone and together.
+        places: description of the two places.
+        work: description of the work at each.
+        result: times alone and together.
     """
 
     places: str
@@ -66,7 +66,7 @@ class Parallel(Measured):
     result: TimedTogether
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
+        """Return the result as one JSON object."""
         return {"places": self.places, "work": self.work, **self.result.to_json()}
 
 
@@ -74,7 +74,7 @@ class Parallel(Measured):
 
 
 def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
-    """``count`` products of size x size, and as many copies.
+    """Time ``count`` products of size x size matrices and as many copies, alone and together.
 
     Raises:
         ConfigError: a number is out of range, or the device is neither a CPU nor a GPU.
@@ -98,14 +98,14 @@ def _on_cpu(size: int, count: int, work: str) -> Overlap:
     finally:
         torch.set_num_threads(threads)
     notes = (
-        "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
+        "a CPU has no copy engine and no pinned memory: a second thread copies within memory;",
         f"computing uses 1 thread, copying 1, of {threads}",
     )
     return Overlap(work=work, ways=ways, notes=notes)
 
 
 def _cpu_ways(size: int, count: int) -> tuple[TimedTogether, ...]:
-    """Products and copies in turn, then with the copies in a second thread."""
+    """Time products and copies in one thread, then with the copies in a second thread."""
     x = torch.rand(size, size)
     results, copies = _buffers(size, count), _buffers(size, count)
 
@@ -166,19 +166,21 @@ def _on_gpu(device: torch.device, size: int, count: int, work: str) -> Overlap:
         way("non-blocking, pinned", pinned, True, False),
         way("pinned, a stream of its own", pinned, True, True),
     )
-    notes = ("on one stream a copy waits for what was queued before it, and holds up the rest",)
+    notes = (
+        "on one stream a copy waits for the work queued before it and delays the work after it",
+    )
     return Overlap(work=work, ways=ways, notes=notes)
 
 
 def _buffers(size: int, count: int) -> list[Tensor]:
-    """Memory that was touched: the first write to a page is not what is measured."""
+    """Return matrices in memory already written to, so that no page fault is measured."""
     return [torch.zeros(size, size) for _ in range(count)]
 
 
 def _each(
     work: Callable[[int], object], count: int, wait: Callable[[], object] = lambda: None
 ) -> Callable[[], float]:
-    """A function that does ``count`` pieces of work, waits, and returns the seconds."""
+    """Return a function that does ``count`` pieces of work, waits, and returns the seconds."""
 
     def whole() -> None:
         for i in range(count):
@@ -196,7 +198,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Products:
-    """Products of matrices in a process of their own; `Apart` makes it."""
+    """Matrix products, in a process of their own that `Apart` starts."""
 
     def __init__(self, size: int, count: int, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -205,14 +207,14 @@ class Products:
         self._count = count
 
     def work(self) -> Mapping[str, object]:
-        """Do them."""
+        """Compute all products."""
         for _ in range(self._count):
             torch.mm(self._x, self._x, out=self._out)
         return {}
 
 
 def measure_parallel(device: torch.device, size: int, count: int) -> Parallel:
-    """``count`` products of size x size at each of two places.
+    """Time ``count`` products of size x size matrices at each of two places, alone and together.
 
     Raises:
         ConfigError: a number is out of range, or the device is neither a CPU nor a GPU.
@@ -236,7 +238,7 @@ def _processes(size: int, count: int) -> tuple[str, TimedTogether]:
     threads = max(1, torch.get_num_threads() // 2)
     arguments = {"size": size, "count": count, "threads": threads}
     target = f"{__name__}:Products"
-    with Apart(target, arguments) as one, Apart(target, arguments) as other:
+    with Apart(target, arguments) as first, Apart(target, arguments) as second:
 
         def timed(*seats: Apart) -> Callable[[], float]:
             def work() -> None:
@@ -248,7 +250,7 @@ def _processes(size: int, count: int) -> tuple[str, TimedTogether]:
             return lambda: elapsed_s(work)
 
         result = measure_together(
-            "two processes", timed(one), timed(other), timed(one, other), ROUNDS
+            "two processes", timed(first), timed(second), timed(first, second), ROUNDS
         )
     return f"two processes on the CPU, {threads} thread{'s' * (threads != 1)} each", result
 

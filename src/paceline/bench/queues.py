@@ -1,19 +1,18 @@
-"""Queues of operations: a stream on a GPU, or on a CPU a queue with one thread, which is ours.
+"""Queues of operations: a stream on a GPU, and on a CPU a `WorkQueue` with one thread.
 
-PyTorch runs an operation on a CPU before it returns, so a CPU alone has no queue to measure.
-`WorkQueue` is one, stated: `put` returns when the operation is queued, `synchronize` when all are
-done. Torch's operations give up the interpreter's lock while they compute, so the front end goes
-on meanwhile.
+On a CPU PyTorch runs an operation before it returns, so a CPU has no queue to measure. `WorkQueue`
+adds one: `put` returns when the operation is queued, `synchronize` when all are done. Torch's
+operations release the GIL while they compute, so the front end continues meanwhile.
 
-    front end   put put put put . . . . . . synchronize ------------------> goes on
+    front end   put put put put . . . . . . synchronize ------------------> continues
     back end        [  op  ][  op  ][  op  ][  op  ]                      /
 
-A backend is either queue with an operation: it can do one and tell its three parts apart, queue
-many, and say how many it holds. This module must not know what is made of the figures.
+A `Backend` is one of these queues with an operation. It times the three parts of one operation,
+queues many, and measures how many the queue holds. This module must not know how times are used.
 
     front end   |t1|                    |t3|        t1: until the back end begins
     back end       |------- t2 --------|            t2: the operation
-                                                        t3: until the front end knows
+                                                    t3: until the front end knows
 """
 
 import threading
@@ -31,13 +30,13 @@ Work = Callable[[], object]
 
 
 class WorkQueue:
-    """A queue with a thread of its own that works it off in order.
+    """A queue whose thread runs the operations in order.
 
-    A full queue blocks ``put`` until it is half empty, not until one place is free: waking up
-    costs as much as a short operation, and so it is paid once for many.
+    A full queue blocks ``put`` until it is half empty, not until one place is free: waking the
+    thread costs as much as a short operation, so one wake-up serves many.
 
     Args:
-        depth: how many operations wait at most, >= 2; the next `put` blocks. 1,024 is about what
+        depth: most operations that wait, >= 2; the next `put` blocks. 1,024 is about what
             a CUDA stream holds (``paceline bench async`` measures it).
 
     Raises:
@@ -63,22 +62,22 @@ class WorkQueue:
         """Queue an operation.
 
         Args:
-            work: is called without arguments; what it returns is dropped.
-            timeout_s: how long to wait for room; None for ever.
+            work: called without arguments; its result is ignored.
+            timeout_s: how long to wait for room; None: without limit.
 
         Returns:
-            Whether it was queued; False only after ``timeout_s``.
+            Whether the operation was queued; False only after ``timeout_s``.
 
         Raises:
-            ConfigError: the queue is closed.
+            ConfigError: the queue is closed, or is closed while this call waits for room.
         """
         with self._lock:
-            if self._is_closed:
-                raise ConfigError("this WorkQueue is closed; make another one")
             if len(self._waiting) >= self.depth and not self._has_room.wait_for(
-                lambda: len(self._waiting) <= self.depth // 2, timeout_s
+                lambda: self._is_closed or len(self._waiting) <= self.depth // 2, timeout_s
             ):
                 return False
+            if self._is_closed:  # perhaps while this call waited
+                raise ConfigError("this WorkQueue is closed; create a new one")
             self._waiting.append(work)
             if not self._is_busy:
                 self._is_busy = True
@@ -89,7 +88,7 @@ class WorkQueue:
         """Wait until every operation is done.
 
         Raises:
-            Whatever the first operation raised that failed since the last call.
+            BaseException: the first error that an operation has raised since the last call.
         """
         with self._lock:
             self._is_idle.wait_for(lambda: not self._waiting and not self._is_busy)
@@ -98,10 +97,14 @@ class WorkQueue:
             raise error
 
     def close(self) -> None:
-        """Let what is queued be done, then end the thread; more than once is fine."""
+        """Finish the queued operations, then end the thread. May be called again.
+
+        A `put` that is waiting for room raises ConfigError.
+        """
         with self._lock:
             self._is_closed = True
             self._has_work.notify()
+            self._has_room.notify_all()
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -125,12 +128,12 @@ class WorkQueue:
                     self._has_room.notify_all()
             try:
                 work()
-            except BaseException as error:  # raised again where the queue is waited for
+            except BaseException as error:  # synchronize() raises it again
                 self._error = self._error or error
 
 
 class Spans(NamedTuple):
-    """One call from an empty queue, in seconds."""
+    """The three parts of one call on an empty queue, in seconds."""
 
     t1_s: float
     t2_s: float
@@ -138,11 +141,11 @@ class Spans(NamedTuple):
 
 
 class Backend(ABC):
-    """Where operations are queued.
+    """A queue together with the operation that is measured on it.
 
     Args:
-        title: where that is, in words.
-        operation: what each does, in words.
+        title: description of the queue.
+        operation: description of the operation.
         work: the operation.
     """
 
@@ -153,34 +156,34 @@ class Backend(ABC):
 
     @abstractmethod
     def issue(self) -> None:
-        """Queue one operation, from the front end."""
+        """Queue one operation."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until all are done and the front end knows."""
+        """Wait until all operations are done."""
 
     @abstractmethod
     def once(self) -> Spans:
-        """One operation and a wait, taken apart."""
+        """Run one operation, wait for it, and return the times of its three parts."""
 
     @abstractmethod
     def busy_s(self, count: int) -> float:
-        """What one operation takes while others wait behind it: the mean of ``count``, in s."""
+        """Return the mean seconds of one of ``count`` operations queued one after another."""
 
     @abstractmethod
     def depth(self) -> int:
-        """How many operations wait before the front end is blocked, found by trying."""
+        """Return how many operations can wait before the front end blocks, found by trial."""
 
     def close(self) -> None:
-        """Finish, and give back what is held."""
+        """Wait for all operations and release the queue."""
         self.finish()
 
 
 class QueueBackend(Backend):
-    """A `WorkQueue`, of this ``depth``, and an operation."""
+    """A `WorkQueue` of this ``depth`` and an operation."""
 
     def __init__(self, work: Work, operation: str, depth: int = 1024) -> None:
-        title = f"a queue with one thread (ours: torch on a CPU has none), depth {depth:,}"
+        title = f"a WorkQueue with one thread (torch has no queue on a CPU), depth {depth:,}"
         super().__init__(title, operation, work)
         self._queue = WorkQueue(depth)
 
@@ -235,7 +238,7 @@ class QueueBackend(Backend):
 
 
 class StreamBackend(Backend):
-    """The current stream of a GPU (CUDA or ROCm), and work that queues one operation on it."""
+    """The current stream of a GPU (CUDA or ROCm) and work that queues one operation on it."""
 
     def __init__(self, work: Work, operation: str, device: torch.device) -> None:
         title = f"the stream of {torch.cuda.get_device_name(device)}"
@@ -249,9 +252,9 @@ class StreamBackend(Backend):
         torch.cuda.synchronize(self._device)
 
     def once(self) -> Spans:
-        """The device's part is told by its own events; what is left is the way there and back.
+        """Return t2 by the device's events, and t1 and t3 by the host's clock.
 
-        t1 is the launch as the front end sees it; that the device begins later is part of t3.
+        t1 is the launch as the front end sees it; the delay until the device begins is in t3.
         """
         before, after = _event(), _event()
         self.finish()
@@ -267,7 +270,7 @@ class StreamBackend(Backend):
 
     def busy_s(self, count: int) -> float:
         before, after = _event(), _event()
-        _hold(10_000_000)  # a few ms, so that all are queued before the first begins
+        _occupy_stream(10_000_000)  # a few ms, so that all are queued before the first begins
         before.record()
         for _ in range(count):
             self._work()
@@ -277,7 +280,7 @@ class StreamBackend(Backend):
 
     def depth(self) -> int:
         self.finish()
-        _hold(4_000_000_000)  # 2 to 3 s, in which nothing leaves the queue
+        _occupy_stream(4_000_000_000)  # 2 to 3 s, in which nothing leaves the queue
         for count in range(100_000):
             start_s = time.perf_counter()
             self._work()
@@ -292,6 +295,6 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def _hold(cycles: int) -> None:
+def _occupy_stream(cycles: int) -> None:
     """Keep the current stream busy for ``cycles`` of the device's clock."""
     torch.cuda._sleep(cycles)

@@ -1,14 +1,14 @@
-"""Several measured times: of one thing, of things in turn, of two things at once; how they print.
+"""Repeated times: of one piece of work, of several in turn, of two at once; and their tables.
 
-One time says little: a machine has other things to do. So a result is a median with its spread,
-and what is compared takes turns, so that what else goes on meets all of it.
+A single time means little on a machine with other work. So a result is a median with its spread,
+and contenders take turns, so that other work affects all of them.
 
     one alone     |########|
     other alone   |#####|
     at once       |#########|            overlap = (one + other - both) / shorter, here 4/5
 
 1 means that the shorter one cost nothing, 0 that they ran one after the other, less than 0 that
-they were in each other's way. This module must not know what is measured.
+they slowed each other down. This module must not know what is measured.
 """
 
 import statistics
@@ -21,27 +21,27 @@ from ..errors import ConfigError
 from ..report.text import table, three_figures
 
 _CLEAR = 0.75
-"""Share of the blocks that must agree before one is called faster or slower."""
+"""Share of the blocks that must agree before a contender counts as faster or slower."""
 _NOISE = 0.1
-"""Share of a time that is not worth a word."""
+"""Share of a time that counts as noise."""
 
 
 class Measured:
-    """A result as a dataclass; as JSON its fields by name."""
+    """Base of result dataclasses: their JSON has the fields by name."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
-        names = (field.name for field in fields(self))  # type: ignore[arg-type]  # its children are
+        """Return the result as one JSON object."""
+        names = (field.name for field in fields(self))  # type: ignore[arg-type]  # the subclasses are dataclasses
         return {name: _json(getattr(self, name)) for name in names}
 
 
 def _json(value: object) -> object:
     if isinstance(value, tuple):
-        return [_json(one) for one in value]
+        return [_json(item) for item in value]
     if isinstance(value, dict):
-        return {str(name): _json(one) for name, one in value.items()}
+        return {str(name): _json(item) for name, item in value.items()}
     if isinstance(value, Measured):
         return value.to_json()
     if isinstance(value, Enum):
@@ -51,10 +51,10 @@ def _json(value: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing(Measured):
-    """Times of one thing.
+    """Repeated times of one piece of work.
 
     Args:
-        name: of what was measured.
+        name: of the work.
         samples_s: at least one time, in seconds, in the order measured.
     """
 
@@ -63,38 +63,38 @@ class Timing(Measured):
 
     def __post_init__(self) -> None:
         if not self.samples_s:
-            raise ConfigError(f"{self.name}: nothing was measured; enter the benchmark first")
+            raise ConfigError(f"{self.name}: nothing has been measured; enter the benchmark first")
 
     @property
     def median_s(self) -> float:
-        """The middle one, in seconds."""
+        """The median time, in seconds."""
         return statistics.median(self.samples_s)
 
     @property
     def least_s(self) -> float:
-        """The shortest, in seconds."""
+        """The shortest time, in seconds."""
         return min(self.samples_s)
 
     @property
     def most_s(self) -> float:
-        """The longest, in seconds."""
+        """The longest time, in seconds."""
         return max(self.samples_s)
 
     @property
     def mean_s(self) -> float:
-        """What one costs when many are done, in seconds."""
+        """The mean time, in seconds."""
         return statistics.fmean(self.samples_s)
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """Half of the times lie between these two, in seconds."""
+        """The lower and the upper quartile, in seconds."""
         if len(self.samples_s) == 1:
             return self.samples_s[0], self.samples_s[0]
         low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
         return low, high
 
     def to_json(self) -> dict[str, object]:
-        """Median and spread as one JSON object, in seconds."""
+        """Return median and spread as one JSON object, in seconds."""
         low, high = self.quartiles_s
         return {
             "name": self.name,
@@ -108,10 +108,10 @@ class Timing(Measured):
 
 
 def take_turns(contenders: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, Timing]:
-    """Let each contender measure once a round, beginning with another one each round.
+    """Let each contender measure once a round; each round begins with the next contender.
 
     Args:
-        contenders: name -> a function that does its work once and returns its seconds.
+        contenders: name -> a function that does the work once and returns its seconds.
         num_rounds: >= 1.
 
     Returns:
@@ -128,12 +128,13 @@ def take_turns(contenders: Mapping[str, Callable[[], float]], num_rounds: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain(Measured):
-    """One thing beside another that took turns with it, block by block.
+    """A contender compared with a baseline that took turns with it, block by block.
 
     Args:
-        speedup: median of the other's time over its own.
-        call_s: median of the other's time less its own, for one call.
-        is_faster: in three of four blocks at least; False: slower in as many; None: not clear.
+        speedup: median of the baseline's time over the contender's.
+        call_s: median of the baseline's time less the contender's, for one call.
+        is_faster: True: faster in at least 3/4 of the blocks; False: slower in as many; None:
+            neither.
     """
 
     speedup: float
@@ -141,26 +142,26 @@ class Gain(Measured):
     is_faster: bool | None
 
 
-def gain_of(other: Timing, own: Timing) -> Gain:
-    """What is gained, from blocks that were measured one after the other."""
-    pairs = list(zip(other.samples_s, own.samples_s, strict=True))
-    share = sum(ours < theirs for theirs, ours in pairs) / len(pairs)
+def gain_of(baseline: Timing, contender: Timing) -> Gain:
+    """Return the contender's gain over the baseline, from blocks that took turns."""
+    pairs = list(zip(baseline.samples_s, contender.samples_s, strict=True))
+    share = sum(new_s < old_s for old_s, new_s in pairs) / len(pairs)
     return Gain(
-        speedup=statistics.median(theirs / ours for theirs, ours in pairs),
-        call_s=statistics.median(theirs - ours for theirs, ours in pairs),
+        speedup=statistics.median(old_s / new_s for old_s, new_s in pairs),
+        call_s=statistics.median(old_s - new_s for old_s, new_s in pairs),
         is_faster=True if share >= _CLEAR else False if share <= 1 - _CLEAR else None,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedTogether(Measured):
-    """What two pieces of work came to.
+    """Times of two pieces of work, alone and together.
 
     Args:
-        name: of this way of doing both.
+        name: of this way to do both.
         one: times of the first alone.
         other: times of the second alone.
-        both: times of both.
+        both: times of both together.
     """
 
     name: str
@@ -170,11 +171,11 @@ class TimedTogether(Measured):
 
     @property
     def overlap(self) -> float | None:
-        """The share of the shorter one that was hidden, from the least time of each; at most 1.
+        """The share of the shorter work that was hidden, from the least times; at most 1.
 
-        What else the machine does only ever makes a time longer, and a difference of three times
-        shows it three times; so the least ones are compared. None: both at once took less than
-        one of them alone, which cannot be; other work disturbed the measurement.
+        Other work on the machine only makes a time longer, and a difference of three times includes
+        it three times, so the least times are compared. None: both together took less than the
+        longer one alone, which is impossible without a disturbance.
         """
         longer_s = max(self.one.least_s, self.other.least_s)
         if self.both.least_s < (1 - _NOISE) * longer_s:
@@ -182,12 +183,12 @@ class TimedTogether(Measured):
         return min(1.0, overlap_of(self.one.least_s, self.other.least_s, self.both.least_s))
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
+        """Return the result as one JSON object."""
         return {**Measured.to_json(self), "overlap": self.overlap}
 
 
 def overlap_of(one_s: float, other_s: float, both_s: float) -> float:
-    """How much of the shorter one was hidden, from three times in seconds.
+    """Return the share of the shorter work that was hidden, from three times in seconds.
 
     Example:
         >>> overlap_of(8.0, 5.0, 9.0)
@@ -203,7 +204,7 @@ def measure_together(
     both: Callable[[], float],
     num_rounds: int,
 ) -> TimedTogether:
-    """Let the three take turns after one round that does not count; each returns its seconds."""
+    """Time the three in turns after one untimed round; each function returns its seconds."""
     contenders = {"one": one, "other": other, "both": both}
     for work in contenders.values():
         work()
@@ -211,7 +212,7 @@ def measure_together(
 
 
 def render_together(rows: Sequence[TimedTogether], one: str, other: str) -> list[str]:
-    """A table, a row each."""
+    """Return a table with one row for each way."""
     cells = [
         (
             row.name,
@@ -231,9 +232,9 @@ def render_together(rows: Sequence[TimedTogether], one: str, other: str) -> list
 
 
 def quartiles(timing: Timing | None) -> str:
-    """Where the middle half lies: ``40.1 to 42.0 us``."""
+    """Return the quartiles in words, such as ``40.1 to 42.0 us``."""
     if timing is None:
         return "-"
     low, high = (three_figures(value) for value in timing.quartiles_s)
-    (number, unit), (_, other) = low.split(), high.split()
-    return f"{number} to {high}" if unit == other else f"{low} to {high}"
+    (low_number, low_unit), (_, high_unit) = low.split(), high.split()
+    return f"{low_number} to {high}" if low_unit == high_unit else f"{low} to {high}"

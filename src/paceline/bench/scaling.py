@@ -1,29 +1,28 @@
-"""How training gains by more workers: real runs of one task by 1, 2, 4 ... of them, in turn.
+"""Scaling of training over workers: real runs of one task with 1, 2, 4 ... of them, in turns.
 
     one worker   mini-batch B             full-sync, which is plain training
-    weak         n workers, B each        the batch grows with them
-    strong       n workers, B / n each    the batch stays as it is
+    weak         n workers, B each        the batch grows with n
+    strong       n workers, B / n each    the batch stays the same
 
     speed-up     samples a second of n workers over one worker's, in the same round
-    efficiency   speed-up / n: where all wait for all and mini-batches are the same, one worker's
-                 time for an iteration over that of n
+    efficiency   speed-up / n: with full-sync and equal mini-batches, one worker's iteration time
+                 over that of n
 
-A round is a run of each; rounds differ in their order, so what else the machine does meets all of
-them. A run counts once it is warm, and only within epochs (`Tally.warm`); only samples that are in
-updates count. Every worker has the same number of threads, whatever n is. Above 300 lines, since
-question, measurement, table and picture are one file, as of the others here. This module must not
-know how a run is carried out.
+A round is one run of each case. The order changes from round to round, so that other work on the
+machine affects all cases. Steps count once a run is warm, and only within epochs (`Tally.warm`);
+only samples in updates count. Every worker has the same number of threads for every n. Above
+300 lines, since question, measurement, table and picture are one file, as in the other benchmarks.
+This module must not know how a run is carried out.
 
 Source: J. L. Gustafson, "Reevaluating Amdahl's Law", Communications of the ACM 31(5), 1988, for the
 difference between weak (scaled) and strong (fixed) speed-up.
 """
 
 import math
-import re
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +38,7 @@ from ..report.chart import Curve, Diagram, draw_chart
 from ..report.live import QuietObserver
 from ..report.tally import Tally
 from ..report.text import Point, format_duration, table
-from ..run_dir import RUNS
+from ..run_dir import fresh_folder
 from ..system.processors import count_accelerators, num_cores
 from ..trace import FILE_NAME, read_trace
 from ..trace.records import Handed, Ordered
@@ -48,21 +47,21 @@ from .samples import Measured
 
 WEAK, STRONG = "weak", "strong"
 _WARM_UP_STEPS = 2
-"""Of each worker, while it fills caches and allocates."""
+"""First steps of each worker, in which it fills caches and allocates."""
 _IDEAL_POINTS = 32
-"""Of the curve that is straight but for its axis, which is logarithmic."""
+"""Points of the ideal line, which is curved on the logarithmic axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingQuestion:
-    """What is measured.
+    """The question.
 
     Args:
-        workers: how many of them, without 1, which is always measured.
+        workers: numbers of workers, without 1, which is always measured.
         kinds: WEAK, STRONG or both.
-        batch_size: B, samples of one worker; None: those of the task.
-        updates: of one worker, and so about the steps that each worker makes, >= 10.
-        rounds: runs of each, >= 1.
+        batch_size: B, mini-batch of one worker alone; None: the task's batch.
+        updates: of the run of one worker, and so about the steps of each worker, >= 10.
+        rounds: runs of each case, >= 1.
         threads: of each worker.
     """
 
@@ -91,7 +90,7 @@ class ScalingQuestion:
                 raise ConfigError(f"{flag} must be >= {least}, got {value}")
         if self.engine == "torchrun":
             raise ConfigError(
-                "torchrun starts its workers itself; bench scaling starts new ones for each run: "
+                "bench scaling starts new workers for each run, but torchrun starts its own: "
                 "use --engine local"
             )
         for number in self.workers:
@@ -99,7 +98,7 @@ class ScalingQuestion:
 
 
 class ScalingCase(NamedTuple):
-    """One row: a number of workers, and each one's share of the batch."""
+    """One row: a number of workers and the mini-batch of each."""
 
     kind: str
     workers: int
@@ -111,7 +110,7 @@ class ScalingCase(NamedTuple):
 
 
 class ScalingSample(NamedTuple):
-    """What one run came to; `steps_s`: from a worker's push to its next."""
+    """The speed of one run; ``steps_s``: seconds between a worker's pushes."""
 
     samples_per_s: float
     updates_per_s: float
@@ -120,7 +119,7 @@ class ScalingSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRow(Measured):
-    """One row of the result; lists have an entry a round, other figures are medians over rounds."""
+    """One row of the result; tuples have one value a round, other figures are medians of rounds."""
 
     kind: str
     workers: int
@@ -138,9 +137,9 @@ class MeasuredScaling(Measured):
     """All rows; the first is one worker's.
 
     Args:
-        places: workers that can compute at the same time: cores over threads, or accelerators.
-        one_worker_run: where the first run of one worker lies, for later runs to be compared with.
-        interrupted_in: the round and row that the user ended it in, or "".
+        places: workers that can compute at the same time: accelerators, or cores over threads.
+        one_worker_run: folder of the first run of one worker, which later runs are compared with.
+        interrupted_in: the round and row in which the user interrupted it, or "".
     """
 
     task: str
@@ -158,50 +157,67 @@ class MeasuredScaling(Measured):
 
 
 def usual_workers(device: str, threads: int) -> tuple[int, ...]:
-    """1, 2, 4 ..., up to as many as compute at the same time; 2 at least."""
+    """Return 1, 2, 4 ... up to the workers that can compute at the same time, but at least 1, 2."""
     most = max(2, _places(device, threads))
     return tuple(2**power for power in range(most.bit_length()))
 
 
 def _places(device: str, threads: int) -> int:
-    """Workers that can compute at the same time: accelerators, or cores over threads."""
+    """Return how many workers compute at the same time: accelerators, or cores over threads."""
     return count_accelerators(device) or max(1, num_cores() // max(1, threads))
 
 
 def cases(question: ScalingQuestion, batch_size: int) -> list[ScalingCase]:
-    """The rows, one worker first.
+    """Return the cases, one worker first.
 
     Raises:
         ConfigError: a worker would have no sample of the batch.
     """
-    found = [ScalingCase("", 1, batch_size)]
+    rows = [ScalingCase("", 1, batch_size)]
     for number in question.workers:
         for kind in question.kinds:
             size = batch_size if kind == WEAK else batch_size // number
             if not size:
                 raise ConfigError(
-                    f"a batch of {batch_size} has no sample for each of {number} workers; give a "
-                    "larger --batch-size, or leave out --strong"
+                    f"a batch of {batch_size} has no sample for each of {number} workers; use a "
+                    "larger --batch-size, or omit --strong"
                 )
-            found.append(ScalingCase(kind, number, size))
-    return found
+            rows.append(ScalingCase(kind, number, size))
+    return rows
 
 
 def measure_scaling(
     question: ScalingQuestion, say: Callable[[str], None] = lambda line: None
 ) -> MeasuredScaling:
-    """Run all of it.
+    """Run all cases and return their speeds.
 
     Raises:
-        ConfigError: the task is unknown, a run cannot be as asked, or an epoch is too short.
+        ConfigError: the task is unknown, a run's settings are invalid, or an epoch is too short.
         WorkerError: a worker failed.
-        Interrupted: the user ended it after one worker's run and another were measured.
+        Interrupted: the user interrupted it once one worker and another case were measured.
     """
     batch_size = question.batch_size or load_task(question.task).batch_size
     rows = cases(question, batch_size)
-    stamp = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', question.task)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    about = {"kept": str(RUNS / f"one-worker-{stamp}")}
-    found: dict[ScalingCase, dict[int, ScalingSample]] = {case: {} for case in rows}
+    kept = fresh_folder(f"one-worker-{question.task}")  # of its own: runs/latest stays as it was
+    try:
+        return _measure_rows(question, rows, {"kept": str(kept)}, say)
+    finally:
+        with suppress(OSError):  # a folder that holds a run stays
+            kept.rmdir()
+
+
+def _measure_rows(
+    question: ScalingQuestion,
+    rows: Sequence[ScalingCase],
+    about: dict[str, str],
+    say: Callable[[str], None],
+) -> MeasuredScaling:
+    """Run all rounds.
+
+    Args:
+        about: "kept": the folder for the first run of one worker; gets the device and the data.
+    """
+    samples: dict[ScalingCase, dict[int, ScalingSample]] = {case: {} for case in rows}
     with warm():
         for number in range(question.rounds):
             first = number % len(rows)
@@ -211,27 +227,32 @@ def measure_scaling(
                 try:
                     sample = _measure(question, case, about, keep)
                 except KeyboardInterrupt:
-                    if not any(set(found[rows[0]]) & set(found[row]) for row in rows[1:]):
+                    if not any(set(samples[rows[0]]) & set(samples[row]) for row in rows[1:]):
                         raise KeyboardInterrupt from None  # one run's summary is no comparison
-                    raise Interrupted(_result(question, found, about, where)) from None
-                found[case][number] = sample
+                    raise Interrupted(_result(question, samples, about, where)) from None
+                samples[case][number] = sample
                 say(f"{where}: {sample.samples_per_s:,.0f} samples/s")
-    return _result(question, found, about)
+    return _result(question, samples, about)
 
 
 def _measure(
     question: ScalingQuestion, case: ScalingCase, about: dict[str, str], keep: str | None
 ) -> ScalingSample:
-    """One run; its files are thrown away unless they are to be kept there."""
+    """Make one run and return its speed.
+
+    Args:
+        about: gets the device and the data.
+        keep: folder of the run; None: a temporary one.
+    """
     protocol = parse(question.protocol if case.workers > 1 else "full-sync", case.workers)
     pushes = protocol.num_pushes * protocol.num_steps
     updates = max(10, math.ceil(question.updates * case.workers / pushes))
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         run = Path(keep or f"{folder}/run")
         settings = RunSettings(
-            workers=case.workers, protocol=str(protocol), engine=question.engine,  # type: ignore[arg-type]  # one of the engines, asked for as a word
+            workers=case.workers, protocol=str(protocol), engine=question.engine,  # type: ignore[arg-type]  # the name of an engine
             mini_batch_size=case.mini_batch_size, updates=updates,
-            epochs=updates * protocol.num_steps,  # an epoch makes one update at least
+            epochs=updates * protocol.num_steps,  # an epoch makes at least one update
             threads=question.threads, device=question.device, seed=question.seed,
             run_dir=str(run), checkpoint_every="never", nonfinite="skip",
         )  # fmt: skip
@@ -240,10 +261,13 @@ def _measure(
 
 
 def read_sample(run: Path, about: dict[str, str]) -> ScalingSample:
-    """What the trace of a run says of its speed; ``about`` is told its device and data.
+    """Return the speed of a run, from its trace.
+
+    Args:
+        about: gets the device and the data.
 
     Raises:
-        ConfigError: no epoch has two updates, so there is nothing between them.
+        ConfigError: epochs have too few updates to time anything between them.
     """
     tally, steps_s = Tally(), list[float]()
     last_s: dict[int, float] = {}
@@ -264,24 +288,24 @@ def read_sample(run: Path, about: dict[str, str]) -> ScalingSample:
     if not warm_s or not steps_s:
         raise ConfigError(
             f"an epoch of {tally.header.number('num_samples'):,} samples has only one or two "
-            "updates: nothing between updates can be measured; give a smaller --batch-size"
+            "updates: the time between updates cannot be measured; use a smaller --batch-size"
         )
     return ScalingSample(tally.warm.samples / warm_s, tally.warm.updates / warm_s, tuple(steps_s))
 
 
 def _result(
     question: ScalingQuestion,
-    found: Mapping[ScalingCase, Mapping[int, ScalingSample]],
+    samples: Mapping[ScalingCase, Mapping[int, ScalingSample]],
     about: Mapping[str, str],
     interrupted_in: str = "",
 ) -> MeasuredScaling:
-    (alone, *_) = found.values()
+    (alone, *_) = samples.values()
     device = about["device"].partition(":")[0]
     return MeasuredScaling(
         task=question.task, protocol=question.protocol, engine=question.engine, device=device,
         source=about["source"], threads=question.threads, places=_places(device, question.threads),
         rounds=question.rounds, updates=question.updates, one_worker_run=about["kept"],
-        rows=tuple(_row(case, alone, runs) for case, runs in found.items() if runs),
+        rows=tuple(_row(case, alone, runs) for case, runs in samples.items() if runs),
         interrupted_in=interrupted_in,
     )  # fmt: skip
 
@@ -290,8 +314,8 @@ def _row(
     case: ScalingCase, alone: Mapping[int, ScalingSample], runs: Mapping[int, ScalingSample]
 ) -> ScalingRow:
     speedups = tuple(
-        one.samples_per_s / alone[number].samples_per_s
-        for number, one in runs.items() if number in alone
+        sample.samples_per_s / alone[number].samples_per_s
+        for number, sample in runs.items() if number in alone
     )  # fmt: skip
     samples = runs.values()
     return ScalingRow(
@@ -305,12 +329,12 @@ def _row(
 
 
 def _p95(values: Sequence[float]) -> float:
-    """The least value that at least 95 % of them do not exceed."""
+    """Return the smallest value that at least 95 % of the values do not exceed."""
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
 def render_scaling(result: MeasuredScaling) -> list[str]:
-    """What was measured, the table, and what the figures do not say."""
+    """Return the lines of the report: settings, table and notes."""
     header = ("", "mini-batch", "samples/s", "speed-up", "efficiency", "least to most", "step",
               "95 % within", "updates/s")  # fmt: skip
     rows = [
@@ -338,11 +362,11 @@ def render_scaling(result: MeasuredScaling) -> list[str]:
         "",
         *_shared(result),
     ]
-    if result.engine != "inline":  # no run goes by one whose workers were in one process
+    if result.engine != "inline":  # later runs are not compared with an inline one
         lines.append(
-            f"one worker's first run lies in {result.one_worker_run}: runs of more workers with "
-            f"--mini-batch-size {result.rows[0].mini_batch_size} --threads {result.threads} say "
-            "their efficiency by it"
+            f"one worker's first run is in {result.one_worker_run}: runs of more workers with "
+            f"--mini-batch-size {result.rows[0].mini_batch_size} --threads {result.threads} report "
+            "their efficiency against it"
         )
     if result.interrupted_in:
         lines.append(f"interrupted in {result.interrupted_in}")
@@ -354,7 +378,7 @@ def _median(values: Sequence[float], digits: int) -> str:
 
 
 def _spread(row: ScalingRow) -> str:
-    """Of the efficiency; of one worker, whose efficiency is 1, of its samples a second."""
+    """Return the spread of the efficiency; for one worker, of its speed over the median."""
     values: Sequence[float] = row.efficiencies
     if row.workers == 1:
         middle = statistics.median(row.samples_per_s)
@@ -363,34 +387,33 @@ def _spread(row: ScalingRow) -> str:
 
 
 def _shared(result: MeasuredScaling) -> Iterator[str]:
-    """One sentence where more workers than places make a figure that means little."""
-    many = [row.workers for row in result.rows if row.workers > result.places]
-    if many:
+    """Yield a note if workers share cores or accelerators, which makes efficiency mean little."""
+    crowded = [row.workers for row in result.rows if row.workers > result.places]
+    if crowded:
         if result.device == "cpu":
-            what = f"core{'s' * (num_cores() != 1)}"
-            places = f"{num_cores()} {what}"
+            places = f"{num_cores()} core{'s' * (num_cores() != 1)}"
         else:
             places = f"{result.places} accelerator{'s' * (result.places != 1)}"
         yield (
-            f"{min(many)} workers and more share {places}: their efficiency says how these are "
-            "shared, and little of how the task scales"
+            f"{min(crowded)} or more workers share {places}: their efficiency shows the sharing "
+            "rather than how the task scales"
         )
 
 
 def draw_scaling(result: MeasuredScaling) -> str:
-    """The text of an SVG file: samples a second and efficiency against the number of workers."""
+    """Return an SVG file's text: samples a second and efficiency over the number of workers."""
     alone = result.rows[0]
-    one_per_s = statistics.median(alone.samples_per_s)
+    alone_per_s = statistics.median(alone.samples_per_s)
     longest = math.log2(max(row.workers for row in result.rows))
-    places = [longest * number / _IDEAL_POINTS for number in range(_IDEAL_POINTS + 1)]
-    ideal = tuple(Point(t=t, value=2**t * one_per_s) for t in places)
+    logs = [longest * number / _IDEAL_POINTS for number in range(_IDEAL_POINTS + 1)]
+    ideal = tuple(Point(t=t, value=2**t * alone_per_s) for t in logs)
     even = tuple(Point(t=t, value=1.0) for t in (0.0, longest))
     speeds = [Curve(name="n times one worker", points=ideal)]
     shares = [Curve(name="n times one worker", points=even)]
     for kind in dict.fromkeys(row.kind for row in result.rows[1:]):
         rows = [alone, *(row for row in result.rows if row.kind == kind and row.efficiencies)]
-        speeds.append(_curve(kind, rows, lambda one: one.samples_per_s))
-        shares.append(_curve(kind, rows, lambda one: one.efficiencies))
+        speeds.append(_curve(kind, rows, lambda row: row.samples_per_s))
+        shares.append(_curve(kind, rows, lambda row: row.efficiencies))
     return draw_chart(
         f"{result.task}: scaling over workers",
         f"{result.protocol}, {result.engine} engine, {result.device}, threads a worker: "
@@ -408,7 +431,7 @@ def draw_scaling(result: MeasuredScaling) -> str:
 def _curve(
     name: str, rows: Sequence[ScalingRow], values: Callable[[ScalingRow], Sequence[float]]
 ) -> Curve:
-    """Medians over the workers, and each round as a dot."""
+    """Return the curve of medians over the number of workers, with a dot for each round."""
     return Curve(
         name=name,
         points=tuple(

@@ -1,8 +1,8 @@
-"""What the process of each worker holds, computes and writes in a run of ``bench splits``.
+"""Memory, CPU time and bytes written of each worker's process in a run of ``bench splits``.
 
-    model()   everything is loaded: what the process holds before
-    loss 2    what was freed is given back; look for the most from here
-    loss 3..  the most so far, seconds of CPU, bytes written: a line
+    model()   after imports and a first small step: the memory before
+    loss 2    freed memory is returned to the system; the peak is reset
+    loss 3..  a line: peak memory so far, seconds of CPU, bytes written
 
 This module must not know what is split, nor how.
 """
@@ -23,40 +23,40 @@ from ..workloads.base import Task
 from .device import peak_bytes, reset_peak
 
 ASKED = "BENCH_SPLITS_ASKED"
-"""The environment's name for which task is watched, and where notes go."""
+"""The environment variable with the watched task and the folder of the notes, as JSON."""
 _FIRST_NOTE = 2
-"""Losses until a worker has what its steps take: the first allocates."""
+"""The loss at which the peak is reset: the first step still allocates."""
 _CPU = torch.device("cpu")
 
 
 def seen_task() -> Task:
-    """The task that a run of this bench trains: the user's, with its workers' processes noted."""
-    asked = json.loads(os.environ[ASKED])
-    task = load_task(asked["task"], asked["workers"])
-    watch = ProcessWatch(Path(asked["folder"]))
+    """Return the user's task with a watch on its process, and without test data."""
+    order = json.loads(os.environ[ASKED])
+    task = load_task(order["task"], order["workers"])
+    watch = ProcessWatch(Path(order["folder"]))
 
     def model() -> nn.Module:
         watch.begin()
         return task.module()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        result = task.loss(outputs, targets)
-        if result.requires_grad:
+        value = task.loss(outputs, targets)
+        if value.requires_grad:
             watch.note()
-        return result
+        return value
 
     def data() -> Splits:
-        result = task.splits()
-        return Splits(train=result.train, test=None, source=result.source)
+        splits = task.splits()
+        return Splits(train=splits.train, test=None, source=splits.source)
 
     return replace(task, model=model, loss=loss, data=data)
 
 
 class ProcessWatch:
-    """What this process holds, computes and writes while it trains, a line of JSON a loss.
+    """Writes a line of JSON at each loss: the process's memory, CPU time and bytes written.
 
     Args:
-        folder: where its file lies.
+        folder: of its file, which is named by the process id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class ProcessWatch:
         self._count = self._own_bytes = self._before = 0
 
     def begin(self) -> None:
-        """The model is about to be made; what a first step loads is loaded."""
+        """Take the memory before the model is created, once a small step has loaded libraries."""
         layer = nn.Linear(8, 8)
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
         layer(torch.zeros(2, 8)).sum().backward()
@@ -73,7 +73,7 @@ class ProcessWatch:
         self._before = peak_bytes(_CPU)
 
     def note(self) -> None:
-        """A training step has come to its loss."""
+        """Count a training step's loss; from the third on, write a line."""
         self._count += 1
         if self._count == _FIRST_NOTE:
             give_back_freed()
@@ -92,7 +92,10 @@ class ProcessWatch:
 
 
 def _written_bytes() -> int:
-    """By this process so far, to sockets and files (proc(5), ``wchar``); 0 where nobody counts."""
+    """Return the bytes that this process wrote to sockets and files (proc(5), ``wchar``).
+
+    Without /proc/self/io it is 0.
+    """
     try:
         rows = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -101,7 +104,7 @@ def _written_bytes() -> int:
 
 
 def read_watches(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Of each worker: the most memory; bytes and seconds of CPU from one loss to the next."""
+    """Return, for each worker, its peak memory, and the bytes and seconds of CPU of a step."""
     memory, sent, busy = list[float](), list[float](), list[float]()
     for path in sorted(folder.glob("*.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]

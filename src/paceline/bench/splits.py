@@ -1,11 +1,12 @@
-"""Every split of a task that runs here, run for a few steps, beside what the table predicts.
+"""Short runs of every split of a task that can run here, beside the predicted figures.
 
-    plan TASK --memory -> names -> cannot run here: a row in words
-                                -> paceline train seen_task --split NAME, in turn -> rows
+    plan TASK --memory -> names -> cannot run here: a row with the reason
+                                -> paceline train seen_task --split NAME, in turns -> rows
 
-So a run is what a user begins, and its task notes what its process does (split_watch.py); nothing
-of it is in the run. Steps are the trace's, as `scaling` reads them. This module must not know how a
-split is carried out, nor how it prints (report/live_splits.py).
+A run is the command that a user would start; its task records what the process does
+(split_watch.py), and the run itself is not instrumented. Step times are read from the trace, as in
+`scaling`. This module must not know how a split is carried out, nor how it prints
+(report/live_splits.py).
 """
 
 import json
@@ -33,7 +34,7 @@ from .scaling import read_sample
 from .split_watch import ASKED, read_watches, seen_task
 
 _MOST_S = 600.0
-"""A run that takes longer is ended."""
+"""A run that takes longer is terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,10 @@ class LiveSplitsQuestion:
     """The question.
 
     Args:
-        workers: n, of each split but ``none``.
-        only: names as the table has them; empty: all.
-        updates: of a run, >= 6: the first three of each worker are not counted.
-        rounds: runs of each, >= 1.
+        workers: of each split except ``none``, >= 2.
+        only: names of splits in the table; empty: all.
+        updates: of a run, >= 6: the first three of each worker do not count.
+        rounds: runs of each split, >= 1.
         batch_size: samples an update; None: the task's.
     """
 
@@ -82,11 +83,11 @@ class SplitSample(NamedTuple):
 def measure_splits(
     question: LiveSplitsQuestion, say: Callable[[str], None] = lambda line: None
 ) -> LiveSplits:
-    """Predict every split, and run those that can run.
+    """Predict every split, run those that can run here, and return both.
 
     Raises:
-        ConfigError: the task or a name of ``only`` is unknown.
-        Interrupted: the user ended it after one split was measured.
+        ConfigError: the task or a name in ``only`` is unknown.
+        Interrupted: the user interrupted it after at least one run.
     """
     batch_size = question.batch_size or load_task(question.task, question.workers).batch_size
     load = os.getloadavg()[0]
@@ -118,6 +119,7 @@ def measure_splits(
 
 
 def _wanted(report: SplitReport, only: Sequence[str]) -> list[SplitPrice]:
+    """Return the prices of the splits in ``only``, or all; ConfigError: a name is unknown."""
     prices = {price.name: price for price in report.table.prices}
     for name in only:
         if name not in prices:
@@ -127,7 +129,7 @@ def _wanted(report: SplitReport, only: Sequence[str]) -> list[SplitPrice]:
 
 @dataclass(slots=True)
 class _Collected:
-    """The result so far."""
+    """The samples so far; ``why``: split -> the reason why it cannot run."""
 
     question: LiveSplitsQuestion
     batch_size: int
@@ -146,6 +148,7 @@ class _Collected:
                 self.why[price.name] = str(error)
 
     def result(self, interrupted_in: str = "") -> LiveSplits:
+        """Return the result of the runs so far."""
         rows = [
             _row(price, self.samples.get(price.name, []), self.why.get(price.name, ""))
             for price in self.prices
@@ -162,8 +165,8 @@ class _Collected:
 
 def _row(price: SplitPrice, samples: Sequence[SplitSample], why: str) -> LiveSplit:
     def most(values: Callable[[SplitSample], Sequence[float]]) -> float | None:
-        found = [max(values(sample)) for sample in samples if values(sample)]
-        return statistics.median(found) if found else None
+        maxima = [max(values(sample)) for sample in samples if values(sample)]
+        return statistics.median(maxima) if maxima else None
 
     balances = [
         statistics.mean(sample.busy_s) / max(sample.busy_s) for sample in samples if sample.busy_s
@@ -172,8 +175,8 @@ def _row(price: SplitPrice, samples: Sequence[SplitSample], why: str) -> LiveSpl
     return LiveSplit(
         split=price.name,
         steps_s=tuple(step_s for sample in samples for step_s in sample.steps_s),
-        sent_bytes=most(lambda one: one.sent_bytes),
-        memory_bytes=most(lambda one: one.memory_bytes),
+        sent_bytes=most(lambda sample: sample.sent_bytes),
+        memory_bytes=most(lambda sample: sample.memory_bytes),
         balance=statistics.median(balances) if balances else None,
         predicted_step_s=price.step_s,
         predicted_sent_bytes=price.sent_bytes if is_priced else None,
@@ -184,7 +187,7 @@ def _row(price: SplitPrice, samples: Sequence[SplitSample], why: str) -> LiveSpl
 
 
 def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: Path) -> list[str]:
-    """The command that starts one run, as a user would write it."""
+    """Return the command that starts one run, as a user would write it."""
     workers, name = (1, "data") if split == NONE else (question.workers, split)
     return [
         sys.executable, "-m", "paceline", "train", f"{seen_task.__module__}:{seen_task.__name__}",
@@ -196,43 +199,43 @@ def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: P
 
 
 def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSample:
-    """Make one run and delete its files.
+    """Make one run, delete its files, and return its figures.
 
     Raises:
-        ConfigError: it did not end as it should; the run's own words.
+        ConfigError: it failed, with the run's own error, or took longer than `_MOST_S`.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
         run = Path(folder) / "run"
-        asked = {"task": question.task, "workers": question.workers, "folder": folder}
+        order = {"task": question.task, "workers": question.workers, "folder": folder}
         process = subprocess.Popen(
             command_of(question, split, batch_size, run),
-            env={**os.environ, ASKED: json.dumps(asked)},
+            env={**os.environ, ASKED: json.dumps(order)},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, errors="replace",
         )  # fmt: skip
         try:
-            _, said = process.communicate(timeout=_MOST_S)
-        except BaseException as error:  # raised again: no process stays
+            _, errors = process.communicate(timeout=_MOST_S)
+        except BaseException as error:  # raised again once the process has ended
             process.terminate()
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
-                raise ConfigError(f"it did not end within {_MOST_S:g} s") from None
+                raise ConfigError(f"the run did not end within {_MOST_S:g} s") from None
             raise
         if process.returncode:
-            raise ConfigError(_cause(said))
+            raise ConfigError(_cause(errors))
         sample = read_sample(run, {})
         memory, sent, busy = read_watches(Path(folder))
         return SplitSample(sample.steps_s, memory, sent, busy)
 
 
-def _cause(said: str) -> str:
-    """The first error that a run named, or the first exception; else its last line.
+def _cause(errors: str) -> str:
+    """Return the first line after ``error: ``, or the first exception, or the last line.
 
     Example:
         >>> _cause("Traceback ...\\n  x()\\nValueError: no x\\n======")
         'ValueError: no x'
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip("=- ")]
-    named = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
-    return (named or raised or lines[-1:] or ["it failed, and said nothing"])[0]
+    lines = [line.strip() for line in errors.splitlines() if line.strip("=- ")]
+    messages = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
+    exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    return (messages or exceptions or lines[-1:] or ["it failed without a message"])[0]

@@ -1,10 +1,9 @@
-"""Images a second against model, batch size and precision, until memory runs out.
+"""Images a second by model, batch size and precision, until memory runs out.
 
 Every model and precision has a process of its own (`batch_size.Stepper`); its batch grows until
-memory ends or a step takes very long. The tables of several machines merge into one: they are
-the same JSON with the machine's name in each row. Question,
-measurement and table are one file, a bit above 300 lines. This module must not know how a step is
-made.
+memory runs out or a step takes more than ten seconds. The tables of several machines can be merged:
+each row of the JSON has the machine's name. Question, measurement and table are one file, slightly
+above 300 lines. This module must not know how a step is made.
 """
 
 import itertools
@@ -31,7 +30,7 @@ _BLOCKS = 5
 _MEMORY, _NOT_TRIED = "memory ends", "not tried"
 _SIZES = tuple(4**power for power in range(10))
 _LONG_S = 10.0
-"""A step that takes longer is the last: one of four times the batch would take a minute."""
+"""A longer step is the last one: with four times the batch it would take most of a minute."""
 _COLOURS = ("#1b4f8f", "#b5541c", "#2d7a3e", "#7a2d6f", "#6b5b00", "#333333")
 _DASHES = ("", "7 4", "2 3")
 _TOP, _HEIGHT = 64, 260
@@ -42,10 +41,10 @@ class ThroughputRow:
     """One model at one batch size.
 
     Args:
-        images_per_s: median of the blocks; None where memory ended or it failed.
+        images_per_s: median of the blocks; None if memory ran out or it failed.
         least_per_s, most_per_s: the spread.
         peak_bytes: on a GPU of the allocator, on a CPU of the process.
-        peak_share: of what products of matrices reach there, by `paceline probe`; None: unknown.
+        peak_share: share of the device's matrix-product rate by `paceline probe`; None: unknown.
         ended: why there is no figure, or "".
     """
 
@@ -63,12 +62,12 @@ class ThroughputRow:
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """What rows of one series share."""
+        """The values that all rows of one series share."""
         return self.model, self.device, self.precision, self.machine
 
     @property
     def speed(self) -> float:
-        """Images a second; 0 where there is no figure."""
+        """Images a second; 0 without a figure."""
         return self.images_per_s or 0.0
 
 
@@ -79,10 +78,10 @@ class ThroughputQuestion:
     Args:
         models: tasks.
         precisions: names of DTYPES.
-        batch_sizes: from small to large, until memory ends; None: 1, 4, 16 ..., until memory ends
-            or a step takes more than ten seconds.
-        seconds: of each cell, about.
-        limit_bytes: of memory for model and batch; None: 80 % of what is free.
+        batch_sizes: from small to large, until memory runs out; None: 1, 4, 16 ..., until memory
+            runs out or a step takes more than ten seconds.
+        seconds: about the time of each cell.
+        limit_bytes: memory limit of a `Stepper`; None: 80 % of the free memory.
     """
 
     models: tuple[str, ...]
@@ -107,10 +106,10 @@ class ThroughputQuestion:
 def sweep(
     question: ThroughputQuestion, machine: str, say: Callable[[str], None]
 ) -> list[ThroughputRow]:
-    """Measure every model, precision and batch size; smaller batches first.
+    """Measure every model, precision and batch size, and return a row for each.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: a task is unknown.
     """
     for model in question.models:
         load_task(model)
@@ -119,16 +118,17 @@ def sweep(
         for precision in question.precisions:
             for row in _column(question, machine, model, precision):
                 rows.append(row)
-                said = f"{row.images_per_s:,.0f} images/s" if row.images_per_s else row.ended
-                say(f"{model} {precision} batch {row.batch_size}: {said}")
+                figure = f"{row.images_per_s:,.0f} images/s" if row.images_per_s else row.ended
+                say(f"{model} {precision} batch {row.batch_size}: {figure}")
     return rows
 
 
 def _column(
     question: ThroughputQuestion, machine: str, model: str, precision: str
 ) -> list[ThroughputRow]:
+    """Measure one model and precision with growing batches, and return the rows."""
     rows: list[ThroughputRow] = []
-    place = ThroughputRow(
+    blank = ThroughputRow(
         machine=machine, device=question.device, model=model, precision=precision, batch_size=0
     )
     arguments = {
@@ -138,7 +138,7 @@ def _column(
     }  # fmt: skip
     with stepper_apart(arguments) as seat:
         for batch_size in question.batch_sizes or _SIZES:
-            row = replace(place, batch_size=batch_size)
+            row = replace(blank, batch_size=batch_size)
             step_s = rows[-1].batch_size / (rows[-1].speed or math.inf) if rows else 0.0
             if question.batch_sizes is None and step_s > _LONG_S:
                 ended = f"{_NOT_TRIED}: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
@@ -146,16 +146,16 @@ def _column(
             else:
                 rows.append(_measured(row, seat, question))
             is_over = rows[-1].ended.startswith((_MEMORY, _NOT_TRIED)) or seat.has_ended
-            if is_over:  # what else fails may be of this size: batch norm of one sample
+            if is_over:  # other failures may depend on the size, such as batch norm of one sample
                 break
     return rows
 
 
 def _measured(row: ThroughputRow, seat: Apart, question: ThroughputQuestion) -> ThroughputRow:
-    """The row with its figures, or with why there are none."""
+    """Return the row with its figures, or with the reason why there are none."""
     try:
-        how = {"seconds": question.seconds, "blocks": _BLOCKS}
-        answer = seat.ask("measure", batch_size=row.batch_size, **how)
+        options = {"seconds": question.seconds, "blocks": _BLOCKS}
+        answer = seat.ask("measure", batch_size=row.batch_size, **options)
     except PacelineError as error:
         return replace(row, ended=str(error))
     if "ended" in answer:
@@ -171,7 +171,7 @@ def _measured(row: ThroughputRow, seat: Apart, question: ThroughputQuestion) -> 
 
 
 def days(images: int, epochs: int, images_per_s: float) -> float:
-    """How many days ``epochs`` passes over ``images`` images take.
+    """Return how many days ``epochs`` passes over ``images`` images take.
 
     Example: AlexNet on Places, 2.5 million images, was 6 days on a K40 (notes on GPU training).
         >>> round(days(2_500_000, 90, 434.0), 1)
@@ -181,30 +181,30 @@ def days(images: int, epochs: int, images_per_s: float) -> float:
 
 
 def to_json(rows: Sequence[ThroughputRow]) -> dict[str, object]:
-    """The table as one JSON object, which `merged` reads."""
+    """Return the table as one JSON object, which `merged` reads."""
     return {"rows": [asdict(row) for row in rows]}
 
 
 def merged(files: Sequence[Path], rows: Sequence[ThroughputRow]) -> list[ThroughputRow]:
-    """The rows of other machines' tables, then ours; of equal cells the last one counts.
+    """Return the rows of other machines' tables, then these; a later row replaces an equal cell.
 
     Raises:
-        ConfigError: a file cannot be read or is no such table.
+        ConfigError: a file cannot be read or has no such table.
     """
-    found: list[ThroughputRow] = []
+    others: list[ThroughputRow] = []
     for file in files:
         try:
-            rows_there = json.loads(file.read_text(), parse_constant=refuse_constant)["rows"]
-            found += many(lambda one: record(ThroughputRow, one))(rows_there)
+            cells = json.loads(file.read_text(), parse_constant=refuse_constant)["rows"]
+            others += many(lambda cell: record(ThroughputRow, cell))(cells)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{file} is no table of paceline bench throughput --json: {error}"
             ) from error
-    return list({(*row.series, row.batch_size): row for row in (*found, *rows)}.values())
+    return list({(*row.series, row.batch_size): row for row in (*others, *rows)}.values())
 
 
 def render_throughput(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
-    """The table, and for each model how long ``images`` times ``epochs`` take at its best."""
+    """Return the table, crossings, and the days that each series takes at its best batch."""
     is_several = len({row.machine for row in rows}) > 1
     cells = [
         (*[row.machine] * is_several, *row.series[:3], f"{row.batch_size:,}", *_figures(row))
@@ -221,19 +221,19 @@ def render_throughput(rows: Sequence[ThroughputRow], images: int, epochs: int) -
 
 
 def crossings(rows: Sequence[ThroughputRow]) -> list[str]:
-    """The batch from which on one device is ahead of its machine's CPU, by model and precision."""
+    """Return lines with the batch from which a device is ahead of its machine's CPU."""
     speeds: dict[tuple[str, str, str, str], dict[int, float]] = {}
     for row in rows:
         if row.images_per_s:
             speeds.setdefault(row.series, {})[row.batch_size] = row.images_per_s
     lines = []
-    for (model, device, precision, machine), there in speeds.items():
-        here = speeds.get((model, "cpu", precision, machine), {})
-        both = sorted(there.keys() & here.keys(), reverse=True)
+    for (model, device, precision, machine), device_per_s in speeds.items():
+        cpu_per_s = speeds.get((model, "cpu", precision, machine), {})
+        both = sorted(device_per_s.keys() & cpu_per_s.keys(), reverse=True)
         if device == "cpu" or not both:
             continue
-        gains = [(batch, there[batch] > here[batch]) for batch in both]
-        ahead = [batch for batch, is_ahead in itertools.takewhile(lambda one: one[1], gains)]
+        gains = [(batch, device_per_s[batch] > cpu_per_s[batch]) for batch in both]
+        ahead = [batch for batch, is_ahead in itertools.takewhile(lambda gain: gain[1], gains)]
         where = f"from batch {ahead[-1]:,} on" if ahead else "at no large batch measured"
         on = _on(rows, machine)
         lines.append(f"{model} {precision}{on}: {device} is ahead of the CPU {where}")
@@ -241,7 +241,7 @@ def crossings(rows: Sequence[ThroughputRow]) -> list[str]:
 
 
 def _on(rows: Sequence[ThroughputRow], machine: str, word: str = "on") -> str:
-    """The machine, where the table has several."""
+    """Return the machine's name after ``word`` if the table has several machines, else ""."""
     return f" {word} {machine}" if len({row.machine for row in rows}) > 1 else ""
 
 
@@ -256,7 +256,7 @@ def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
     best: dict[tuple[str, ...], ThroughputRow] = {}
     for row in rows:
         if row.speed:
-            best[row.series] = max(best.get(row.series, row), row, key=lambda one: one.speed)
+            best[row.series] = max(best.get(row.series, row), row, key=lambda row: row.speed)
     work = f"{images:,} images x {epochs} epochs"
     return [
         f"{row.model} on {row.device}{_on(rows, row.machine, 'of')}, {row.precision}, "
@@ -267,9 +267,9 @@ def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
 
 
 def draw_throughput(rows: Sequence[ThroughputRow]) -> str:
-    """The text of an SVG file: images a second against the batch size, a line a series.
+    """Return an SVG file's text: images a second over the batch size, a line for each series.
 
-    Both axes are logarithmic: of a LeNet and a ResNet one could only see the one.
+    Both axes are logarithmic, so that a LeNet and a ResNet fit in one picture.
     """
     series: dict[tuple[str, ...], list[ThroughputRow]] = {}
     for row in rows:
@@ -283,10 +283,12 @@ def draw_throughput(rows: Sequence[ThroughputRow]) -> str:
     panel = Panel(top=_TOP, low=low, high=high, stop=stop, height=_HEIGHT)
     height = _TOP + _HEIGHT + 70 + 18 * len(series)
     parts = [*head("throughput", height), *frame(panel, "images a second", ticks, is_log10=True)]
-    for number, (key, found) in enumerate(series.items()):
+    for number, (key, members) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         dash = _DASHES[number % len(_DASHES)]
-        points = [Point(t=math.log2(row.batch_size), value=math.log10(row.speed)) for row in found]
+        points = [
+            Point(t=math.log2(row.batch_size), value=math.log10(row.speed)) for row in members
+        ]
         parts += line(panel, points, colour, dash)
         y = _TOP + _HEIGHT + 66 + 18 * number
         parts += [
@@ -297,6 +299,7 @@ def draw_throughput(rows: Sequence[ThroughputRow]) -> str:
 
 
 def _batch_axis(panel: Panel, largest: int) -> list[str]:
+    """Return the SVG elements of the axis of batch sizes."""
     parts = [rule(LEFT, panel.bottom, WIDTH - RIGHT, panel.bottom, FAINT)]
     for power in range(0, math.floor(math.log2(largest)) + 1, 2):
         x = panel.x(power)

@@ -1,7 +1,7 @@
-"""The ways in which one model can be run, as written or through a compiler; and one, timed.
+"""The ways to run a model, eager or through a compiler, and a timer for one way.
 
-A way is a name and a function: model and example in, function out. All it does to get there is
-part of its first call. The files that some of them write go into a folder that is thrown away.
+A way is a name and a function that turns a model and example inputs into a callable. The time for
+that counts in its first call. Some ways write files, into a temporary folder.
 
     TimedWay   prepare() --> block(n), block(n) ... --> finish()       in a process of its own
 
@@ -24,7 +24,7 @@ from .clock import elapsed_s, synchronize
 from .device import peak_bytes, reset_peak
 
 SETTLING_CALLS = 5
-"""TorchScript optimises in its first calls, too; after these a way has settled."""
+"""TorchScript also optimises in its first calls; after these calls a way has settled."""
 
 Way = Callable[[nn.Module, Sequence[Tensor], Path], Run]
 
@@ -44,12 +44,12 @@ def _compiled(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
 
 
 def _by_file(name: str) -> Way:
-    """A way that writes the model in a format and loads it, as another program would."""
+    """Return a way that exports the model in a format and loads the file."""
 
     def way(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
         form = FORMATS[name]
         path = folder / f"model{form.suffix}"
-        # A batch of one is a special case to torch.export: the example has two.
+        # torch.export specialises on a batch of one, so the example has two samples.
         pair = tuple(torch.cat([value[:1], value[:1]]) for value in inputs)
         form.write(model, pair, path, is_batch_fixed=False)
         return form.load(path)
@@ -65,15 +65,15 @@ WAYS: Mapping[str, Way] = {
     "export": _by_file("export"),
     "aoti": _by_file("aoti"),
 }
-"""As ``--ways`` takes them; the first is what the others are compared with."""
+"""By the names of ``--ways``; the others are compared with the first."""
 
 
 class TimedWay:
-    """Holds the model and runs blocks of calls.
+    """Builds one way of running a model and times blocks of calls.
 
     Args:
         way: one of WAYS.
-        subject: what `find_subject` takes.
+        subject: as `find_subject` takes it.
         batch_size: samples a call, >= 1.
         device: "cpu", "cuda", ...
         threads: that torch uses, >= 1.
@@ -81,19 +81,23 @@ class TimedWay:
 
     def __init__(self, way: str, subject: str, batch_size: int, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        result = find_subject(subject)
+        found_subject = find_subject(subject)
         self._way = WAYS[way]
         self._is_counted = way == "compile"
         self._device = torch.device(device)
-        self._model = result.model.to(self._device)
-        self._make = result.inputs
-        self._inputs = tuple(one.to(self._device) for one in result.inputs(batch_size))
+        self._model = found_subject.model.to(self._device)
+        self._make_inputs = found_subject.inputs
+        self._inputs = tuple(value.to(self._device) for value in found_subject.inputs(batch_size))
         self._batch_size = batch_size
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-ways-")
         self._run: Run | None = None
 
     def prepare(self) -> Mapping[str, object]:
-        """Build the way, make its first calls, and compare its output with the model's."""
+        """Build the way and make its first calls.
+
+        Returns:
+            Seconds of the first call and until it settled; largest difference from the model.
+        """
         with torch.no_grad():
             synchronize()
             reset_peak(self._device)
@@ -106,25 +110,29 @@ class TimedWay:
                 self._run(*self._inputs)
             synchronize()
             settled_s = time.perf_counter() - start_s
-            wanted = self._model(*self._inputs)
+            expected = self._model(*self._inputs)
         gc.collect()
-        gc.freeze()  # what a compiler made is not looked through again while calls are timed
+        gc.freeze()  # timed calls do not collect the compiler's objects
         return {
             "first_call_s": first_s,
             "settled_s": settled_s,
-            "max_difference": (output - wanted).abs().max().item(),
+            "max_difference": (output - expected).abs().max().item(),
         }
 
     def block(self, count: int) -> Mapping[str, object]:
-        """Make ``count`` calls; their seconds."""
+        """Return the seconds of ``count`` calls, after one untimed call."""
         run, inputs = self._run, self._inputs
         assert run is not None
         with torch.no_grad():
-            run(*inputs)  # what cooled down while others had their turn
+            run(*inputs)  # warm the caches again after the other ways' turns
             return {"seconds": elapsed_s(lambda: run(*inputs), count)}
 
     def finish(self) -> Mapping[str, object]:
-        """Peak memory so far; then two other batch sizes: the recompilations they cause."""
+        """Run two other batch sizes.
+
+        Returns:
+            Peak memory before them, the seconds of each, and what torch.compile recompiled.
+        """
         peak = peak_bytes(self._device)
         counters = torch._dynamo.utils.counters  # of torch.compile, in this process
         before = int(counters["stats"]["unique_graphs"])
@@ -133,12 +141,12 @@ class TimedWay:
         assert run is not None
         with torch.no_grad():
             for batch_size in (self._batch_size + 1, self._batch_size + 2):
-                inputs = tuple(one.to(self._device) for one in self._make(batch_size))
+                inputs = tuple(value.to(self._device) for value in self._make_inputs(batch_size))
                 seconds.append(elapsed_s(lambda inputs=inputs: run(*inputs)))  # type: ignore[misc]  # mypy infers no default of a lambda
-        counted = {
+        counts = {
             "graph_breaks": int(sum(counters["graph_break"].values())),
             "recompiles": int(counters["stats"]["unique_graphs"]) - before,
         }
         return {
-            "peak_bytes": peak, "other_batches_s": seconds, **(counted if self._is_counted else {})
+            "peak_bytes": peak, "other_batches_s": seconds, **(counts if self._is_counted else {})
         }  # fmt: skip

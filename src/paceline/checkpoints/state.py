@@ -78,7 +78,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     What is read from a file of ``save_model`` is held against this.
     """
     found: dict[str, Any] = uncompiled(model).state_dict()
-    return {name: one for name, one in found.items() if isinstance(one, Tensor)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 _TYPES = {
@@ -96,16 +96,18 @@ def tensor_chunks(shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -
     """The file, piece by piece; see ``save_tensors``."""
     ranks = {kind: rank for rank, kind in enumerate(_TYPES)}
     header, offset = {}, 0
-    for name, one in shapes.items():
-        if one.dtype not in _TYPES:
-            raise ConfigError(f"{name} is {one.dtype}, which a safetensors file cannot hold")
+    for name, tensor in shapes.items():
+        if tensor.dtype not in _TYPES:
+            raise ConfigError(f"{name} is {tensor.dtype}, which a safetensors file cannot hold")
     names = sorted(shapes, key=lambda name: (-ranks[shapes[name].dtype], name))
     for name in names:
-        one = shapes[name]
-        end = offset + one.numel() * one.dtype.itemsize
+        tensor = shapes[name]
+        end = offset + tensor.numel() * tensor.dtype.itemsize
         header[name] = {
-            "dtype": _TYPES[one.dtype], "shape": list(one.shape), "data_offsets": [offset, end],
-        }  # fmt: skip
+            "dtype": _TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGN_BYTES)
@@ -180,7 +182,7 @@ def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:
         pairs = ((key, one, f"{where}[{key!r}]") for key, one in value.items())
         return {kind: [[pack(k, tensors, w), pack(one, tensors, w)] for k, one, w in pairs]}
     if isinstance(value, list | tuple | collections.deque) and not hasattr(value, "_fields"):
-        if all(type(one) is int for one in value):  # as random states have hundreds of
+        if all(type(item) is int for item in value):  # as random states have hundreds of
             rows = list(value)
         else:
             rows = [pack(one, tensors, f"{where}[{i}]") for i, one in enumerate(value)]
@@ -224,7 +226,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], _depth: int = 0) -> Any:
     if _depth > _DEEPEST:
         raise ConfigError("what was packed is nested too deep")
     if isinstance(value, list):
-        return [unpack(one, tensors, _depth + 1) for one in value]
+        return [unpack(item, tensors, _depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) != 1:
@@ -243,7 +245,7 @@ def _unpack(kind: str, body: Any, tensors: Mapping[str, Tensor], depth: int) -> 
         return unpack(body, tensors, depth).numpy()
     if kind == "float":
         return float(body)
-    rows = [unpack(one, tensors, depth) for one in body]
+    rows = [unpack(row, tensors, depth) for row in body]
     if kind == "deque":
         values, most = rows
         return collections.deque(values, most)

@@ -288,7 +288,7 @@ def _dense(memory: Any, offset: int, item_bytes: int, shape: list[int], strides:
 
     # As opaque items of their size: NumPy knows no bfloat16, and moving is all that is done.
     flat = np.frombuffer(memory, np.dtype((np.void, item_bytes)), count, offset)
-    steps = [one * item_bytes for one in strides]
+    steps = [stride * item_bytes for stride in strides]
     return np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False).tobytes()
 
 

@@ -254,9 +254,8 @@ def writable(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir():
-        what = (
-            "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is not a folder"
-        )
+        parent = f"cannot be written: {path.parent} is not a folder"
+        what = "is a folder" if path.is_dir() else parent
         raise ConfigError(f"{path} {what}; name a file in an existing folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{path} cannot be written: permission denied; name another file")

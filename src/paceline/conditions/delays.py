@@ -92,7 +92,7 @@ class Delay:
 
 def _stretched(term: Term, factor: float) -> Term:
     """Every field that is in seconds, by its name, times ``factor``."""
-    given = {one.name: getattr(term, one.name) for one in fields(term)}  # type: ignore[arg-type]  # each is a dataclass
+    given = {field.name: getattr(term, field.name) for field in fields(term)}  # type: ignore[arg-type]  # each is a dataclass
     longer = {
         name: tuple(factor * each for each in value) if isinstance(value, tuple) else factor * value
         for name, value in given.items()
@@ -171,7 +171,7 @@ def _term(part: str, text: str) -> Term:
             raise _refused(text, "the mean of exp must be > 0, got 0")
         return Exponential(mean_s=mean_s)
     if kind == "list":
-        return Empirical(values_s=tuple(_seconds(one, text) for one in rest.split(",")))
+        return Empirical(values_s=tuple(_seconds(seconds, text) for seconds in rest.split(",")))
     if kind in _SHAPED:
         return _shaped(kind, rest, text)
     kinds = ("exp", "list", *_SHAPED)

@@ -79,7 +79,7 @@ class Fault:
     file: str = ""
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.update, self.step, self.at_s)) != 1:
+        if sum(moment is not None for moment in (self.update, self.step, self.at_s)) != 1:
             raise ConfigError(f"a fault has one time: an update, a step or seconds, got {self!r}")
         if (self.worker is None) == self.kind.is_of_worker:
             raise ConfigError(f"{self.kind.value!r}: the worker is missing, or must be left out")
@@ -124,17 +124,17 @@ class FaultPlan:
 
     def of_worker(self, worker: int) -> tuple[Fault, ...]:
         """The faults of this worker."""
-        return tuple(one for one in self.faults if one.worker == worker)
+        return tuple(fault for fault in self.faults if fault.worker == worker)
 
     def without(self, happened: Sequence[str]) -> "FaultPlan":
         """The plan without the faults that have already happened, one for each line."""
         left = list(happened)
         kept = []
-        for one in self.faults:
-            if str(one) in left:
-                left.remove(str(one))
+        for fault in self.faults:
+            if str(fault) in left:
+                left.remove(str(fault))
             else:
-                kept.append(one)
+                kept.append(fault)
         return FaultPlan(faults=tuple(kept))
 
 
@@ -149,7 +149,9 @@ class WorkerFaults:
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self._left = [one for one in faults if one.at_s is None or one.kind not in _FROM_OUTSIDE]
+        self._left = [
+            fault for fault in faults if fault.at_s is None or fault.kind not in _FROM_OUTSIDE
+        ]
         self._slow: list[tuple[float, float]] = []
         """Until when, and by which factor."""
         self._step = 0
@@ -165,11 +167,11 @@ class WorkerFaults:
             now_s: since the first epoch opened.
         """
         self._step += 1
-        due = [one for one in self._left if self._is_due(one, version, now_s)]
-        for one in due:
-            self._left.remove(one)
-            if one.kind is Kind.SLOW:
-                self._slow.append((now_s + one.for_s, one.factor))
+        due = [fault for fault in self._left if self._is_due(fault, version, now_s)]
+        for fault in due:
+            self._left.remove(fault)
+            if fault.kind is Kind.SLOW:
+                self._slow.append((now_s + fault.for_s, fault.factor))
         return due
 
     def _is_due(self, fault: Fault, version: int, now_s: float) -> bool:
@@ -181,7 +183,7 @@ class WorkerFaults:
 
     def factor(self, now_s: float) -> float:
         """How many times longer a step that ends now takes; the slowest phase counts."""
-        self._slow = [one for one in self._slow if one[0] > now_s]
+        self._slow = [slowdown for slowdown in self._slow if slowdown[0] > now_s]
         return max((factor for _, factor in self._slow), default=1.0)
 
 

@@ -98,8 +98,8 @@ class Machine:
     def stretched(self, factor: float) -> "Machine":
         """This machine with everything that it does ``factor`` times as long."""
         return replace(
-            self, work=tuple(one.stretched(factor) for one in self.work),
-            exchange=tuple(one.stretched(factor) for one in self.exchange),
+            self, work=tuple(times.stretched(factor) for times in self.work),
+            exchange=tuple(times.stretched(factor) for times in self.exchange),
             add_s=factor * self.add_s, apply_s=factor * self.apply_s,
             pause_s=factor * self.pause_s,
         )  # fmt: skip
@@ -131,8 +131,8 @@ def drift_of(steps: Sequence[tuple[int, float, float]]) -> Drift:
     if size < _FEWEST_IN_A_STRETCH:
         return STEADY
     stretches = [ordered[i * size : (i + 1) * size] for i in range(NUM_STRETCHES)]
-    between = statistics.variance(statistics.fmean(one) for one in stretches)
-    within = statistics.fmean(statistics.variance(one) for one in stretches) / size
+    between = statistics.variance(statistics.fmean(stretch) for stretch in stretches)
+    within = statistics.fmean(statistics.variance(stretch) for stretch in stretches) / size
     stretch_s = (in_time[-1][1] - in_time[0][1]) / NUM_STRETCHES
     return Drift(math.sqrt(max(0.0, between - within)), stretch_s)
 

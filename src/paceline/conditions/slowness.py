@@ -137,9 +137,9 @@ def parse_slowness(
     values: Sequence[str], num_workers: int
 ) -> tuple[dict[int, float], dict[int, Phases]]:
     """Who is slow always, and who has slow phases: see `parse_slow` and `parse_phases`."""
-    always = [one for one in values if "@" not in one]
+    always = [text for text in values if "@" not in text]
     return parse_slow(always, num_workers), parse_phases(
-        [one for one in values if "@" in one], num_workers
+        [text for text in values if "@" in text], num_workers
     )
 
 

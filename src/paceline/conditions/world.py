@@ -203,7 +203,7 @@ class Conditions:
         machine = self.machine
         if machine is None:
             return None
-        found = []
+        queues = []
         for worker in range(self.num_workers):
             # A stream of its own, so that the ordered delays are those of a live run.
             rng = random.Random(f"{self.seed}/{worker}/machine")
@@ -212,8 +212,8 @@ class Conditions:
                 machine.work[worker].drawer(rng),
                 self._drawer(worker),
             )
-            found.append(ServerQueue(draws, self._stretcher(worker)))
-        return found
+            queues.append(ServerQueue(draws, self._stretcher(worker)))
+        return queues
 
     def cores(self) -> Cores | None:
         """The cores that workers share; None: each has its own."""
@@ -246,15 +246,15 @@ def parse_absences(values: Sequence[str], num_workers: int) -> tuple[Absence, ..
         >>> parse_absences(["1=5s..8s"], num_workers=2)
         (Absence(worker=1, from_s=5.0, until_s=8.0),)
     """
-    found = [_absence(value, num_workers) for value in values]
-    found.sort(key=lambda one: (one.worker, one.from_s))
-    for before, after in pairwise(found):
+    absences = [_absence(value, num_workers) for value in values]
+    absences.sort(key=lambda absence: (absence.worker, absence.from_s))
+    for before, after in pairwise(absences):
         if before.worker == after.worker and before.until_s >= after.from_s:
             raise ConfigError(
                 f"away: worker {before.worker} is away from {before.from_s:g}s to "
                 f"{before.until_s:g}s and again from {after.from_s:g}s; leave time between them"
             )
-    return tuple(found)
+    return tuple(absences)
 
 
 def _absence(value: str, num_workers: int) -> Absence:

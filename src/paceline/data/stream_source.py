@@ -70,7 +70,7 @@ class _Collated:
             state = info.dataset.state_dict()  # type: ignore[attr-defined]  # checked by StreamSource.saves
             text = json.dumps([state, _random_state()]) if state else ""
             if text and json.loads(text)[0] != state:
-                text = ""  # JSON changes it: keys that are numbers, tuples
+                text = ""  # JSON changes it: keys that are numbers, tuples, NaN
         except (TypeError, ValueError):
             text = ""
         self._saves = 0 < len(text) <= _MOST_STATE

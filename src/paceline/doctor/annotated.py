@@ -3,7 +3,7 @@
        5 | data = torch.randn(123, 16)
          ! comment-differs: the comment says 15 features and the data has 16
            write ...
-         + 64 and 32 are multiples of 8: tensor cores take them whole
+         + 64 and 32 are multiples of 8: tensor cores need no padding
 
     !  a bug      ~  could cost, not measured      .  a note      +  right
 

@@ -24,7 +24,7 @@ def examine(path: Path) -> Diagnosis:
     """Read a script and return what all rules find in it.
 
     Raises:
-        ConfigError: the path does not exist, is no regular file, or is not text in UTF-8.
+        ConfigError: the path does not exist, is not a regular file, or is not text in UTF-8.
     """
     return diagnose(read(path), str(path))
 
@@ -33,16 +33,16 @@ def read(path: Path) -> str:
     """Return a script's text, without a byte order mark and with ``\\n`` as its line end.
 
     Raises:
-        ConfigError: the path does not exist, is no regular file, or is not text in UTF-8.
+        ConfigError: the path does not exist, is not a regular file, or is not text in UTF-8.
     """
     if path.is_dir():
         scripts = sorted(script.name for script in path.glob("*.py"))
-        hint = f"name one, such as {path / scripts[0]}" if scripts else "no script lies in it"
-        raise ConfigError(f"{path} is a folder, and doctor reads one script: {hint}")
+        hint = f"name one, such as {path / scripts[0]}" if scripts else "it contains no script"
+        raise ConfigError(f"{path} is a folder, but doctor reads one script: {hint}")
     if not path.exists():
         raise ConfigError(f"there is no script {path} (looked in {Path.cwd()})")
     if not path.is_file():
-        raise ConfigError(f"{path} is no regular file; name a script of Python")
+        raise ConfigError(f"{path} is not a regular file; name a Python script")
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

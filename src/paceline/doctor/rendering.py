@@ -35,7 +35,7 @@ def render_diagnosis(diagnosis: Diagnosis, *, with_notes: bool) -> Iterator[str]
     if notes and not with_notes:
         tail.append(f"{_count(notes, 'note')} on tensor cores and number formats: --notes")
     if diagnosis.num_ignored:
-        tail.append(f"{diagnosis.num_ignored} taken back by # doctor: ok")
+        tail.append(f"{diagnosis.num_ignored} suppressed by # doctor: ok")
     if tail:
         yield ""
         yield from tail
@@ -59,14 +59,14 @@ def render_bugs(diagnosis: Diagnosis, *, with_notes: bool) -> Iterator[str]:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.has_torch and not diagnosis.findings:
-        return "it does not use torch, so there is nothing to say"
+        return "it does not use torch, so there is nothing to check"
     bugs, costs = len(diagnosis.of(Severity.BUG)), len(diagnosis.of(Severity.COST))
     parts = [_count(bugs, "bug")] if bugs else []
     if costs:
         parts.append(f"{_count(costs, 'place')} that could cost time or memory (not measured)")
     if parts:
         return ", ".join(parts)
-    return f"nothing wrong is seen in its text ({diagnosis.num_rules} rules; it was not run)"
+    return f"nothing wrong was found in its text ({diagnosis.num_rules} rules; it was not run)"
 
 
 def _count(number: int, name: str) -> str:

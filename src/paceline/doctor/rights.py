@@ -2,10 +2,10 @@
 
     drop_last=True       every batch has one size
     ReLU                 between two linear layers; a comparison, no exponential
-    Linear(64, 128)      multiples of 8: tensor cores take them whole
+    Linear(64, 128)      multiples of 8: tensor cores need no padding
     zero_grad, autocast, no_grad, unscale_ before clipping      where they belong
 
-As with rules, what is not sure is not said. This module must not know how the listing is printed.
+As with rules, nothing uncertain is reported. This module must not know how the listing is printed.
 """
 
 from collections.abc import Iterator
@@ -58,8 +58,8 @@ def _layers(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
             if (layer.kind == "Linear" or layer.is_conv) and whole:
                 are = "is a multiple" if len(whole) == 1 else "are multiples"
                 yield (
-                    layer.node, f"{' and '.join(whole)} {are} of 8: tensor cores take "
-                    f"{'it' if len(whole) == 1 else 'them'} whole",
+                    layer.node, f"{' and '.join(whole)} {are} of 8: tensor cores need no "
+                    "padding",
                 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def _loaders(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
             yield (
                 loader,
                 (
-                    "drop_last=True: every batch has the same size, and nothing is compiled or "
+                    "drop_last=True: every batch has the same size, so nothing is compiled or "
                     "tuned again for the last one"
                 ),
             )
@@ -108,7 +108,10 @@ def _turns(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
                     "gradients are set to zero once a step, outside backward to step",
                 )
         if unscale and clip and order[unscale[0].call] < order[clip[0].call]:
-            yield unscale[0].call, "unscale_ stands before clipping: the norm is the true one"
+            yield (
+                unscale[0].call,
+                "unscale_ comes before clipping: the norm is that of the true gradients",
+            )
 
 
 def _contexts(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -120,4 +123,4 @@ def _contexts(facts: Facts) -> Iterator[tuple[cst.CSTNode, str]]:
     for turn in turns(facts):
         for backward in turn.of(CallRole.BACKWARD):
             if "autocast" in facts.uncommented and not facts.is_in(backward.call, "autocast$"):
-                yield backward.call, "backward() stands outside autocast, as it should"
+                yield backward.call, "backward() is outside autocast, as it should be"

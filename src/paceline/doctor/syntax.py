@@ -61,7 +61,7 @@ def _finding(error: SyntaxError) -> ScriptFinding:
     quoted = f": {error.text.strip()}" if error.text else ""
     return ScriptFinding(
         line=error.lineno or 1, column=max(error.offset or 1, 1), rule="syntax",
-        severity=Severity.BUG, what=f"this is no valid Python ({error.msg}){quoted}",
+        severity=Severity.BUG, what=f"this is not valid Python ({error.msg}){quoted}",
         why="nothing below can be read, so no rule was tried", fix="write it as Python takes it",
     )  # fmt: skip
 

@@ -1,17 +1,17 @@
 """Where members run: each engine makes time pass, carries facts in and messages out.
 
-    base      the contract: six verbs, and processes where members can be lost
+    base      the contract: seven verbs, and processes where members can be lost
     inline    the whole run in one process, for tests and debuggers
     local     processes on this machine, shared memory between them
-    torchrun  processes that torchrun, srun or mpirun began, on any number of machines
+    torchrun  processes that torchrun, srun or mpirun started, on any number of machines
 
-They must not know protocols, nor what a plan says. docs/add-an-engine.md shows a third one.
+They must not know protocols, nor what a plan says. docs/add-an-engine.md shows how to add one.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:  # the fork server imports this package first, and says what it cannot have
+if TYPE_CHECKING:  # the fork server imports this package before it checks the imports
     from .base import Engine
 
 ENGINES: Final = {
@@ -19,7 +19,7 @@ ENGINES: Final = {
     "local": "paceline.engines.local.engine:LocalEngine",
     "torchrun": "paceline.engines.torchrun.engine:TorchrunEngine",
 }
-"""By what ``--engine`` is told. As text, since the inline one imports torch."""
+"""By the name for ``--engine``. As text, since the inline engine imports torch."""
 
 
 def make_engine(name: str, num_workers: int) -> "Engine":

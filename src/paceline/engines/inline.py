@@ -1,10 +1,10 @@
 """The inline engine: the whole run in one process, one member at a time; for tests and debuggers.
 
-Members are threads that hand a baton around, so only one runs at any moment and the order of
-events is the engine's choice, not the machine's: either each push in the order in which its work
-was granted, or a given order of pushes (``arrivals``), so a recorded run can be done again.
-Everything above and below is the code of a live run. Above 300 lines because a member and who hands
-it the baton are read together. This module must not know protocols.
+Members are threads that pass a baton, so only one runs at any moment and the engine chooses the
+order of events: pushes arrive in the order in which their work was granted, or in a given order
+(``arrivals``), so a recorded run can be repeated. All other code is that of a live run.
+Above 300 lines because a member and the engine that passes it the baton are read together. This
+module must not know protocols.
 """
 
 import functools
@@ -42,11 +42,11 @@ class _MemberThread(threading.Thread):
         self.inbox: deque[ToMember] = deque()
         self.serial = -1
         self.granted = 0
-        """When it was granted its work: counts the grants of the run."""
+        """Number of its last grant, among all grants of the run."""
         self.waits_for_push: Push | None = None
         self.waits_for_word = False
         self.sleeps_until_s = math.inf
-        """When a delay of its own is over; inf: it is in none."""
+        """When its injected delay is over; inf: there is none."""
         self.is_over = False
         self.is_halted = False
         self.is_stalled = False
@@ -108,7 +108,7 @@ class _MemberThread(threading.Thread):
         raise Perished
 
     def halt(self) -> None:
-        """Stand still until nobody else can go on, and then until that has been noticed."""
+        """Wait until no other member can go on and the stall has been reported."""
         self.is_halted = True
         while self.is_halted:
             self.yield_baton()
@@ -129,7 +129,7 @@ class _MemberThread(threading.Thread):
 
 
 class _InlineControl(Control):
-    """Words of one process: who would wait in the kernel hands the baton on instead."""
+    """Words of one process: a member passes the baton on where it would wait in the kernel."""
 
     def __init__(
         self,
@@ -167,8 +167,8 @@ class InlineEngine(Engine):
 
     Args:
         num_seats: workers.
-        arrivals: the pushes of a recorded run in the order in which they arrived, each made from
-            the version that it was made from then; None: as they were granted.
+        arrivals: the pushes of a recorded run in the order in which they arrived, each with the
+            version that it was made from; None: in the order of their grants.
     """
 
     traits = Traits(name="inline", cancels=True, loses_members=False, has_store=True, is_spmd=False)
@@ -201,17 +201,17 @@ class InlineEngine(Engine):
         return _InlineControl(self._page, self._num_seats, thread, pulled)
 
     def version_pulled(self, thread: _MemberThread) -> int:
-        """The version that this member's work was made from in the recorded run; 0: any."""
+        """The version from which this work was made in the recorded run; 0: any."""
         return self._pulled.get((thread.spec.member, thread.serial), 0)
 
     def is_cancelled(self, thread: _MemberThread, push: Push) -> bool:
-        """Whether the work that this member would push was called off while it waited."""
+        """Whether the work that this member would push was cancelled while it waited."""
         return self._control[self._control.cancelled[thread.spec.seat]] > push.serial
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         """Run every member that can until it waits; then let the next push arrive."""
-        seen = -1
-        while seen != (seen := self._progress()):
+        progress = -1
+        while progress != (progress := self._progress()):
             for thread in self._threads.values():
                 if thread.is_ready:
                     self._run_until_it_waits(thread)
@@ -220,7 +220,9 @@ class InlineEngine(Engine):
         for member, thread in self._threads.items():
             push = thread.waits_for_push
             if push is not None and self.is_cancelled(thread, push):
-                self._ready_pushes = deque(one for one in self._ready_pushes if one != member)
+                self._ready_pushes = deque(
+                    number for number in self._ready_pushes if number != member
+                )
                 self._run_until_it_waits(thread)
                 return self._take()
         if not self._ready_pushes and (halted := self._halted()) is not None:
@@ -231,7 +233,7 @@ class InlineEngine(Engine):
             self._run_until_it_waits(halted)
             return self._take()
         if self._is_sleeper_next():
-            sleeper = min(self._threads.values(), key=lambda one: one.sleeps_until_s)
+            sleeper = min(self._threads.values(), key=lambda thread: thread.sleeps_until_s)
             time.sleep(max(0.0, sleeper.sleeps_until_s - time.perf_counter()))
             self._run_until_it_waits(sleeper)
             return self._take()
@@ -240,22 +242,22 @@ class InlineEngine(Engine):
         return self._take()
 
     def _progress(self) -> int:
-        """Grows where somebody may wait for it: versions, jobs, barriers."""
+        """A count that grows with what members may wait for: versions, jobs, barriers."""
         control = self._control
-        return control[VERSION] + control[JOBS] + sum(control[one] for one in control.arrived)
+        return control[VERSION] + control[JOBS] + sum(control[index] for index in control.arrived)
 
     def _is_sleeper_next(self) -> bool:
-        """Whether nobody can go on before a delay is over."""
-        if all(one.sleeps_until_s == math.inf for one in self._threads.values()):
+        """Whether no member can go on before a delay is over."""
+        if all(thread.sleeps_until_s == math.inf for thread in self._threads.values()):
             return False
         return not self._ready_pushes or bool(
             self._arrivals and self._arrivals[0].member not in self._ready_pushes
         )
 
     def _halted(self) -> _MemberThread | None:
-        """The first member that stands still."""
+        """The first member that is halted."""
         threads = self._threads.values()
-        return next((one for one in threads if one.is_halted and not one.is_over), None)
+        return next((thread for thread in threads if thread.is_halted and not thread.is_over), None)
 
     def _run_until_it_waits(self, thread: _MemberThread) -> None:
         thread.go_on()
@@ -302,7 +304,7 @@ class InlineEngine(Engine):
     def clear(self) -> None:
         if self._arrivals is not None:
             super().clear()
-        gone = [one.spec.seat for one in self._threads.values() if one.is_over]
+        gone = [thread.spec.seat for thread in self._threads.values() if thread.is_over]
         self._control.clear(gone)
 
     def close(self) -> None:

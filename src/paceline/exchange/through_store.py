@@ -354,6 +354,10 @@ class StoreExchange(Exchange):
             pass  # it was already in flight
         self._own.end_at(message)
 
+    def out_of_loop(self) -> None:
+        """The script has left its loop over the epoch."""
+        self._channel.send(messages.OutOfLoop())
+
     def check(self) -> None:
         self._beat()
         if self._own.hooks.spread is not None:

@@ -186,7 +186,7 @@ class Onnx(Format):
         session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-        names = [one.name for one in session.get_inputs()]
+        names = [node.name for node in session.get_inputs()]
 
         def run(*inputs: Tensor) -> Tensor:
             arrays = (value.numpy() for value in inputs)

@@ -1,8 +1,8 @@
-"""Writes a file, and keeps it only if it computes what the model computes.
+"""Write a model to a file, and keep the file only if it computes the same as the model.
 
-It is written beside its place, loaded, and run with several batch sizes on inputs that were not its
-example, and on their negatives (a branch that a trace forgot shows itself there). If it differs it
-is deleted and refused. This module must not know how long anything takes.
+The file is written to a temporary name, loaded, and run with several batch sizes on other inputs
+than its example, and on their negatives (which reveal a branch that a trace lost). A file with
+different outputs is deleted and refused. This module must not know how long anything takes.
 """
 
 from collections.abc import Callable
@@ -30,18 +30,18 @@ _ALLOWED = {
     Precision.FP16: 1e-2,
     Precision.BF16: 8e-2,
 }
-"""Largest difference from the model in the same precision, absolute or of its largest output."""
+"""Largest difference from the model in the same precision, times max(1, its largest output)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A file that was proved.
+    """A file that was compared with its model.
 
     Args:
         path: of the file.
         num_bytes: of the file.
-        model: what it was made from, in its precision.
-        run: the file, loaded.
+        model: the model that was written, in the file's precision.
+        run: the loaded file as a function.
         differences: batch -> the largest absolute difference of an output.
     """
 
@@ -67,8 +67,8 @@ def write_proved(
         fixed_batch: the only batch that the file must run with; None: any.
 
     Raises:
-        ConfigError: the model cannot be written so (which construct, which line), or the file
-            computes something else.
+        ConfigError: the model cannot be written in this format (which construct, which line), or
+            the file computes something else.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file in it")
@@ -81,12 +81,14 @@ def write_proved(
         _write(subject, form, model, example, beside, fixed_batch)
         batches = BATCHES if fixed_batch is None else (fixed_batch,)
         run = form.load(beside)
-        found = {batch: _difference(subject, model, run, batch, precision) for batch in batches}
+        differences = {
+            batch: _difference(subject, model, run, batch, precision) for batch in batches
+        }
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     num_bytes = path.stat().st_size
-    return Written(path=path, num_bytes=num_bytes, model=model, run=run, differences=found)
+    return Written(path=path, num_bytes=num_bytes, model=model, run=run, differences=differences)
 
 
 def _write(
@@ -102,17 +104,17 @@ def _write(
     except PacelineError:
         raise
     except Exception as error:  # an exporter raises anything
-        said = reason(error)
-        hint = "; --fixed-batch N writes one for N only" if "batch cannot vary" in said else ""
+        why = reason(error)
+        hint = "; --fixed-batch N writes one for N only" if "batch cannot vary" in why else ""
         raise ConfigError(
-            f"{subject.name} cannot be written as {form.name}: {said}{hint}"
+            f"{subject.name} cannot be written as {form.name}: {why}{hint}"
         ) from error
 
 
 def _difference(
     subject: Subject, model: nn.Module, run: Run, batch: int, precision: Precision
 ) -> float:
-    """The largest difference over two inputs.
+    """Return the largest difference over two inputs.
 
     Raises:
         ConfigError: it is too large, or the file does not run.
@@ -129,20 +131,20 @@ def _difference(
             )
         difference, largest_value = _gap(got, wanted)
         allowed = _ALLOWED[precision] * max(1.0, largest_value)
-        if not difference <= allowed:  # also when it is not a number
+        if not difference <= allowed:  # also if it is NaN
             raise ConfigError(
                 f"refused: with batch {batch} the file's output differs from the model's by "
-                f"{difference:.3g}, allowed are {allowed:.1g}; nothing was kept. A trace forgets "
-                f"branches and fixes sizes: --format export or torchscript keeps them or says why"
+                f"{difference:.3g}, more than {allowed:.1g}; nothing was kept. A trace loses "
+                "branches and fixes sizes; --format export or torchscript keeps them or says why"
             )
         largest = max(largest, difference)
     return largest
 
 
 def _gap(got: Tensor, wanted: Tensor) -> tuple[float, float]:
-    """The largest difference, and the largest finite number of the model's.
+    """Return the largest difference, and the largest finite value of the model's output.
 
-    Infinities that are equal, and numbers that are NaN in both, do not differ.
+    Equal infinities, and NaN in both, do not differ.
     """
     if not wanted.is_complex():
         got, wanted = got.double(), wanted.double()
@@ -156,10 +158,10 @@ def _largest(values: Tensor) -> float:
 
 
 def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:
-    """The model's own output.
+    """Return the model's own output.
 
     Raises:
-        ConfigError: it does not run on such an input, or returns something else than one tensor.
+        ConfigError: the model does not run on these inputs, or does not return one tensor.
     """
     try:
         with torch.no_grad():
@@ -195,31 +197,31 @@ def _negative(value: Tensor) -> Tensor:
 def accuracy_of(
     run: Callable[..., Tensor], subject: Subject, batch: int, most: int
 ) -> tuple[float, int] | None:
-    """How many of the task's test samples ``run`` gets right, and of how many.
+    """Return the accuracy of ``run`` on the task's test samples, and their number.
 
     Args:
         run: the model, or its file.
-        batch: samples at a time; those that do not fill the last one are left out.
-        most: samples, from the first on.
+        batch: samples at a time; an incomplete last batch is left out.
+        most: largest number of samples, from the first on.
 
     Returns:
-        The share and the count; None where the task has no test data or no accuracy.
+        Accuracy and number of samples; None where the task has no test data or no accuracy.
     """
     data = subject.task.splits().test if subject.task is not None else None
     if data is None:
         return None
     assert subject.task is not None
-    right = seen = 0.0
+    right = total = 0.0
     with torch.no_grad():
         # Ours gathers a batch at once; samples of other data sets may be anything.
         collate = collate_batch if isinstance(data, ArrayDataset) else None
         loader = DataLoader(data, batch_size=batch, drop_last=True, collate_fn=collate)
         for inputs, targets in loader:
-            result = subject.task.metrics(run(inputs), targets)
-            its = accuracy_in(result)
-            if its is None:
+            metrics = subject.task.metrics(run(inputs), targets)
+            counts = accuracy_in(metrics)
+            if counts is None:
                 return None
-            right, seen = right + its[0], seen + its[1]
-            if seen + batch > most:
+            right, total = right + counts[0], total + counts[1]
+            if total + batch > most:
                 break
-    return (right / seen, int(seen)) if seen else None
+    return (right / total, int(total)) if total else None

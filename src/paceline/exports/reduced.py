@@ -112,24 +112,24 @@ def reduced(model: nn.Module, precision: Precision, inputs: tuple[Tensor, ...]) 
         raise ConfigError(
             f"--precision {precision.value} is for models with one input, got {len(inputs)}"
         )
-    own = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     if precision is Precision.INT8:
-        made = _with_int8(own)
-        if not any(isinstance(module, _Int8Linear | _Int8Conv2d) for module in made.modules()):
+        smaller = _with_int8(copied)
+        if not any(isinstance(module, _Int8Linear | _Int8Conv2d) for module in smaller.modules()):
             raise ConfigError(
                 "--precision int8: the model has no nn.Linear or nn.Conv2d layer, or "
                 "none but in nn.TransformerEncoderLayer(batch_first=True), which stays as it is"
             )
     else:
-        made = _Half(own, _DTYPES[precision])
+        smaller = _Half(copied, _DTYPES[precision])
     try:
         with torch.no_grad():
-            made(*inputs)
+            smaller(*inputs)
     except Exception as error:  # a kernel that is missing has no error of its own
         raise ConfigError(
             f"--precision {precision.value} does not run on {inputs[0].device}: {reason(error)}"
         ) from error
-    return made.eval()
+    return smaller.eval()
 
 
 def _with_int8(module: nn.Module) -> nn.Module:

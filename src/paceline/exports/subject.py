@@ -73,10 +73,10 @@ def chapter_mlp() -> nn.Module:
 
 
 def find_subject(spec: str, checkpoint: Path | None = None, num_workers: int = 1) -> Subject:
-    """The subject that a word names: the chapter's MLP, a task, or the folder of a run.
+    """Return the subject that ``spec`` names: the chapter's MLP, a task, or the folder of a run.
 
     Args:
-        num_workers: that a task is for: some have larger batches for more of them.
+        num_workers: workers of the task; some tasks have larger batches for more workers.
 
     Raises:
         ConfigError: there is no such thing, or the checkpoint is another model's.
@@ -96,7 +96,7 @@ def find_subject(spec: str, checkpoint: Path | None = None, num_workers: int = 1
 
 
 def import_subject(spec: str) -> None:
-    """Import what a subject is made by, and make nothing.
+    """Import the module that makes a subject, without making it.
 
     Raises:
         ConfigError: there is no such thing, or importing it fails.
@@ -113,12 +113,12 @@ def import_subject(spec: str) -> None:
 def own_subject(
     spec: str, shapes: Sequence[InputShape], checkpoint: Path | None = None, flag: str = "--model "
 ) -> Subject:
-    """The user's own model.
+    """Return the user's own model as a subject.
 
     Args:
         spec: package.module:function, which takes no arguments and returns an ``nn.Module``; or
             package.module:model, which is one.
-        flag: what it was given by, for messages.
+        flag: the option that named it, for messages.
         shapes: of each input without the batch, and its type.
         checkpoint: a run's folder or a .safetensors file.
 
@@ -129,8 +129,8 @@ def own_subject(
     if spec in TASKS:
         raise ConfigError(f"{spec} is a task and has its own inputs: leave --input out")
     if colon and module_name.endswith(".py"):
-        right = module_name.removesuffix(".py").replace("/", ".")
-        raise ConfigError(f"{flag}{spec!r} names a file; write the module, {right}:{attribute}")
+        module = module_name.removesuffix(".py").replace("/", ".")
+        raise ConfigError(f"{flag}{spec!r} names a file; write the module, {module}:{attribute}")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{flag}{spec!r} must read package.module:function")
     folder = os.getcwd()
@@ -138,22 +138,22 @@ def own_subject(
         sys.path.insert(0, folder)  # as `python -m` has it
     torch.manual_seed(0)
     try:
-        result = getattr(importlib.import_module(module_name), attribute)
-        made = result if isinstance(result, nn.Module) else result()
+        attribute_value = getattr(importlib.import_module(module_name), attribute)
+        model = attribute_value if isinstance(attribute_value, nn.Module) else attribute_value()
     except PacelineError:
         raise
     except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"{flag}{spec} could not be made: {reason(error)}") from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(made).__name__}")
-    return _loaded(attribute, made, random_inputs(shapes), checkpoint)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(model).__name__}")
+    return _loaded(attribute, model, random_inputs(shapes), checkpoint)
 
 
 def parse_input(text: str) -> InputShape:
-    """One ``--input``: sizes with the batch first, and a type where it is not float32.
+    """Parse one ``--input``: sizes with the batch first, and a type if it is not float32.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not of this form.
 
     Example:
         >>> parse_input("1,128:int64")
@@ -177,7 +177,10 @@ def parse_input(text: str) -> InputShape:
 def random_inputs(
     shapes: Sequence[InputShape],
 ) -> Callable[[int], tuple[Tensor, ...]]:
-    """Inputs from N(0, 1), or small whole numbers; the same for the same batch size."""
+    """Return a function that makes inputs of N(0, 1), or 0s and 1s for integer types.
+
+    Inputs of the same batch size are the same.
+    """
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(batch)
@@ -192,7 +195,7 @@ def random_inputs(
 
 
 def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
-    """The first samples of a task's data, opened when they are first wanted."""
+    """Return a function that gives the first samples of a task's data, opened on first use."""
     opened: list[object] = []
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
@@ -203,7 +206,7 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
             opened[:] = [data[i % count][0] for i in range(batch)]
         try:
             made = default_collate(opened[:batch])  # as a loader does
-        except TypeError:  # no numbers: pictures, texts
+        except TypeError:  # not numbers: images, texts
             made = None
         if not isinstance(made, Tensor):
             raise ConfigError(
@@ -217,10 +220,10 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
 
 
 def _task_of_run(folder: Path) -> str:
-    """The spec of a run's task.
+    """Return the spec of a run's task.
 
     Raises:
-        ConfigError: there is no run, or what it trained has no name to find it by.
+        ConfigError: there is no run, or its task has no name.
     """
     if not (folder / FILE_NAME).exists():
         raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
@@ -241,7 +244,7 @@ def _loaded(
     checkpoint: Path | None,
     task: Task | None = None,
 ) -> Subject:
-    """The subject; of a compiled model the module in it: formats and figures are of its layers."""
+    """Return the subject; a compiled model is replaced by the module in it."""
     model = uncompiled(model)
     if checkpoint is not None:
         _load(model, name, checkpoint)
@@ -249,7 +252,7 @@ def _loaded(
 
 
 def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
-    """Put the weights of a file, or of the file in a run's folder, into ``model``."""
+    """Load the weights of a file, or of a run's folder, into ``model``."""
     path = checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
     if not path.exists():
         raise ConfigError(

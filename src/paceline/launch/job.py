@@ -130,11 +130,12 @@ def is_split(settings: RunSettings) -> bool:
 
 
 def _refuse_faults(settings: RunSettings) -> None:
-    for one in FaultPlan.parse(settings.fault, settings.workers).faults:
-        if one.worker is None or one.at_s is not None or one.kind is Kind.DROP:
+    for fault in FaultPlan.parse(settings.fault, settings.workers).faults:
+        if fault.worker is None or fault.at_s is not None or fault.kind is Kind.DROP:
             raise ConfigError(
-                f"fault {str(one)!r} is not supported by engine torchrun, whose workers may be on "
-                "other machines; 'kill worker 1 at update 100' is injected from within the worker"
+                f"fault {str(fault)!r} is not supported by engine torchrun, whose workers may be "
+                "on other machines; 'kill worker 1 at update 100' is injected from within the "
+                "worker"
             )
 
 

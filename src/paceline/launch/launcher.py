@@ -173,8 +173,8 @@ def _launch(
     host: Host,
 ) -> Summary | TrialsSummary:
     """Run in a locked folder; a run that is refused leaves it as it was."""
-    found = folder.path if folder.goes_on else None
-    origin = _origin(program, settings, observer, found)
+    resumed_from = folder.path if folder.goes_on else None
+    origin = _origin(program, settings, observer, resumed_from)
     lives = Lives(settings, origin, folder.place)
     try:
         _live(program, lives, observer, host)
@@ -182,7 +182,7 @@ def _launch(
             raise ConfigError("no trial of the script called prepare(): there was nothing to train")
     except BaseException as error:  # raised again, whatever it is: the report comes first
         if not lives.has_begun:
-            if found is None and not _has_words(folder.path, error):
+            if resumed_from is None and not _has_words(folder.path, error):
                 folder.discard(WRITTEN)
             raise
         _report_of_failed(lives, error, observer)
@@ -201,9 +201,9 @@ def _report_of_trials(lives: Lives, observer: Observer) -> TrialsSummary:
     """The summaries of all trials; the run around them cannot be resumed, so its trace goes."""
     with suppress(FileError):
         lives.place.remove_file(FILE_NAME)
-    found = TrialsSummary(run_dir=str(lives.place.path), trials=tuple(lives.trials))
-    observer.printed("".join(f"{line}\n" for line in ["", *found.render()]))
-    return found
+    summary = TrialsSummary(run_dir=str(lives.place.path), trials=tuple(lives.trials))
+    observer.printed("".join(f"{line}\n" for line in ["", *summary.render()]))
+    return summary
 
 
 def _report(lives: Lives, observer: Observer) -> Summary:
@@ -242,20 +242,20 @@ def _origin(
     about = program.describe()
     if folder is None:
         return Origin(about=about)
-    found = read(folder)
-    refuse(found, settings, about)
-    if found.checkpoint.note:
-        observer.note(found.checkpoint.note)
-    for line in differences(found, settings, about):
+    resumption = read(folder)
+    refuse(resumption, settings, about)
+    if resumption.checkpoint.note:
+        observer.note(resumption.checkpoint.note)
+    for line in differences(resumption, settings, about):
         observer.note(f"changed: {line}")
-    return Origin(about=about, resumption=found)
+    return Origin(about=about, resumption=resumption)
 
 
 def _has_words(folder: Path, error: BaseException) -> bool:
     """Whether the folder of a run that never began is worth keeping."""
     is_failure = isinstance(error, WorkerError)
     return is_failure or any(
-        one.is_file() and one.stat().st_size for one in folder.glob("logs/*.log")
+        log.is_file() and log.stat().st_size for log in folder.glob("logs/*.log")
     )
 
 
@@ -298,9 +298,9 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
         if controller is None or not seats or asked:
             return False
         asked.append(number)
-        for one in (controller, trials):
-            if one is not None:
-                one.interrupt(REASONS[signal.Signals(number)])
+        for run in (controller, trials):
+            if run is not None:
+                run.interrupt(REASONS[signal.Signals(number)])
         return True
 
     with ExitStack() as ends:
@@ -360,6 +360,8 @@ def _open_trace(lives: Lives) -> Trace:
 def _open_log(lives: Lives, ends: ExitStack) -> MetricsLog | None:
     if not lives.settings.log or lives.settings.dry_run:  # a client would begin a run elsewhere
         return None
-    found = lives.origin.resumption
-    log = open_log(lives.settings.log, lives.place, None if found is None else found.version)
+    resumption = lives.origin.resumption
+    log = open_log(
+        lives.settings.log, lives.place, None if resumption is None else resumption.version
+    )
     return ends.enter_context(closing(log))

@@ -161,10 +161,10 @@ class Lives:
         left = FaultPlan.parse(settings.fault, settings.workers).without(happened)
         self.settings = dataclasses.replace(settings, fault=tuple(map(str, left.faults)))
         folder = self.place.path
-        found = read(folder) if has_checkpoint(folder) else None
-        where = "from the start" if found is None else f"from update {found.version}"
+        resumption = read(folder) if has_checkpoint(folder) else None
+        where = "from the start" if resumption is None else f"from update {resumption.version}"
         text = f"no worker is left ({error}): the run begins again {where}"
-        self.origin = Origin(about=self.origin.about, resumption=found, note=text)
+        self.origin = Origin(about=self.origin.about, resumption=resumption, note=text)
         return text
 
 
@@ -229,7 +229,9 @@ def context_of(
     program: Program, settings: RunSettings, protocol: SyncProtocol, place: OpenFolder
 ) -> Context:
     """The context that ``connect`` finds in every member."""
-    names = {one.name for one in fields(Context)} & {one.name for one in fields(RunSettings)}
+    names = {field.name for field in fields(Context)} & {
+        field.name for field in fields(RunSettings)
+    }
     handed_on = Context(**{name: getattr(settings, name) for name in names})
     return replace(
         handed_on,

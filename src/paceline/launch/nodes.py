@@ -127,9 +127,9 @@ class Nodes:
             return [sys.executable, *_TORCHRUN, "--standalone", "--nproc-per-node", number, *what]
         number = env.get("NODE_RANK", "")
         if not number.isdecimal() or int(number) >= self.count:
-            found = f"NODE_RANK={number}" if number else "NODE_RANK is not set"
+            state = f"NODE_RANK={number}" if number else "NODE_RANK is not set"
             raise ConfigError(
-                f"machines meet at MASTER_ADDR={env['MASTER_ADDR']}, but {found}: set it to 0 on "
+                f"machines meet at MASTER_ADDR={env['MASTER_ADDR']}, but {state}: set it to 0 on "
                 f"that machine and to 1 ... {self.count - 1} on the others; to start all ranks "
                 "here leave MASTER_ADDR out"
             )
@@ -161,10 +161,10 @@ def be_torchrun(words: Sequence[str]) -> NoReturn:
     except SignalException as end:
         sys.exit(128 + end.sigval)
     except ChildFailedError as end:
-        codes = {rank: one.exitcode for rank, one in sorted(end.failures.items())}
-        said = [code for code in codes.values() if code > 0]
-        if said or len(codes) < int(asked.nproc_per_node):  # another rank has reported it
-            sys.exit(said[0] if said else 1)
+        codes = {rank: failure.exitcode for rank, failure in sorted(end.failures.items())}
+        exit_codes = [code for code in codes.values() if code > 0]
+        if exit_codes or len(codes) < int(asked.nproc_per_node):  # another rank has reported it
+            sys.exit(exit_codes[0] if exit_codes else 1)
         ended = "; ".join(f"worker {rank}: signal {-code}" for rank, code in codes.items())
         sys.stderr.write(f"error: all workers were killed ({ended}): --resume goes on\n")
         sys.exit(1)

@@ -1,9 +1,9 @@
 """A run among the ranks that torchrun, srun or mpirun started.
 
     every rank   connect: environment -> settings -> meeting place -> Hello | Meet | Begin -> Pace
-    rank 0       a thread: Hellos compared -> launch_run over the engine -> said -> RunOver
+    rank 0       a thread: compare Hellos -> launch_run over the engine -> report -> RunOver
 
-Settings come from a file and the environment, since the command line is the other launcher's
+Settings come from a file and the environment, since the command line belongs to the other launcher
 (job.py). This module must not know how ranks reach each other, or what a script does.
 """
 
@@ -41,9 +41,9 @@ from .job import JobFolder, refuse_of_tasks, said_of, settings_of_ranks
 from .launcher import Host, launch_run
 
 _SAY_S, _GIVE_UP_S = 30.0, 600.0
-"""So long a rank may take to its ``connect`` before it is named; before all are given up."""
+"""Time until a rank that has not called ``connect`` is named; until the run is given up."""
 _BYE_S = 5.0
-"""Within which ranks say that they have heard of the end."""
+"""Time in which ranks confirm that they have heard of the end."""
 
 Settle: TypeAlias = Callable[[], Resolved]
 
@@ -55,8 +55,8 @@ def join_once(rank: RankOfWorld) -> None:
     """Make this script one of the members.
 
     Raises:
-        ConfigError: it has called ``connect`` in another thread, or a setting is invalid.
-        LinkError: the others cannot be reached.
+        ConfigError: ``connect`` was called in another thread, or a setting is invalid.
+        LinkError: the other ranks cannot be reached.
     """
     if _joined:
         raise ConfigError(
@@ -106,7 +106,7 @@ class RunThread(threading.Thread):
     """The controller of the run, in a thread of rank 0.
 
     Args:
-        read: settings and where they came from: those of a run that goes on fill in the rest.
+        read: returns the settings and their sources; a resumed run fills in the rest.
     """
 
     def __init__(self, life: RankLife, program: Program, read: Settle) -> None:
@@ -128,8 +128,8 @@ class RunThread(threading.Thread):
         except PacelineError as error:
             say(f"error: {error}")
             if self._is_json:
-                said = {"kind": type(error).__name__, "message": str(error)}
-                print(json.dumps({"error": said}), flush=True)  # noqa: T201  rank 0 speaks for the command
+                error_json = {"kind": type(error).__name__, "message": str(error)}
+                print(json.dumps({"error": error_json}), flush=True)  # noqa: T201  rank 0 speaks for the command
             code = 2 if isinstance(error, ConfigError) else 1
         except BeginsAnew:
             code = ANEW
@@ -169,13 +169,15 @@ class RunThread(threading.Thread):
         hellos: dict[int, Hello] = {}
         size, start_s, has_said = self._post.size, time.monotonic(), False
         while len(hellos) < size:
-            for seat, one in self._post.hear(0.5):
-                if isinstance(one, Hello):
-                    hellos[seat] = one
-                elif isinstance(one, EndAsked):
-                    raise SignalInterrupt(one.number)
-                elif isinstance(one, Failed):
-                    raise (ConfigError if one.whose is Whose.USER else WorkerError)(one.text)
+            for seat, message in self._post.hear(0.5):
+                if isinstance(message, Hello):
+                    hellos[seat] = message
+                elif isinstance(message, EndAsked):
+                    raise SignalInterrupt(message.number)
+                elif isinstance(message, Failed):
+                    raise (ConfigError if message.whose is Whose.USER else WorkerError)(
+                        message.text
+                    )
             waited_s = time.monotonic() - start_s
             missing = sorted(set(range(size)) - hellos.keys())
             if missing and waited_s > _SAY_S and not has_said:
@@ -192,10 +194,11 @@ class RunThread(threading.Thread):
         _compare(ordered)
         _refuse_unreachable(ordered)
         self._where |= {
-            seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
+            seat: (f"process {hello.pid} on {hello.host}", hello.pid)
+            for seat, hello in hellos.items()
         }
         self._num_machines = _num_machines(ordered)
-        seeds = unseeded([one.random for one in ordered])
+        seeds = unseeded([hello.random for hello in ordered])
         self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
     def _make(self, note: Callable[[str], None], name: str, num_workers: int) -> Engine:
@@ -221,23 +224,23 @@ class RunThread(threading.Thread):
         yield
 
     def _hear_signal(self, number: int) -> None:
-        """Every rank gets it, and torchrun sends it once more; who waits no longer kills."""
+        """Stop at the first signal; all ranks get it, and torchrun sends it once more."""
         if self._asked is None:
             self._asked = number
             if not self._stop_softly(number):
                 raise SignalInterrupt(number)
 
     def _end_all(self, code: int) -> None:
-        """Tell all ranks, this one last: with it the meeting place may go."""
+        """Tell all ranks of the end, this one last, since the meeting place may end with it."""
         others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):
                 self._post.tell(seat, [RunOver(code)])
             end_s = time.monotonic() + _BYE_S
             while others and time.monotonic() < end_s:
-                for seat, one in self._post.hear(0.1):
-                    others -= {seat, one.seat if isinstance(one, Lost) else seat}
-        self._life.place.close_registration()  # who came late has heard of the end
+                for seat, message in self._post.hear(0.1):
+                    others -= {seat, message.seat if isinstance(message, Lost) else seat}
+        self._life.place.close_registration()  # a rank that comes late hears of the end
         self._post.close()
         with contextlib.suppress(LinkError):
             self._post.tell(0, [RunOver(code)])
@@ -247,23 +250,23 @@ def _compare(hellos: Sequence[Hello]) -> None:
     """Raise ConfigError where two ranks were started with different settings."""
     first = json.loads(hellos[0].settings)
     for rank, hello in enumerate(hellos):
-        its = json.loads(hello.settings)
-        for name in first.keys() | its.keys():
-            if first.get(name) != its.get(name):
+        own = json.loads(hello.settings)
+        for name in first.keys() | own.keys():
+            if first.get(name) != own.get(name):
                 raise ConfigError(
                     f"workers 0 and {rank} ({hellos[0].host} and {hello.host}) were started with "
-                    f"different settings: {name} is {first.get(name)!r} and {its.get(name)!r}; set "
+                    f"different settings: {name} is {first.get(name)!r} and {own.get(name)!r}; set "
                     f"{PREFIX}{name.upper()}, or paceline.toml, to the same value on all machines"
                 )
 
 
 def _num_machines(hellos: Sequence[Hello]) -> int:
-    """By name and start: those of one image may all be called ``localhost``."""
-    return len({(one.host, one.boot) for one in hellos})
+    """Count machines by name and boot: those of one image may all be called ``localhost``."""
+    return len({(hello.host, hello.boot) for hello in hellos})
 
 
 def _refuse_unreachable(hellos: Sequence[Hello]) -> None:
-    """Raise ConfigError where gloo would bind to what other machines do not reach."""
+    """Raise ConfigError if gloo would bind to an address that other machines cannot reach."""
     if _num_machines(hellos) < 2:
         return
     for rank, hello in enumerate(hellos):

@@ -1,9 +1,9 @@
-"""The trials of a run, each in a folder of its own: from a name to its summary.
+"""Runs the trials of a run, each in a folder of its own, from its name to its summary.
 
     all members wait -> folder, trace -> controller -> OpenTrial -> [ a run ] -> report -> TrialOver
-                        the engine and its members stay; what they had in common is cleared
+                        the engine and its members stay; their shared state is cleared
 
-The run around it waits meanwhile (``run/trials.py``). This module must not know how orders are
+The outer run waits meanwhile (``run/trials.py``). This module must not know how orders are
 carried out, or how a summary is computed.
 """
 
@@ -37,7 +37,7 @@ class TrialRuns:
     """Carries out the trials of one run.
 
     Args:
-        lives: of the run, which holds its folder.
+        lives: of the run; holds its folder.
         tail: shows what the main worker prints.
     """
 
@@ -56,7 +56,7 @@ class TrialRuns:
         self._was_stopped = False
 
     def interrupt(self, reason: str) -> None:
-        """The user asks for the end of the run: the trial that goes now stops."""
+        """The user stops the run: stop the current trial."""
         if self._now is not None:
             self._now.interrupt(reason)
 
@@ -64,8 +64,8 @@ class TrialRuns:
         """See ``CarryOut``.
 
         Raises:
-            ConfigError: something has its folder's name; or as of any run.
-            WorkerError: no worker is left, or a script has failed without catching it.
+            ConfigError: the trial's folder exists already; or as in any run.
+            WorkerError: no worker is left, or an exception of a script was not caught.
         """
         root, observer = self._lives.place, self._observer
         if root.has(name):
@@ -80,7 +80,9 @@ class TrialRuns:
             self._was_stopped = True
             observer.note(f"trial {name!r} and those after it do not train: {stopped}")
         if not self._lives.trials:
-            write_trials(root, ())  # also where this process is killed, it is a search
+            write_trials(
+                root, ()
+            )  # so the folder is known as a search even if this process is killed
         with closing(root.make_inner(name)) as place:
             trace = Trace(place.path / FILE_NAME, place=place)
             try:
@@ -116,16 +118,16 @@ class TrialRuns:
             self._tell(name, seats, context_of(program, settings, protocol, place))
             try:
                 controller.run(dict(seats))
-            except BaseException as error:  # raised again: the outcome is told first
+            except BaseException as error:  # raised again, once the trace has the reason
                 controller.fail(ending(error))
                 raise
         return controller.outcome
 
     def _tell(self, name: str, seats: Seats, context: Context) -> None:
-        """Let the members begin."""
+        """Tell the members to begin the trial."""
         text = json.dumps(replace(context, name=f"{context.name} {name}").write())
         main = min(seats, key=lambda member: seats[member][0])
-        self._engine.send([(one, OpenTrial(text, one == main)) for one in seats])
+        self._engine.send([(member, OpenTrial(text, member == main)) for member in seats])
 
     def _ended(
         self,
@@ -138,7 +140,7 @@ class TrialRuns:
         """The trial is over: write its report, and drop the faults that have happened.
 
         Args:
-            error: what the trial raised, if it did; it is raised on, whatever the report raises.
+            error: what the trial raised, if anything; it is raised even if the report raises, too.
         """
         settings = self._settings
         plan = FaultPlan.parse(settings.fault, settings.workers).without(controller.happened)

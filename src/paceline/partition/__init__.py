@@ -17,7 +17,7 @@
         +--------> prices: none  data  network  layer  shard  AxB  -> table -> advised
 
 **The borders.** A part is what lies between two borders. A border is a set of nodes that contains
-everything its nodes need. Parts stand in a row: whatever crosses a border goes to the next part,
+everything its nodes need. Parts form a row: whatever crosses a border goes to the next part,
 which passes on what it does not use itself. So no part depends on a later one, and the cost of a
 part follows from its two borders alone:
 

@@ -39,7 +39,7 @@ def try_all_cuts(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
     """
     check_parts(len(graph), pipeline.num_parts)
     if len(graph) > MOST_NODES:
-        raise ConfigError(f"every cut is tried up to {MOST_NODES} nodes, got {len(graph)}")
+        raise ConfigError(f"every cut can be tried up to {MOST_NODES} nodes, got {len(graph)}")
 
     @functools.cache
     def part(number: int, before: int, after: int, worker: int) -> PartPrice:

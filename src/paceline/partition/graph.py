@@ -124,10 +124,10 @@ class WorkGraph:
     def __post_init__(self) -> None:
         size = len(self.nodes)
         if not size:
-            raise ConfigError("a model without a single operation cannot be cut")
+            raise ConfigError("a model without operations cannot be cut")
         for edge in self.edges:
             if not edge.targets:
-                raise ConfigError(f"nobody reads {edge.name}: leave the edge out")
+                raise ConfigError(f"no node reads {edge.name}: leave the edge out")
             if not INPUT <= edge.source < min(edge.targets) or edge.last > size:
                 raise ConfigError(
                     f"edge {edge.name} leads from node {edge.source} to {edge.targets}, of "

@@ -21,7 +21,7 @@ With shards (spread/units.py), where layers pass through buffers that all worker
     in flight          2: U, 3: 2 U   a layer's gradient; 3: its parameters, too
 
 A part of a pipeline holds (2 + k) times its parameters (placement.py). Activations kept for the
-backward pass and buffers come on top. This module must not know where this is measured.
+backward pass and buffers are not included. This module must not know where this is measured.
 """
 
 

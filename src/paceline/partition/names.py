@@ -116,13 +116,13 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
         raise ConfigError(f"split {text!r} needs at least one part and one copy")
     if schedule and split.is_layer:
         raise ConfigError(
-            f"split {text!r}: {schedule} is a schedule of parts behind one another, as "
+            f"split {text!r}: {schedule} is a schedule for parts of a pipeline, as in "
             f"network:{schedule}; leave it out"
         )
     if split.size != num_workers:
         raise ConfigError(
-            f"split {text!r} is for {split.size} workers, and there are {num_workers}: write "
-            f"{'layer' if split.is_layer else 'network'}:{num_workers}, or begin {split.size}"
+            f"split {text!r} is for {split.size} workers, but there are {num_workers}: write "
+            f"{'layer' if split.is_layer else 'network'}:{num_workers}, or start {split.size}"
         )
     return None if split.parts == 1 else split
 

@@ -11,8 +11,8 @@ A part's memory, with k copies of optimizer state and m of M micro-batches alive
                                      +  (M - m) x what is kept for late gradients
 
 What is kept for the backward pass is counted tensor by tensor; temporary buffers of operations, and
-the memory of Python and torch themselves, come on top. Above 300 lines, since a price and the rules
-for which prices are allowed are read together.
+the memory of Python and torch themselves, are not included. Above 300 lines, since a price and the
+rules for which prices are allowed are read together.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ class PartPrice:
         first_s: per update: how much longer its first micro-batch takes.
         parameter_bytes: with the tied parameters that it uses.
         activation_bytes: kept for one micro-batch until its backward pass.
-        out_bytes: sent forward over the border behind it, per micro-batch.
-        gradient_bytes: received back over the border behind it, per micro-batch.
+        out_bytes: sent forward over the border after it, per micro-batch.
+        gradient_bytes: received back over the border after it, per micro-batch.
         memory_bytes: held at most.
         live: micro-batches alive in it at most.
     """
@@ -143,7 +143,7 @@ def place(
     num_parts = pipeline.num_parts
     if len(part_of) != len(graph) or set(part_of) != set(range(num_parts)):
         raise ConfigError(
-            f"a cut into {num_parts} parts says a part for each of {len(graph)} nodes"
+            f"a cut into {num_parts} parts needs a part for each of {len(graph)} nodes"
         )
     for edge in graph.edges:
         for target in edge.targets:
@@ -301,7 +301,7 @@ def check_parts(num_pieces: int, num_parts: int, why: str = "") -> None:
         s = "s" * (num_pieces != 1)
         raise ConfigError(
             f"{num_parts} parts are wanted, but this model has only {num_pieces} piece{s} that can "
-            f"be apart{f' ({why})' if why else ''}; write -n {num_pieces}, or split the data"
+            f"be cut apart{f' ({why})' if why else ''}; write -n {num_pieces}, or split the data"
         )
 
 
@@ -312,7 +312,7 @@ def too_large(placement: Placement, pipeline: Pipeline) -> str:
         if limit is not None and part.memory_bytes > limit:
             over = format_bytes(part.memory_bytes - limit)
             return (
-                f"part {number} needs {format_bytes(part.memory_bytes)}, and worker {part.worker} "
-                f"has {format_bytes(limit)}: {over} too many"
+                f"part {number} needs {format_bytes(part.memory_bytes)}, but worker {part.worker} "
+                f"has {format_bytes(limit)}: {over} too little"
             )
     return ""

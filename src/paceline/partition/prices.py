@@ -100,14 +100,14 @@ def price_splits(costs: SplitCosts) -> SplitTable:
     if not fitting:
         least = min(possible, key=lambda price: price.memory_bytes)
         reason = (
-            "nothing fits the memory; this comes nearest: give more workers, or a smaller batch"
+            "nothing fits the memory; this needs the least: use more workers, or a smaller batch"
         )
         return SplitTable(prices=prices, advised=least, reason=reason)
     dividing = [price for price in fitting if price.name not in _WHOLE_COPIES]
     if costs.num_parameters >= LARGE_MODEL and dividing:
         best = min(dividing, key=lambda price: price.step_s or 0.0)
         reason = f"from {LARGE_MODEL:,} parameters on no worker holds a whole copy with its state"
-        return SplitTable(prices=prices, advised=best, reason=f"{reason}; this is the fastest so")
+        return SplitTable(prices=prices, advised=best, reason=f"{reason}; this is the fastest")
     best = min(fitting, key=lambda price: price.step_s or 0.0)
     return SplitTable(prices=prices, advised=best, reason=_reason(best, prices, costs))
 

@@ -107,8 +107,9 @@ def interleaved(
     """
     if micro_batches % ranks:
         raise ConfigError(
-            f"interleaved takes micro-batches by the number of workers: {micro_batches} are no "
-            f"multiple of {ranks}; write --micro-batches {(micro_batches // ranks + 1) * ranks}"
+            f"interleaved needs a multiple of the number of workers: {micro_batches} micro-batches "
+            f"are not a multiple of {ranks}; write --micro-batches "
+            f"{(micro_batches // ranks + 1) * ranks}"
         )
     total, turn = micro_batches * stages_per_rank, ranks * stages_per_rank
 

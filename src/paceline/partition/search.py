@@ -80,10 +80,10 @@ def find_placement(graph: WorkGraph, pipeline: Pipeline) -> FoundPlacement:
 def _why_none(graph: WorkGraph, pipeline: Pipeline) -> str:
     """Explain why no cut is possible, by what the even one lacks."""
     even = even_cut(graph, pipeline)
-    lack = too_large(even, pipeline) or "nodes that share a parameter cannot be cut apart"
+    lack = too_large(even, pipeline) or "nodes that share a parameter would be cut apart"
     return (
-        f"no cut into {pipeline.num_parts} parts is possible: even, {lack}; give more workers "
-        f"(-n), more memory, or split into shards"
+        f"no cut into {pipeline.num_parts} parts is possible: in the even one, {lack}; use more "
+        f"workers (-n), more memory, or split into shards"
     )
 
 

@@ -80,8 +80,8 @@ def leave_accelerate(text: str) -> tuple[str, tuple[str, ...]]:
     refuse_loop(training)
     if training.loop.loader is None:
         raise CannotDerive(
-            f"the loop of line {script.line(training.loop.node)} goes over no DataLoader; write "
-            "for batch in loader, or for number in pace.updates(n)"
+            f"the loop of line {script.line(training.loop.node)} iterates over no DataLoader; "
+            "write for batch in loader, or for number in pace.updates(n)"
         )
     accelerator = _find_accelerator(script)
     edits = TreeEdits()
@@ -124,7 +124,7 @@ def _find_accelerator(script: SourceTree) -> Accelerator:
     ):
         raise CannotDerive(
             f"line {lines}: Accelerator({unknown[0]}=...) has no counterpart; leave it out, or "
-            "start the script by its own launcher"
+            "start the script with its own launcher"
         )
     for call in script.every_call:
         if script.meaning(call.func).endswith((".notebook_launcher", ".LocalSGD")):
@@ -156,7 +156,7 @@ def _precision(script: SourceTree, accelerator: Accelerator) -> tuple[str, ...]:
     line, name = script.line(accelerator.calls[0]), accelerator.name
     return (
         f"line {line} asks for mixed_precision={accelerator.precision}, which is not carried over: "
-        f"put the forward pass under with {name}.autocast(): and say --precision",
+        f"put the forward pass under with {name}.autocast(): and pass --precision",
     )
 
 
@@ -173,7 +173,7 @@ def _prepare(
         raise CannotDerive(
             f"lines {lines} prepare in several calls; prepare everything in one"
             if calls
-            else f"{accelerator.name}.prepare(...) is called nowhere in it"
+            else f"{accelerator.name}.prepare(...) is never called"
         )
     (call,) = calls
     pairs = [
@@ -309,16 +309,16 @@ def _refuse_other_meaning(
     ):
         allowed = "the loss" if is_backward else "nothing"
         raise CannotDerive(
-            f"line {line}: {script.code(call)} is given more than {allowed}, and pace.{verb} takes "
-            "no more"
+            f"line {line}: {script.code(call)} is given more than {allowed}, which is all that "
+            f"pace.{verb} takes"
         )
     if not is_backward and accelerator.precision.strip("'\"") != "bf16":
         name, asks = accelerator.name, "does nothing, without precision"
         if accelerator.precision:
             asks = f"asks for {accelerator.precision}"
         raise CannotDerive(
-            f"line {line}: {name}.autocast() {asks}, and {name}.autocast() of Paceline computes "
-            "in bf16: leave it out, or write torch.autocast with what you mean"
+            f"line {line}: {name}.autocast() {asks}, but Paceline's {name}.autocast() computes in "
+            "bf16: leave it out, or write torch.autocast with the dtype that you want"
         )
 
 
@@ -350,13 +350,13 @@ def _check_names(script: SourceTree, flow: Flow, accelerator: Accelerator) -> No
             )
             if parameter not in (accelerator.name, [accelerator.name]):
                 raise CannotDerive(
-                    f"line {script.line(call)} hands {accelerator.name} on by another name; call "
+                    f"line {script.line(call)} passes {accelerator.name} under another name; call "
                     f"it {accelerator.name} there, too"
                 )
 
 
 def _is_whole(training: Stepping, node: cst.CSTNode, inside: set[cst.CSTNode]) -> bool:
-    """Whether a node stands in a loop over a loader that is not divided among workers."""
+    """Whether a node is in a loop over a loader that is not divided among workers."""
     if node in inside:
         return False
     loops = [loop for way in training.flow.around(node) for loop in way]
@@ -377,7 +377,7 @@ def _remove_annotations(script: SourceTree, name: str, edits: TreeEdits) -> None
         if isinstance(parent, cst.Annotation):
             edits.remove(parent)
         elif not (isinstance(parent, cst.Call) and parent.func is use):
-            raise CannotDerive(f"line {script.line(use)} uses the class {name}; leave that out")
+            raise CannotDerive(f"line {script.line(use)} uses the class {name}; leave it out")
 
 
 def _imports(script: SourceTree, edits: TreeEdits) -> None:

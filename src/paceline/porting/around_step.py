@@ -168,7 +168,7 @@ def clip(parts: Parts, edits: TreeEdits) -> None:
 
 
 def _is_behind(parts: Parts, call: cst.Call) -> bool:
-    """Whether this stands after its function's steps, with no backward pass in between.
+    """Whether this is after its function's steps, with no backward pass in between.
 
     Then it acts on what is left of a gradient, as it did before.
     """

@@ -1,4 +1,4 @@
-"""Answers ``launch --check``: the change that a script needs, or why none will do.
+"""Answers ``launch --check``: the change that a script needs, or why it cannot be ported.
 
     text -> nothing to add | a diff and notes on it | a sentence why the script cannot be ported
 
@@ -63,12 +63,12 @@ def check(program: ScriptProgram) -> CheckResult:
     """
     path = find(program)
     if path is None:
-        raise ConfigError(f"module {program.path} has no file of Python to read")
+        raise ConfigError(f"module {program.path} has no Python file to read")
     try:
         text = path.read_bytes().decode("utf-8")
         source = Source(text.removeprefix(_MARK))
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno} is no valid Python ({error.msg})") from None
+        raise ConfigError(f"{path}:{error.lineno} is not valid Python ({error.msg})") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
     return judge(source, str(path), _MARK if text.startswith(_MARK) else "")

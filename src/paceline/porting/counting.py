@@ -99,9 +99,9 @@ def _refuse_turns_without_a_step(
             return
     line = script.line(steps[0])
     raise CannotDerive(
-        f"line {line} steps in some turns only, and pace.updates(n) counts updates: make a turn of "
-        "them, with a loop over its batches: for number in pace.updates(n): with pace.step(): for "
-        "_ in range(k): ... backward(), then optimizer.step()"
+        f"line {line} steps in some iterations only, but pace.updates(n) counts updates: make one "
+        "iteration of them, with a loop over its batches: for number in pace.updates(n): with "
+        "pace.step(): for _ in range(k): ... backward(), then optimizer.step()"
     )
 
 
@@ -141,14 +141,14 @@ def _count_of_for(flow: Flow, loop: cst.For) -> TurnCount:
     target = script.code(loop.target)
     if not isinstance(call, cst.Call) or name.rpartition(".")[2] not in ("range", "trange"):
         raise CannotDerive(
-            f"the loop of line {script.line(loop)} goes over {script.code(loop.iter)}, which is "
-            "neither a DataLoader nor range(n); make it one of them"
+            f"the loop of line {script.line(loop)} iterates over {script.code(loop.iter)}, "
+            "which is neither a DataLoader nor range(n); use one of them"
         )
     arguments = [script.code(argument) for argument in positional(call)]
     if len(arguments) > 2 or not isinstance(loop.target, cst.Name):
         raise CannotDerive(
-            f"the loop of line {script.line(loop)} counts in steps of its own; write it over "
-            "range(n), or over DataLoader(range(first, last, step), batch_size=...)"
+            f"the loop of line {script.line(loop)} does not count by 1; write it over range(n), or "
+            "over DataLoader(range(first, last, step), batch_size=...)"
         )
     if len(arguments) == 1:
         return TurnCount(arguments[0], target, "0")
@@ -160,7 +160,7 @@ def _count_of_itertools(script: SourceTree, loop: cst.For, call: cst.Call) -> Tu
     first = [script.code(argument) for argument in positional(call)] or ["0"]
     if len(call.args) > 1 or len(first) > 1 or not isinstance(loop.target, cst.Name):
         raise CannotDerive(
-            f"the loop of line {script.line(loop)} counts in steps of its own; write for number in "
+            f"the loop of line {script.line(loop)} does not count by 1; write for number in "
             "pace.updates()"
         )
     return TurnCount("", loop.target.value, first[0], leaves=_exits(script, loop))
@@ -208,8 +208,8 @@ def _count_of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount
     """How a ``while`` counts: by its condition, or by the ``if`` in it that breaks."""
     script = flow.script
     endless = CannotDerive(
-        f"the loop of line {script.line(loop)} has no end that can be read from it; write for "
-        "number in pace.updates(n)"
+        f"the end of the loop of line {script.line(loop)} cannot be read from the script; write "
+        "for number in pace.updates(n)"
     )
     limit, break_position, end = _limit(script, loop.test), 0, None
     if script.code(loop.test) not in ("True", "1") and not _is_counted(script, loop, limit):

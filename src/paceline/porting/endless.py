@@ -67,8 +67,8 @@ def endless(flow: Flow, loop: Loop, steps: Sequence[cst.Call]) -> Endless | None
             return None
         reason = f" ({why.why})" if why.why else ""
         raise CannotDerive(
-            f"line {flow.script.line(taken.call)} takes a batch of a loader without end, and it "
-            f"could not be seen that nothing else changes{reason}; write for batch in "
+            f"line {flow.script.line(taken.call)} takes a batch of an endless loader, and the loop "
+            f"cannot be changed without changing results{reason}; write for batch in "
             "pace.updates(n, loader)"
         ) from None
 
@@ -76,12 +76,12 @@ def endless(flow: Flow, loop: Loop, steps: Sequence[cst.Call]) -> Endless | None
 def _to_updates(flow: Flow, loop: Loop, taken: Taken, steps: Sequence[cst.Call]) -> Endless:
     script, node = flow.script, loop.node
     if loop.outer:
-        raise CannotDerive("it is taken in a loop inside of another")
+        raise CannotDerive("it is taken in a loop inside another one")
     rows = list(node.body.body)
     _check_quiet(script, rows[: rows.index(taken.line)])
     count = count_of(flow, node, steps)
     if count.place != "pace.version" and count.name is not None:
-        raise CannotDerive(f"{count.name}, the number of a turn, is computed with")
+        raise CannotDerive(f"the loop computes with {count.name}, the number of an iteration")
     target, batch, removed = _target(script, taken)
     if taken.owner is not None:
         method = method_that_takes(flow, taken.call)
@@ -120,7 +120,7 @@ def _target(script: SourceTree, taken: Taken) -> tuple[str, cst.Call | None, lis
 def _check_between(
     script: SourceTree, line: cst.CSTNode, loop: cst.CSTNode, *, is_lazy: bool = False
 ) -> None:
-    """Raise CannotDerive unless a line stands before the loop, and nothing in between draws.
+    """Raise CannotDerive unless a line is before the loop, and nothing in between draws.
 
     Args:
         is_lazy: whether the line makes a generator, which begins only with its first batch.
@@ -128,7 +128,7 @@ def _check_between(
     row = script.block_line(line)
     block = script.parents[row]
     if script.parents[loop] is not block or not isinstance(block, cst.Module | cst.IndentedBlock):
-        raise CannotDerive(f"line {script.line(line)} stands elsewhere")
+        raise CannotDerive(f"line {script.line(line)} is elsewhere")
     rows = list(block.body)
     first, last = rows.index(row), rows.index(loop)  # type: ignore[arg-type]  # both are lines of this block
     if first > last:
@@ -157,7 +157,7 @@ def _check_only(flow: Flow, taken: Taken) -> None:
     for node in script.nodes:
         is_iterator = isinstance(node, cst.Name | cst.Attribute) and script.code(node) == name
         if is_iterator and node not in inside and script.statement(node) not in makers:
-            raise CannotDerive(f"line {script.line(node)} uses {name}, too")
+            raise CannotDerive(f"line {script.line(node)} also uses {name}")
 
 
 def script_name(flow: Flow, taken: Taken) -> str:
@@ -169,9 +169,9 @@ def script_name(flow: Flow, taken: Taken) -> str:
 
 _ACCUMULATED = """\
 line {line} takes the batches of one step by {call} in the loop of line {inner}: {count} in a row \
-may be the end of one pass and the beginning of the next, which no update can have. Write it as a \
-loop that steps on each batch, of which {count} make an update; in each pass the last update has \
-as many as are left:
+may be the end of one pass and the beginning of the next, but an update belongs to one pass. Write \
+a loop that steps on each batch, of which {count} make an update; the last update of a pass has \
+the batches that are left:
 
     {made}..., {loader} = pace.prepare(..., {loader}, accumulate={count})
     for batch in pace.updates({turns}, {loader}):
@@ -240,7 +240,7 @@ def _divides(script: SourceTree, loop: cst.For, count: str) -> bool:
 
 
 def _counting_loop(script: SourceTree, call: cst.Call, loop: Loop) -> cst.For | None:
-    """Return the loop over ``range(k)`` inside ``loop`` in which a call stands, or None."""
+    """Return the loop over ``range(k)`` inside ``loop`` that a call is in, or None."""
     counting, node = None, script.parents[call]
     while node is not loop.node:
         if isinstance(node, cst.For) and _count(script, node.iter):

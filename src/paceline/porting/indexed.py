@@ -6,9 +6,9 @@
             ... optimizer.step()             for i in numbers: with pace.step(): ...
 
 Each number is one worker's mini-batch and comes once per epoch; an update averages K of them. That
-works only if every worker makes every pass, with the same data, and if no turn needs what the turn
-before has made; loops for which this cannot be seen are refused. This module must not know how a
-tree is edited.
+works only if every worker makes every pass, with the same data, and if no iteration needs what the
+one before has made; loops for which this cannot be shown are refused. This module must not know how
+a tree is edited.
 """
 
 from collections.abc import Iterator
@@ -59,15 +59,15 @@ def refuse_indexed(flow: Flow, loop: cst.For, outer: list[AnyLoop], steps: list[
     where = f"the loop of line {script.line(loop)}, inside that of line {script.line(outer[0])},"
     if all(is_progress for _, is_progress in uses(flow, name, loop.body)):
         raise CannotDerive(
-            f"{where} takes nothing by {name}, so that its turns cannot be shared out; make a "
-            "turn of all of them: for number in pace.updates(n), with the steps in one loop "
-            "inside of with pace.step(): (full-sync, local-sgd)"
+            f"{where} takes nothing by {name}, so its iterations cannot be divided among workers; "
+            "make one iteration of all of them: for number in pace.updates(n), with the steps in "
+            "one loop inside with pace.step(): (full-sync, local-sgd)"
         )
     for test in _conditions(flow, loop, outer[0]):
         raise CannotDerive(
-            f"{where} is gone through only where {script.code(test)} (line {script.line(test)}), "
-            "which workers may see differently, and an epoch is one of all; go through it in any "
-            "case, or write one loop: for number in pace.updates(n)"
+            f"{where} runs only if {script.code(test)} (line {script.line(test)}), which may "
+            "differ between workers, but all workers share an epoch; run it always, or write one "
+            "loop: for number in pace.updates(n)"
         )
     inside = set(script.within(loop.body))
     bindings = [binding for binding in script.bindings if binding.node in inside]
@@ -80,9 +80,9 @@ def refuse_indexed(flow: Flow, loop: cst.For, outer: list[AnyLoop], steps: list[
                 and changing_names & script.inside(ancestor.test)
             ):
                 raise CannotDerive(
-                    f"line {script.line(call)} steps in some turns of {where[:-1]} only, and "
-                    "workers have every other one; make a DataLoader of what is taken by "
-                    f"{name}, or put the batches of a step into one turn"
+                    f"line {script.line(call)} steps in some iterations only of {where[:-1]}, and "
+                    "workers divide the iterations among them; make a DataLoader of what is taken "
+                    f"by {name}, or put the batches of a step into one iteration"
                 )
     _refuse_data(flow, loop, outer[0])
 
@@ -99,7 +99,7 @@ def _conditions(flow: Flow, node: cst.CSTNode, outer: cst.CSTNode) -> Iterator[c
 
 
 def _refuse_data(flow: Flow, loop: cst.For, outer: cst.CSTNode) -> None:
-    """Raise CannotDerive if the number of turns may change from epoch to epoch."""
+    """Raise CannotDerive if the number of iterations may change from epoch to epoch."""
     script, call = flow.script, numbers_of(flow, loop)
     assert call is not None
     names = {
@@ -112,9 +112,9 @@ def _refuse_data(flow: Flow, loop: cst.For, outer: cst.CSTNode) -> None:
         root = script.code(node.func.value).partition(".")[0]
         if node.func.attr.value in _GROWS and root in names:
             raise CannotDerive(
-                f"line {script.line(node)} changes {root}, which says how far the loop of line "
-                f"{script.line(loop)} goes, and every epoch must have as many turns in each "
-                "worker; make a DataLoader of it"
+                f"line {script.line(node)} changes {root}, which decides how long the loop of line "
+                f"{script.line(loop)} is, but every epoch must have the same number of iterations "
+                "in all workers; make a DataLoader of it"
             )
 
 
@@ -141,5 +141,5 @@ def check_visible(flow: Flow, loop: cst.For, goal: Scope, inside: set[cst.CSTNod
             raise CannotDerive(
                 f"the loop of line {script.line(loop)} goes over {script.code(call)}, and "
                 f"{node.value} is not known where the run begins, or changes; make a DataLoader of "
-                "what it takes its batches from"
+                "what the batches are taken from"
             )

@@ -89,7 +89,7 @@ def _events(flow: Flow, node: cst.CSTNode, *, is_sure: bool, depth: int) -> Iter
 
 
 def _is_under(flow: Flow, inner: cst.CSTNode, node: cst.CSTNode) -> bool:
-    """Whether a node stands in a block of its own inside ``node``."""
+    """Whether a node is in a block of its own inside ``node``."""
     for ancestor in flow.script.up(inner):
         if ancestor is node:
             return False

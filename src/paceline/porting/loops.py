@@ -1,4 +1,4 @@
-"""Finds the loop of a script that trains, what it goes over, and the models that it trains.
+"""Finds a script's training loop, what it iterates over, and the models that it trains.
 
     optimizer.step() -> the loops around it -> the one over a loader, or the only one
     optimizer -> the models whose parameters it was made for; its schedulers
@@ -34,9 +34,7 @@ _PASSED_ON = re.compile(
 _LITERALS = cst.List | cst.ListComp | cst.Tuple | cst.Dict | cst.Set | cst.BaseNumber
 _MAKES_LISTS = ("range", "zip", "list", "sorted", "reversed", "tuple", "random.sample")
 _DEPTH = 8
-_NO_LOOP = (
-    "no optimizer.step() in a loop was found in it; where another file has the loop, check that one"
-)
+_NO_LOOP = "no optimizer.step() in a loop was found; if another file has the loop, check that file"
 
 
 class Loop(NamedTuple):
@@ -184,7 +182,7 @@ class OptimizerSteps:
         return models
 
     def _owners(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
-        """Yield objects whose ``parameters()`` stand in an expression, or in its names' values."""
+        """Yield objects whose ``parameters()`` are in an expression, or in its names' values."""
         owners: list[cst.BaseExpression] = []
         for part in self.script.within(node):
             func = part.func if isinstance(part, cst.Call) else None
@@ -264,8 +262,8 @@ class Stepping(OptimizerSteps):
             for chain in self.flow.around(call):
                 if not chain:
                     raise CannotDerive(
-                        f"line {script.line(call)} steps outside of any loop; each step belongs "
-                        "to a batch: for batch in loader: with pace.step(): ..."
+                        f"line {script.line(call)} steps outside of any loop; each step needs a "
+                        "batch: for batch in loader: with pace.step(): ..."
                     )
                 loop = self._choose(call, chain)
                 loops[loop.node] = loop
@@ -274,8 +272,8 @@ class Stepping(OptimizerSteps):
         if len(loops) > 1:
             lines = " and ".join(str(script.line(node)) for node in loops)
             raise CannotDerive(
-                f"the loops of lines {lines} all train; a run has one loop: put them into scripts "
-                "of their own, or into one function that gets its loader as an argument"
+                f"the loops of lines {lines} all train, but a run has one training loop: put them "
+                "into separate scripts, or into one function that takes the loader as an argument"
             )
         return next(iter(loops.values()))
 
@@ -289,9 +287,9 @@ class Stepping(OptimizerSteps):
         if not changes or self.script.calls("step"):
             return ""
         return (
-            f"line {self.script.line(changes[0])} changes parameters by hand, and an update is an "
-            "optimizer's step; write optimizer = torch.optim.SGD(model.parameters(), lr=...) and "
-            "optimizer.step()"
+            f"line {self.script.line(changes[0])} changes parameters by hand, but an update must "
+            "be an optimizer's step; write optimizer = torch.optim.SGD(model.parameters(), "
+            "lr=...) and optimizer.step()"
         )
 
     def _phase_reason(self, chain: list[AnyLoop]) -> str:
@@ -307,11 +305,11 @@ class Stepping(OptimizerSteps):
             if isinstance(outer, cst.For) and code(outer.target) in names:
                 over = code(inner.iter.value)
                 return (
-                    f"line {self.script.line(inner)} goes over {code(inner.iter)}, a loader for "
-                    f"each {code(outer.target)} of line {self.script.line(outer)}, and one of them "
-                    f"trains: give that one a name (loader = {over}['train']) and a loop of its "
-                    "own, for batch in loader: ... optimizer.step(), and validation another one "
-                    "behind it"
+                    f"line {self.script.line(inner)} iterates over {code(inner.iter)}, a loader "
+                    f"for each {code(outer.target)} of line {self.script.line(outer)}, and only "
+                    f"one of them trains: name that one (loader = {over}['train']) and write its "
+                    "own loop, for batch in loader: ... optimizer.step(), followed by a loop for "
+                    "validation"
                 )
         return ""
 
@@ -342,7 +340,7 @@ class Stepping(OptimizerSteps):
         lines = [self.script.line(loop) for loop in chain]
         raise CannotDerive(
             f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "
-            f"{self.script.line(call)} and goes over no DataLoader: make what it takes batches "
-            "from one (DataLoader(range(n), batch_size=...) for numbers that it counts), or write "
-            "one loop: for number in pace.updates(n)"
+            f"{self.script.line(call)} but iterates over no DataLoader: make one of what it takes "
+            "batches from (DataLoader(range(n), batch_size=...) for numbers that it counts), or "
+            "write one loop: for number in pace.updates(n)"
         )

@@ -1,10 +1,11 @@
 """The notes that ``launch --check`` prints beside a diff.
 
     a loss that is a sum, a mean over all samples, a learning rate set by hand, state carried from
-    turn to turn, a turn's number that is computed with, collections, a second loader, a break
+    iteration to iteration, a computation with an iteration's number, collections, a second loader,
+    a break
         ->  a sentence each, with its line
 
-Each is true of the script as it is, and none prevents the change. This module must not know how a
+None of them prevents the change. This module must not know how a
 diff is made.
 """
 
@@ -22,9 +23,9 @@ from .together import carried_states, computes, rates_by_hand, schedules_now_and
 from .tree import SourceTree, by_name, positional
 
 _BY_HAND = (
-    "takes its batches by next(), so each worker counts its own: where they do not step together "
-    "(k-sync, async and their kin) they come to the end of their counts at different versions; for "
-    "batch in pace.updates(n, loader) ends everywhere at one"
+    "takes its batches by next(), so each worker counts its own: where workers do not step "
+    "together (k-sync, async and the like) their loops end at different versions; for batch in "
+    "pace.updates(n, loader) ends at the same version in all"
 )
 
 
@@ -44,15 +45,15 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
     if training.loop.numbers is not None:
         yield (
             f"{name}:{script.line(training.loop.node)} each number of "
-            f"{script.code(training.loop.numbers)} is a mini-batch of one worker, and an update "
-            "averages as many as the protocol says: with K workers under full-sync K times the "
-            "batch, and 1/K of the updates in an epoch"
+            f"{script.code(training.loop.numbers)} is one worker's mini-batch, and an update "
+            "averages as many as the protocol says: with K workers under full-sync the batch is K "
+            "times as large, and an epoch has 1/K of the updates"
         )
     if training.loop.counts_updates:
         yield (
-            f"{name}:{script.line(training.loop.node)} random numbers that its turns draw follow "
-            "from the turn's number, the same whoever draws them, and are others than before; a "
-            "batch is what one worker draws"
+            f"{name}:{script.line(training.loop.node)} random numbers are seeded by an iteration's "
+            "number, in whichever worker draws them, and differ from those of the script as it is; "
+            "what one worker draws is a mini-batch"
         )
         yield from _notes_of_numbers(training, name)
         yield from _notes_of_skips(training, name)
@@ -67,8 +68,8 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
     yield from _notes_of_further_loaders(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
-            f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "
-            "leave it out"
+            f"{name}:{script.line(call)} DataParallel lets each worker use all visible GPUs; leave "
+            "it out"
         )
 
 
@@ -85,16 +86,16 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
             ):
                 yield (
                     f"{name}:{script.line(call)} sums the loss over a batch, and workers average "
-                    "their sums: with K of them an update is 1/K of one worker's; write the mean, "
-                    "or K times the learning rate"
+                    "their sums: with K workers an update is 1/K as large; use the mean, or "
+                    "multiply the learning rate by K"
                 )
     for call in script.every_call:
         if "ignore_index" in by_name(call):
             yield (
                 f"{name}:{script.line(call)} averages over the targets that ignore_index leaves, "
-                "and several workers weigh their means by samples: where samples have different "
-                "numbers of them write with pace.step() as step: and step.weight = float((y != "
-                "index).sum())"
+                "and workers' means are weighted by their numbers of samples: if samples have "
+                "different numbers of targets write with pace.step() as step: and step.weight = "
+                "float((y != index).sum())"
             )
 
 
@@ -121,30 +122,31 @@ def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
         if added_up and everything in script.inside(mean.right):
             yield (
                 f"{name}:{script.line(mean)} divides {added_up[0]}, which each worker adds up over "
-                "its part of the samples, by all of them: with K workers it is 1/K; behind the "
-                f"loop write pace.sum({added_up[0]}), or divide by the samples that were counted"
+                "its share of the samples, by the number of all samples: with K workers the result "
+                f"is 1/K; after the loop write pace.sum({added_up[0]}), or divide by the samples "
+                "that the worker counted"
             )
 
 
 def _notes_of_together(training: Stepping, name: str) -> Iterator[str]:
     """Yield the reasons why workers must step together."""
     line = training.flow.script.line
-    refusal = "is refused where workers do not step together (k-sync, async and their kin)"
+    refusal = "is refused where workers do not step together (k-sync, async and the like)"
     for node in rates_by_hand(training):
         yield (
             f"{name}:{line(node)} sets a learning rate by hand for each step, so the script "
-            f"{refusal}; a LambdaLR that is given to prepare goes everywhere"
+            f"{refusal}; a LambdaLR that is passed to prepare works with all protocols"
         )
     for node in schedules_now_and_then(training):
         yield (
-            f"{name}:{line(node)} steps a scheduler behind some of the steps, so the script "
-            f"{refusal}; stepped behind every one (a LambdaLR whose factor stays 1 elsewhere) it "
-            "goes everywhere"
+            f"{name}:{line(node)} steps a scheduler after some steps only, so the script "
+            f"{refusal}; stepped after every step (a LambdaLR whose factor is 1 at the others) it "
+            "works with all protocols"
         )
     for state in carried_states(training):
         yield (
-            f"{name}:{line(state)} carries {state.value} from turn to turn, each worker its own, "
-            f"so the script {refusal}; under local-sgd:H a turn is gone through H times"
+            f"{name}:{line(state)} carries {state.value} from one iteration to the next, each "
+            f"worker its own, so the script {refusal}; local-sgd:H runs each iteration H times"
         )
 
 
@@ -154,10 +156,10 @@ def _notes_of_numbers(training: Stepping, name: str) -> Iterator[str]:
     if use is not None:
         code = training.flow.script.code(use)
         yield (
-            f"{name}:{training.flow.script.line(use)} computes with {code}, the number of a turn: "
-            "it is pace.turn, so that what goes into an update is what one process learns from in "
-            "that turn, the same in each worker; to share the turns out write for number in "
-            f"pace.updates(n), and number for {code}"
+            f"{name}:{training.flow.script.line(use)} computes with {code}, the number of an "
+            "iteration: it becomes pace.turn, which is the same in all workers, so each of them "
+            "learns from what one process learns from in that iteration; to divide the iterations "
+            f"among workers write for number in pace.updates(n), and number for {code}"
         )
 
 
@@ -166,21 +168,22 @@ def _notes_of_skips(training: Stepping, name: str) -> Iterator[str]:
     skipping = [skips(training.flow, training.loop.node, call) for call, _ in training.steps]
     for node in skipping[0] if all(skipping) else ():
         yield (
-            f"{name}:{training.flow.script.line(node)} goes on to the next turn without a step, "
-            "and pace.updates(n) counts updates: it makes n of them in any case, in more turns; "
-            "where a run is to have fewer, give it so many"
+            f"{name}:{training.flow.script.line(node)} goes on to the next iteration without a "
+            "step, but pace.updates(n) counts updates: it always makes n of them, in more "
+            "iterations; for fewer updates pass a smaller n"
         )
 
 
 def _notes_of_leftovers(training: Stepping, name: str) -> Iterator[str]:
-    """Yield notes on what a turn that is called off leaves in collections."""
+    """Yield notes on what a cancelled iteration leaves in collections."""
     for rest in leftovers(training.flow, training.loop.node):
-        remedy = "the turn clears it first, too"
+        remedy = "this change also clears it at the start of the iteration"
         if not rest.is_visible:
-            remedy = "clear it first in the turn"
+            remedy = "clear it at the start of the iteration"
         yield (
-            f"{name}:{training.flow.script.line(rest.clears)} clears {rest.name} at the end of a "
-            f"turn, and one that is called off (k-sync and its kin) never comes there: {remedy}"
+            f"{name}:{training.flow.script.line(rest.clears)} clears {rest.name} at the end of an "
+            "iteration, which a cancelled iteration (k-sync and the like) never reaches: "
+            f"{remedy}"
         )
 
 
@@ -208,8 +211,8 @@ def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str)
     for loader_name, call in takes.items():
         yield (
             f"{name}:{script.line(call)} takes from {loader_name} by next(), and these lines do "
-            "not prepare it, so every worker goes through all of it; for a part each, behind the "
-            f"first prepare: {loader_name} = pace.prepare({loader_name})"
+            "not prepare it, so every worker uses all of it; to divide it among workers write "
+            f"after the first prepare: {loader_name} = pace.prepare({loader_name})"
         )
 
 
@@ -220,15 +223,15 @@ def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Itera
     counter = count.counter
     for node in count.leaves:
         yield (
-            f"{name}:{script.line(node)} ends the run where one worker, by what it alone sees, "
-            "comes there first: the others end with it; --updates N, too, gives it an end"
+            f"{name}:{script.line(node)} ends the run where one worker, by its own values, gets "
+            "there first: the others end with it; --updates N also ends it"
         )
     if count.leaves:
         return
     for node in (part for part in script.within(loop.body) if isinstance(part, cst.Break)):
         ancestors = list(script.up(node))
         if loop not in ancestors:
-            continue  # it stands in a function defined there
+            continue  # it is in a function defined there
         tests = [
             ancestor.test
             for ancestor in ancestors[: ancestors.index(loop)]
@@ -240,8 +243,8 @@ def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Itera
         )
         if innermost_loop is loop and not is_same_everywhere:
             yield (
-                f"{name}:{script.line(node)} leaves the loop in one worker alone, where the others "
-                "do not see the same; write pace.stop() before it, which ends it in all"
+                f"{name}:{script.line(node)} leaves the loop in one worker only, if the others' "
+                "values differ; write pace.stop() before it, which ends the loop in all"
             )
 
 

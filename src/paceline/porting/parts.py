@@ -73,8 +73,8 @@ class Parts:
             models = self.training.models(optimizer)
             if not models:
                 raise CannotDerive(
-                    f"line {script.line(optimizer)}: whose parameters {code} steps could not be "
-                    "found; make it of model.parameters(), and plain tensors a model by "
+                    f"line {script.line(optimizer)}: the model whose parameters {code} steps was "
+                    "not found; make it of model.parameters(), with plain tensors in a "
                     "torch.nn.ParameterList([...])"
                 )
             all_models |= models
@@ -109,8 +109,8 @@ class Parts:
         The way in is the node of the function that leads to the loop.
         """
         reason = CannotDerive(
-            f"the loop of line {self.script.line(self.loop.node)} trains, and no function that is "
-            "gone through once has names for its model, its optimizer and its loader"
+            f"the loop of line {self.script.line(self.loop.node)} trains, but no function that "
+            "runs only once has names for its model, its optimizer and its loader"
         )
         for scope, use in self._scopes():
             if self.flow.is_repeated(scope):
@@ -119,8 +119,8 @@ class Parts:
             if self._is_called_again(scope):
                 lines = [str(self.script.line(call.node)) for call in self.flow.calls_of(scope)]
                 reason = CannotDerive(
-                    f"lines {', '.join(lines)} all call what trains; a run has one loop: put them "
-                    "into scripts of their own"
+                    f"lines {', '.join(lines)} all call the function that trains, but a run has "
+                    "one training loop: put them into separate scripts"
                 )
                 continue
             try:
@@ -144,8 +144,8 @@ class Parts:
         call, names = self.flow.calls_of(scope)[0].node, ", ".join(self.names)
         over = "epochs" if self.loop.loader is not None else "updates"
         return CannotDerive(
-            f"line {self.script.line(call)} calls what trains again and again, and a run is one "
-            "training; where each call is one of its own (a layer, a fold) write with "
+            f"line {self.script.line(call)} calls the function that trains repeatedly, but a run "
+            "is one training; if each call is a training of its own (a layer, a fold) write with "
             f"pace.trial(): around the loop of line {self.script.line(self.loop.node)}, in it "
             f"first {names} = pace.prepare({names}), then for number in pace.{over}(n)"
         )
@@ -234,13 +234,13 @@ class Parts:
             if script.scope(call) is not scope or script.parents[line] is not block:
                 raise CannotDerive(
                     f"line {script.line(call)} makes the iterator that the loop of line "
-                    f"{script.line(self._line)} takes its batches from; make it right before the "
-                    "loop, or write for batch in loader"
+                    f"{script.line(self._line)} takes its batches from; create it right before "
+                    "the loop, or write for batch in loader"
                 )
             self.before = min(self.before, line, key=script.order.__getitem__)
 
     def loops_around(self, use: cst.CSTNode) -> list[AnyLoop]:
-        """Return the loops of its function that a node stands in, or is, innermost first."""
+        """Return the loops of its function that a node is in, or is, innermost first."""
         return [node for node in (use, *self.script.up(use)) if isinstance(node, AnyLoop)]
 
     def _check_bound(self, name: str, scope: Scope) -> None:
@@ -251,10 +251,10 @@ class Parts:
         order, inside = self.script.order, set(self.script.within(self._line))
         if again := [node for node in assignments if node in inside]:
             raise CannotDerive(
-                f"line {self.script.line(again[0])} makes {name} anew in each turn of the loop of "
-                f"line {self.script.line(self._line)}; a run trains one model on one loader: make "
-                "it once before the loop, or give each turn a run of its own: with pace.trial(): "
-                "around what it makes and trains"
+                f"line {self.script.line(again[0])} creates {name} again in each iteration of the "
+                f"loop of line {self.script.line(self._line)}, but a run trains one model on one "
+                "loader: create it once before the loop, or make each iteration a training of its "
+                "own: with pace.trial(): around what it creates and trains"
             )
         if not any(order[node] < order[self.before] for node in assignments):
             raise CannotDerive

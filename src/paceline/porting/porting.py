@@ -1,7 +1,7 @@
 """What ``launch`` tells the user of a script for another library's workers: a sentence, and a diff.
 
-Such a script would start, but its workers would train through a process group of their own, which
-no protocol of paceline reaches. If there is no diff, the lines to write by hand are shown. The text
+Such a script would start, but its workers would train through their own process group, outside of
+paceline's protocols. If there is no diff, the lines to write by hand are shown. The text
 is read, never run, and nothing is written. This module must not know engines or settings.
 """
 
@@ -67,7 +67,7 @@ def check_script(program: ScriptProgram) -> Reading:
     except SyntaxError as error:
         location = f"{name}:{error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
-        raise ConfigError(f"{location} is no valid Python ({error.msg}){line}") from None
+        raise ConfigError(f"{location} is not valid Python ({error.msg}){line}") from None
     except (OSError, UnicodeDecodeError, ValueError):
         return Reading()  # the interpreter explains it better
     hint = advise(source, name)
@@ -82,9 +82,9 @@ def read(source: Source, name: str) -> Reading:
     if group is None:
         return Reading(has_group=bool(source.imports(*_GROUP_MAKERS)), writes=writes)
     note = (
-        f"{name}:{group.lineno} makes a process group of torch's own, for other launchers: RANK "
-        "and WORLD_SIZE are not set here, so that a branch which looks for them is not taken "
-        "(pace.worker, pace.num_workers and pace.is_main say who is who)"
+        f"{name}:{group.lineno} makes a torch.distributed process group, for other launchers: RANK "
+        "and WORLD_SIZE are not set here, so a branch that checks for them is not taken (use "
+        "pace.worker, pace.num_workers and pace.is_main)"
     )
     return Reading(True, (note,), writes)
 
@@ -109,13 +109,13 @@ def _foreign_workers(source: Source, name: str) -> str:
     """Return the half of a sentence that names a script's foreign workers; empty if it has none."""
     if (foreign := _foreign_run(source)) is not None:
         return (
-            f"{name}:{foreign[0].lineno} is written for {foreign[1]}, whose workers no protocol of "
-            "paceline could reach"
+            f"{name}:{foreign[0].lineno} is written for {foreign[1]}, whose workers paceline's "
+            "protocols cannot reach"
         )
     if (group := next(source.calls(WRAP, INIT), None)) is not None:
         return (
             f"{name}:{group.lineno} uses torch's own process group and never calls "
-            "paceline.connect(), so no protocol could reach it"
+            "paceline.connect(), so paceline's protocols cannot reach it"
         )
     return ""
 
@@ -135,7 +135,7 @@ def by_hand(source: Source, name: str, detail: str) -> str:
     if (run := _foreign_run(source)) is not None:
         return f"{foreign}; {_other_library(source, run[1])}{explanation}"
     if not foreign:
-        reason = detail or "it is written in a way that is not followed"
+        reason = detail or "it is written in a way that is not understood"
         return f"{name}: {reason}" if detail else f"{name}: {reason}; {_PLAIN}"
     from .parts import names_of
 
@@ -152,7 +152,7 @@ def _other_library(source: Source, library: str) -> str:
             "under paceline it needs a strategy:\n\n"
             "    from paceline.lightning import PacelineStrategy\n"
             "    trainer = Trainer(strategy=PacelineStrategy(), ...)\n\n"
-            "then start it as now, by python, with Trainer(devices=2), or by paceline launch"
+            "then start it as before, with python and Trainer(devices=2), or with paceline launch"
         )
     prepared = next((call for call in source.calls("prepare") if call.args), None)
     names = "model, optimizer, loader"
@@ -172,7 +172,7 @@ def _other_library(source: Source, library: str) -> str:
         f"    {names} = pace.prepare({names}){line}\n"
         f"{_STEP_LINES}\n\n"
         f"pace.is_main, pace.print, pace.device, pace.once(){backward} and pace.evaluate(fn, "
-        f"loader) take the place of its own; {subclass}or start it by its own launcher"
+        f"loader) replace the library's own; {subclass}or start it with the library's launcher"
     )
 
 
@@ -188,7 +188,7 @@ def _lines_by_hand(source: Source, parts: list[str] | None) -> str:
     ]
     lines = [f"    {text}{f'  # {note}' if note else ''}" for text, note in rows]
     if next(source.calls("DataLoader"), None) is None:
-        lines.append("    # loader: a DataLoader over a map-style data set; none was found here")
+        lines.append("    # loader: a DataLoader over a map-style dataset; none was found here")
     return "\n".join([*lines, _STEP_LINES])
 
 
@@ -219,7 +219,7 @@ def find(program: ScriptProgram) -> Path | None:
 def left_over(source: Source) -> str:
     """Return a sentence on lines that still use the process group, which no longer exists."""
     if next(source.calls(INIT), None) is not None:
-        return ""  # those lines stand in a branch that is not taken
+        return ""  # those lines are in a branch that is not taken
     calls = [
         node
         for node in ast.walk(source.tree)
@@ -230,6 +230,6 @@ def left_over(source: Source) -> str:
         return ""
     lines = "".join(f"\n    {number}: {source.lines[number - 1].strip()}" for number in numbers)
     return (
-        "These lines then speak to a process group that is not there (paceline launch starts the "
+        "These lines then use a process group that does not exist (paceline launch starts the "
         f"workers; pace.sum adds over them):{lines}"
     )

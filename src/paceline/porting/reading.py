@@ -1,6 +1,6 @@
 """Reads what a script does from its text, before every run; the script is never run here.
 
-    Source            what its names mean, its calls, the function that a node stands in
+    Source            what its names mean, its calls, the function that a node is in
     note_of_writes    torch.save(...), open(..., "w"), mkdir, download=True, without an
                       if pace.is_main: around them: what all workers would write to the same files
                       at the same time
@@ -92,7 +92,7 @@ class Source:
         return self._parents.get(node, self.tree)
 
     def scope(self, node: ast.AST) -> Scope:
-        """Return the function or the module in which ``node`` stands."""
+        """Return the function or the module that ``node`` is in."""
         while True:
             node = self.parent(node)
             if isinstance(node, Scope):
@@ -131,8 +131,8 @@ def note_of_writes(source: Source, name: str) -> str:
     start = ", ".join(listed[:-1])
     return (
         f"{start}{' and ' if start else ''}{listed[-1]} {'run' if start else 'runs'} in every "
-        "worker, on the same files: write it under if pace.is_main:, or under with pace.once(): "
-        "where the others go on only after it"
+        "worker, on the same files: put it under if pace.is_main:, or under with pace.once(): if "
+        "the others must wait for it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Refuses scripts that no added lines can port: names the line, and what to write instead.
+"""Refuses scripts that cannot be ported: names the line, and what to write instead.
 
 A script is checked before anything is rewritten, so that it is refused before its first step and
 not during it. This module must not know how a script is rewritten.
@@ -28,7 +28,7 @@ _NUMBERED_DEVICE = re.compile(r"""['"](cuda|xpu|mps):?(\d*)['"]""")
 
 
 def refuse_anywhere(script: SourceTree) -> None:
-    """Refuse what cannot be ported wherever it stands.
+    """Refuse what cannot be ported, wherever in the script it is.
 
     Raises:
         CannotDerive: the script has it.
@@ -46,18 +46,18 @@ def refuse_anywhere(script: SourceTree) -> None:
             )
         if _SPREADS_MODEL.search(name) and not name.startswith("multiprocessing."):
             raise CannotDerive(
-                f"line {line}: {short_name} spreads one model over several devices, and here each "
-                "worker has a whole one; leave it out, or start the script by its own launcher"
+                f"line {line}: {short_name} spreads one model over several devices, but here each "
+                "worker has a whole model; leave it out, or start the script with its own launcher"
             )
         if keywords.get("device_map", "None") not in ("None", '"cpu"', "'cpu'"):
             raise CannotDerive(
-                f"line {line}: device_map spreads one model over several devices, and here each "
-                "worker has a whole one; leave it out"
+                f"line {line}: device_map spreads one model over several devices, but here each "
+                "worker has a whole model; leave it out"
             )
         if re.search(r"(^|\.)(multiprocessing|mp)\.Process$", name):
             raise CannotDerive(
-                f"line {line} starts workers of its own, which no protocol could reach; call its "
-                "target once, and paceline launch --workers N starts them"
+                f"line {line} starts its own workers, which paceline's protocols cannot reach; "
+                "call the target once, and paceline launch --workers N starts the workers"
             )
     _refuse_several_devices(script)
 
@@ -75,13 +75,13 @@ def _refuse_several_devices(script: SourceTree) -> None:
     if len(places) > 1:
         lines = " and ".join(str(script.line(call)) for call in places.values())
         raise CannotDerive(
-            f"lines {lines} put parts of a model on several devices, and here each worker has a "
-            "whole model on pace.device; put it there as a whole"
+            f"lines {lines} put parts of a model on several devices, but here each worker has a "
+            "whole model on pace.device; move the whole model there"
         )
 
 
 def refuse_loop(training: Stepping) -> None:
-    """Refuse what cannot be ported in the loop that trains, or in what it goes over.
+    """Refuse what cannot be ported in the training loop, or in what it iterates over.
 
     Raises:
         CannotDerive: the loop has it.
@@ -99,7 +99,7 @@ def refuse_loop(training: Stepping) -> None:
 
 
 def _refuse_repeated_loop(flow: Flow, loop: Loop) -> None:
-    """Raise CannotDerive if a loop that counts its turns runs more than once."""
+    """Raise CannotDerive if a loop that counts its iterations runs more than once."""
     script, repeated = flow.script, list[cst.CSTNode]()
     node: cst.CSTNode = loop.node
     for _ in range(_MOST_CALLS):
@@ -115,15 +115,15 @@ def _refuse_repeated_loop(flow: Flow, loop: Loop) -> None:
         return
     lines = ", ".join(dict.fromkeys(str(script.line(node)) for node in repeated))
     raise CannotDerive(
-        f"the loop of line {script.line(loop.node)} counts its turns, and is gone through more "
-        f"than once (line {lines}); pace.updates(n) counts updates from the beginning of the run, "
-        "so that a second time would give nothing: write for epoch in pace.epochs(k) around it, "
-        "and go over a DataLoader, or over numbers = pace.prepare(model, optimizer, range(n))[-1]"
+        f"the loop of line {script.line(loop.node)} counts its iterations, and runs more than once "
+        f"(line {lines}); pace.updates(n) counts updates from the beginning of the run, so the "
+        "second time would make none: write for epoch in pace.epochs(k) around it, and iterate "
+        "over a DataLoader, or over numbers = pace.prepare(model, optimizer, range(n))[-1]"
     )
 
 
 def _are_alternatives(script: SourceTree, first: cst.CSTNode, second: cst.CSTNode) -> bool:
-    """Whether two nodes stand in different branches of an ``if``."""
+    """Whether two nodes are in different branches of an ``if``."""
     ancestors = [*script.up(second)]
     for ancestor in script.up(first):
         if isinstance(ancestor, cst.If) and ancestor in ancestors:
@@ -133,13 +133,13 @@ def _are_alternatives(script: SourceTree, first: cst.CSTNode, second: cst.CSTNod
 
 
 def _refuse_carried(training: Stepping) -> None:
-    """Raise CannotDerive if a turn needs what the turn before has made."""
+    """Raise CannotDerive if an iteration needs what the one before has made."""
     for state in carried(training):
         line = training.flow.script.line
         raise CannotDerive(
-            f"line {line(state)} carries {state.value} from one turn of the loop of line "
-            f"{line(training.loop.node)} to the next, which another worker has; make samples of "
-            "what goes on side by side (the columns of a text) and a DataLoader of those, with "
+            f"line {line(state)} carries {state.value} from one iteration of the loop of line "
+            f"{line(training.loop.node)} to the next, which another worker runs; make samples of "
+            "the parallel sequences (the columns of a text) and a DataLoader of these, with "
             "prepare(..., sticky=True)"
         )
 
@@ -154,10 +154,9 @@ def _refuse_own_order(flow: Flow, loop: Loop) -> None:
         names = {name for value, name in script.assigned if value is call}
         if call in inside or any(use in inside for name in names for use in script.uses(name)):
             raise CannotDerive(
-                f"line {script.line(call)} makes a generator without a seed, so that each worker "
-                f"would go through an order of its own in the loop of line "
-                f"{script.line(loop.node)}; give it one, or draw from torch, random or "
-                "numpy.random themselves"
+                f"line {script.line(call)} creates a generator without a seed, so each worker "
+                f"would have its own order in the loop of line {script.line(loop.node)}; seed it, "
+                "or draw from the global generators of torch, random or numpy.random"
             )
 
 
@@ -177,9 +176,10 @@ def _refuse_draws(flow: Flow, loop: Loop) -> None:
                 name = script.meaning(origin.func) if isinstance(origin, cst.Call) else ""
                 if _GENERATORS.search(name):
                     raise CannotDerive(
-                        f"line {script.line(origin)} makes a generator of its own, which nobody "
-                        "seeds anew for each draw, so that all workers would draw the same (line "
-                        f"{script.line(node)}); draw from torch, random or numpy.random themselves"
+                        f"line {script.line(origin)} creates a generator that is not seeded again "
+                        "for each draw, so all workers would draw the same numbers (line "
+                        f"{script.line(node)}); draw from the global generators of torch, random "
+                        "or numpy.random"
                     )
 
 
@@ -194,8 +194,9 @@ def _refuse_counted_place(
         ):
             raise CannotDerive(
                 f"line {script.line(node)} takes its batch by {name}, which each worker would "
-                f"count for itself (line {script.line(grown)}), so that all would learn the same; "
-                "make a DataLoader of it, or take it by number: for number in pace.updates(n)"
+                f"count for itself (line {script.line(grown)}), so all would train on the same "
+                "batches; make a DataLoader, or take a batch by number: for number in "
+                "pace.updates(n)"
             )
 
 
@@ -226,11 +227,11 @@ def _refuse_next(script: SourceTree, call: cst.Call, loop_line: int) -> None:
     ):
         raise CannotDerive(
             f"line {script.line(call)} takes batches from itertools.cycle, which keeps those of "
-            "its first pass and gives the same again, in each worker those that it was given; "
-            "write for batch in pace.updates(n, loader), which begins a new pass each time"
+            "its first pass and repeats them, so each worker would repeat its own; write for batch "
+            "in pace.updates(n, loader), which begins a new pass each time"
         )
     raise CannotDerive(
         f"line {script.line(call)} takes batches from an iterator that each worker would have for "
         f"itself; write the loop of line {loop_line} over the loader: for batch in loader inside "
-        "of for epoch in range(n), or with paceline for batch in pace.updates(n, loader)"
+        "for epoch in range(n), or with paceline for batch in pace.updates(n, loader)"
     )

@@ -50,7 +50,7 @@ def port(text: str) -> str:
     """
     script = SourceTree(text)
     if uses := script.uses("pace"):
-        raise CannotDerive(f"line {script.line(uses[0])} has a use of its own for the name pace")
+        raise CannotDerive(f"line {script.line(uses[0])} already uses the name pace")
     refuse_anywhere(script)
     parts = Parts(script)
     refuse_loop(parts.training)
@@ -365,7 +365,7 @@ def _draw_first(flow: Flow, loop: AnyLoop, edits: TreeEdits) -> None:
 def _is_of_turns(
     flow: Flow, loop: AnyLoop, first: cst.CSTNode, block: cst.IndentedBlock, names: Sequence[str]
 ) -> bool:
-    """Whether every turn makes these names anew in ``block``, and nothing else uses them."""
+    """Whether every turn assigns these names again in ``block``, and nothing else uses them."""
     script = flow.script
     between = takewhile(lambda node: node is not loop, script.up(block))
     if not all(isinstance(node, cst.For | cst.IndentedBlock) for node in between):

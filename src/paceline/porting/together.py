@@ -6,7 +6,7 @@
                                                         turn's number chooses what is learnt
 
 Under full-sync and local-sgd each worker passes each of these as one process does; if a free worker
-takes whatever comes next (k-sync, async and their kin), it does not. ``together=True`` tells
+takes whatever comes next (k-sync, async and the like), it does not. ``together=True`` tells
 `prepare`, which then refuses such protocols before the first step. This module must not know how a
 tree is edited.
 """

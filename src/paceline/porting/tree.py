@@ -182,7 +182,7 @@ class SourceTree:
                 return
 
     def scope(self, node: cst.CSTNode) -> Scope:
-        """Return the function or the module in which ``node`` stands."""
+        """Return the function or the module that ``node`` is in."""
         *_, scope = self.up(node)
         assert isinstance(scope, Scope)
         return scope
@@ -255,7 +255,7 @@ class TreeEdits(cst.CSTTransformer):
         self._gone.update(statement for statement in statements if isinstance(statement, cst.Expr))
 
     def insert(self, line: cst.CSTNode, text: str, *, is_before: bool = False) -> None:
-        """Insert a line behind a line of a block, or before it, where several keep their order."""
+        """Insert a line after a line of a block, or before it, where several keep their order."""
         if is_before:
             self._before.setdefault(line, []).append(text)
         else:

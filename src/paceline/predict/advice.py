@@ -193,8 +193,8 @@ def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
         "init": question.init, "nonfinite": "skip", "run_dir": str(folder),
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = of_flags(given, is_call=True)
     try:
+        settings = of_flags(given, is_call=True)
         summary = launch_run(TaskProgram(task=question.task), settings, QuietObserver())
     finally:
         with suppress(OSError):  # a run that wrote something stays

@@ -93,7 +93,8 @@ class Neighbours:
             process.kill()
             process.wait()
             assert process.stdin is not None
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # what it had not read is flushed once more
+                process.stdin.close()
 
     def are_there(self) -> bool:
         """Whether all have made the model; waits until that is known, at most ``_START_S``."""

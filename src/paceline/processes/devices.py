@@ -62,9 +62,9 @@ def without_process(gpus: Iterable[Gpu], listed: set[str], held: set[str]) -> li
             Busy(
                 device=f"nvidia{gpu.index}", used_bytes=gpu.used_bytes,
                 utilization=gpu.utilization,
-                reason=f"{usage}, and no process here has it: another container's or another "
-                f"user's, or a kernel that was left behind; `sudo fuser -v /dev/nvidia{gpu.minor}` "
-                f"on the host says, `sudo nvidia-smi --gpu-reset -i {gpu.index}` ends it",
+                reason=f"{usage}, but no process here uses it: another container or another user "
+                f"does, or a kernel was left behind; `sudo fuser -v /dev/nvidia{gpu.minor}` on the "
+                f"host shows it, `sudo nvidia-smi --gpu-reset -i {gpu.index}` ends it",
             )
         )  # fmt: skip
     return busy

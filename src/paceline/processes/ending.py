@@ -126,7 +126,7 @@ def _why_not_ended(handle: _Handle, was_alive: bool, refused: dict[ProcessKey, s
     if not was_alive:
         return "it had ended before"
     if not handle.is_over():
-        waiting = "it waits in the kernel, and ends when that lets it go"
+        waiting = "it waits in the kernel, and ends when that wait is over"
         return refused.get(handle.process.key, waiting)
     return ""
 
@@ -135,7 +135,7 @@ def _try_signal(handle: _Handle, number: signal.Signals, refused: dict[ProcessKe
     try:
         handle.send(number)
     except PermissionError:
-        refused[handle.process.key] = "the system does not allow it to be ended"
+        refused[handle.process.key] = "the system does not allow ending it"
 
 
 def _wait(handles: Iterable[_Handle], most_s: float) -> list[_Handle]:

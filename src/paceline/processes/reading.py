@@ -85,7 +85,9 @@ class _Files:
 def _look(root: Path) -> ProcessSnapshot:
     proc = root / "proc"
     if sys.platform != "linux" or not (proc / "self").exists():
-        raise ConfigError(f"processes are read from {proc}, which is not here; use ps and kill")
+        raise ConfigError(
+            f"processes are read from {proc}, which does not exist here; use ps and kill"
+        )
     own = int(os.readlink(proc / "self"))
     namespace = _link(proc / str(own) / "ns" / "pid")
     owner = _owner(proc / str(own))

@@ -139,14 +139,14 @@ def render_listed(listed: Listing) -> list[str]:
                 lines.append(f"    ghost: {judged.reason}")
             elif judged.condition is Condition.DETACHED:
                 lines.append(
-                    "    its parent has ended, and it may be a daemon that means it; "
+                    "    its parent has ended, but it may be a daemon on purpose; "
                     f"`paceline clean {judged.process.pid}` ends it"
                 )
     else:
         lines.append("no training process of yours")
     lines += [f"{device.device}: {device.reason}" for device in listed.busy]
     if listed.unread:
-        lines.append(f"{listed.unread} processes of yours may not be read, and are not judged")
+        lines.append(f"{listed.unread} of your processes cannot be read, and are not judged")
     if listed.num_ghosts:
         held = sum(_own_bytes(judged) for judged in listed.judged if judged.reason)
         lines.append(
@@ -236,5 +236,5 @@ def render_cleaned(cleaned: Cleaned) -> list[str]:
     if not targets and not cleaned.ends.refused:
         lines.append("no ghosts: nothing to end")
     if not cleaned.has_acted and (targets or cleaned.leftovers):
-        lines.append("nothing was touched; --yes does it")
+        lines.append("nothing was ended or removed; --yes does it")
     return lines

@@ -4,6 +4,7 @@
     absent       a parameter whose values are on another worker
     own_gradients  gradients that stay where torch makes them, and whether they were changed
     lent         gradient memory lent to the script as .grad, and whether it still holds it
+    edits        changes of gradients between backward and push
     held         whether the model still uses that memory, unchanged by others
     held_state   the same for the state of its optimizers
     set_aside    gradients of several optimizers that are not pushed together

@@ -2,19 +2,19 @@
 
     +--------------------------------------+
     | title                                |
-    | what is the same for all curves      |
+    | subtitle                             |
     | --- one curve   - o - another        |   the legend
-    | what goes up (unit)                  |
+    | label (unit)                         |
     |   0.9 |\\___o                         |   thick: the curve; thin: its repeats; dots: its
     |   0.1 |____\\__o______                |   measured points
     |       0        20       40           |
-    |          what goes right (unit)      |
+    |          x_label (unit)              |
     +--------------------------------------+
 
-A curve has the same look in every diagram. Colours differ in how dark they are and lines in their
-dashes, so a grey print can be read. `draw_chart` makes the whole; its parts (`Panel`, `frame`,
-`line`, ...) make pictures of another form, too. Above 300 lines because a picture and its parts are
-read together. This module must not know runs.
+A curve looks the same in every diagram. Colours differ in brightness and lines in their dashes, so
+a grey print can be read. `draw_chart` draws a whole picture; its parts (`Panel`, `frame`, ...)
+serve other pictures, too. Above 300 lines because a picture and its parts are read together. This
+module must not know runs.
 """
 
 import math
@@ -28,29 +28,29 @@ WIDTH = 720
 LEFT, RIGHT = 72, 24
 INK, FAINT, GRID = "#222222", "#555555", "#dddddd"
 COLOURS = ("#141414", "#c0392b", "#e08a00", "#5c1a8b", "#1f8a70", "#7fb2e5")
-"""Any two differ by about a tenth of the grey scale when they are printed without colour."""
+"""Any two differ by about a tenth of the grey scale in a print without colour."""
 DASHES = ("", "9 4", "3 3", "12 3 3 3", "16 5", "1 4", "8 3 2 3 2 3")
-"""Of another length than the colours, so that more curves than colours still differ."""
+"""Not as many as colours, so that more curves than colours still differ."""
 
 _LEGEND_TOP, _LEGEND_LINE = 66, 20
 _GAP, _AXIS, _BELOW = 52, 30, 56
 """Pixels: between two diagrams, for an axis between them, below the last."""
 _THICK, _THIN = 'stroke-width="2.5"', 'stroke-width="1" stroke-opacity="0.45"'
 _LEAST = 1e-300
-"""Narrower than that is no range, and earlier no time."""
+"""Smaller ranges and times count as 0."""
 _NARROW = 1e-9
-"""Of the larger end: a range below that is one value."""
+"""Ranges narrower than this share of the larger end are drawn as one value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line; ``t`` of its points is whatever goes right. Curves of one name look alike."""
+    """One line; ``t`` of its points is the x value. Curves with the same name look alike."""
 
     name: str
     points: tuple[Point, ...] = ()
     dots: tuple[Point, ...] = ()
     others: tuple[tuple[Point, ...], ...] = ()
-    """The same with other seeds: thin."""
+    """The curve with other seeds, drawn thin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,11 @@ class Diagram:
     """One pair of axes.
 
     Args:
-        label: what goes up, with its unit.
-        x_label: what goes right, with its unit; empty: it shares the axis of the next diagram.
-        is_log2: points lie at the logarithm, to base 2, of what goes right.
-        log10_from: points lie at its logarithm, to base 10, less this.
-        mark: a value to draw a thin level line at, and its words.
+        label: the y axis, with its unit.
+        x_label: the x axis, with its unit; empty: the axis of the next diagram is shared.
+        is_log2: x values of points are logarithms to base 2.
+        log10_from: x values of points are logarithms to base 10, less this.
+        mark: the value of a thin horizontal line, and its label.
     """
 
     label: str
@@ -71,7 +71,7 @@ class Diagram:
     height: float = 300.0
     from_zero: bool = False
     stop: float | None = None
-    """Where the axis ends; None: with the last point."""
+    """The end of the x axis; None: the last point."""
     is_log2: bool = False
     log10_from: int | None = None
     mark: tuple[float, str] | None = None
@@ -79,7 +79,7 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One diagram: where it lies and what it spans."""
+    """The place of a diagram and the range of its axes."""
 
     top: float
     low: float
@@ -100,54 +100,58 @@ class Panel:
 
 
 def draw_chart(title: str, subtitle: str, diagrams: Sequence[Diagram]) -> str:
-    """The text of an SVG file."""
-    names = list(dict.fromkeys(one.name for part in diagrams for one in part.curves))
-    stop = last_t(point for part in diagrams for point in _points(part))
+    """Return diagrams below each other, with one legend, as the text of an SVG file."""
+    names = list(dict.fromkeys(curve.name for diagram in diagrams for curve in diagram.curves))
+    stop = last_t(point for diagram in diagrams for point in _points(diagram))
     top = _LEGEND_TOP + _LEGEND_LINE * -(-len(names) // 2) + 30.0
     panels, all_ticks = [], []
-    for part in diagrams:
-        own = (part.stop or last_t(_points(part))) if part.x_label else stop
-        ticks = _ticks(part, own)
+    for diagram in diagrams:
+        own_stop = (diagram.stop or last_t(_points(diagram))) if diagram.x_label else stop
+        ticks = _ticks(diagram, own_stop)
         all_ticks.append(ticks)
-        panels.append(Panel(top=top, low=ticks[0], high=ticks[-1], stop=own, height=part.height))
-        top = panels[-1].bottom + _GAP + (_AXIS if part.x_label else 0)
+        panels.append(
+            Panel(top=top, low=ticks[0], high=ticks[-1], stop=own_stop, height=diagram.height)
+        )
+        top = panels[-1].bottom + _GAP + (_AXIS if diagram.x_label else 0)
     parts = head(title, panels[-1].bottom + _BELOW)
     parts.append(text(LEFT, 44, subtitle))
-    dotted = {one.name for part in diagrams for one in part.curves if one.dots}
+    dotted = {curve.name for diagram in diagrams for curve in diagram.curves if curve.dots}
     parts += _legend(names, dotted)
-    for part, panel, ticks in zip(diagrams, panels, all_ticks, strict=True):
-        parts += frame(panel, part.label, ticks)
-        parts += _mark(part, panel)
-        for curve in part.curves:
+    for diagram, panel, ticks in zip(diagrams, panels, all_ticks, strict=True):
+        parts += frame(panel, diagram.label, ticks)
+        parts += _mark(diagram, panel)
+        for curve in diagram.curves:
             parts += _curve(curve, panel, *style(names.index(curve.name)))
-        if part.x_label:
-            parts += x_axis(panel, part.x_label, _powers(part))
+        if diagram.x_label:
+            parts += x_axis(panel, diagram.x_label, _powers(diagram))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def style(number: int) -> tuple[str, str]:
-    """Colour and dashes of the curve with this number."""
+    """Return colour and dashes of the curve with this number."""
     return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
 
 
-def _points(part: Diagram) -> list[Point]:
-    curves = part.curves
-    lists = [one for curve in curves for one in (curve.points, curve.dots, *curve.others)]
+def _points(diagram: Diagram) -> list[Point]:
+    curves = diagram.curves
+    lists = [points for curve in curves for points in (curve.points, curve.dots, *curve.others)]
     return [point for points in lists for point in points]
 
 
-def _ticks(part: Diagram, stop: float) -> tuple[float, ...]:
-    """The values of its axis that goes up; the first and the last are its ends."""
-    points = [point for point in _points(part) if point.t <= stop and abs(point.value) <= LARGEST]
+def _ticks(diagram: Diagram, stop: float) -> tuple[float, ...]:
+    """Return the ticks of the y axis; the first and the last are its ends."""
+    points = [
+        point for point in _points(diagram) if point.t <= stop and abs(point.value) <= LARGEST
+    ]
     values = [point.value for point in points] or [0.0, 1.0]
-    if part.mark is not None:
-        values.append(part.mark[0])
+    if diagram.mark is not None:
+        values.append(diagram.mark[0])
     low, high = min(values), max(values)
-    return nice_ticks(0.0 if part.from_zero and low >= 0.0 else low, high, 5)
+    return nice_ticks(0.0 if diagram.from_zero and low >= 0.0 else low, high, 5)
 
 
 def _legend(names: Sequence[str], dotted: set[str]) -> list[str]:
-    """Two columns: a piece of the line, and its name."""
+    """Return the legend in two columns: a piece of each line, and its name."""
     parts = []
     for number, name in enumerate(names):
         x = LEFT + (number % 2) * (WIDTH - LEFT - RIGHT) / 2
@@ -164,27 +168,27 @@ def _legend(names: Sequence[str], dotted: set[str]) -> list[str]:
     return parts
 
 
-def _powers(part: Diagram) -> Callable[[int], str] | None:
-    """What stands at each whole place of a logarithmic axis; None: it is none."""
-    if part.is_log2:
+def _powers(diagram: Diagram) -> Callable[[int], str] | None:
+    """Return the labels of whole ticks of a logarithmic axis; None: the axis is linear."""
+    if diagram.is_log2:
         return lambda tick: f"{2**tick:,}"
-    start = part.log10_from
+    start = diagram.log10_from
     return None if start is None else lambda tick: f"{10.0 ** (tick + start):g}"
 
 
-def _mark(part: Diagram, panel: Panel) -> list[str]:
-    if part.mark is None:
+def _mark(diagram: Diagram, panel: Panel) -> list[str]:
+    if diagram.mark is None:
         return []
-    value, words = part.mark
+    value, words = diagram.mark
     y = panel.y(value)
-    # Below it and at the end, where a curve that has reached it has stopped.
+    # Below the line at the right end: curves that reached the mark have stopped there.
     label = text(WIDTH - RIGHT - 4, y + 16, words, anchor="end")
     return [rule(LEFT, y, WIDTH - RIGHT, y, FAINT), label]
 
 
 def _curve(curve: Curve, panel: Panel, colour: str, dash: str) -> list[str]:
     parts = []
-    for points, look in [*((one, _THIN) for one in curve.others), (curve.points, _THICK)]:
+    for points, look in [*((repeat, _THIN) for repeat in curve.others), (curve.points, _THICK)]:
         if inside := _until(points, panel.stop):
             parts += line(panel, inside, colour, dash, look)
     dots = [dot for dot in curve.dots if dot.t <= panel.stop]
@@ -192,7 +196,7 @@ def _curve(curve: Curve, panel: Panel, colour: str, dash: str) -> list[str]:
 
 
 def _until(points: Sequence[Point], stop: float) -> list[Point]:
-    """A curve up to where the axis ends, to the pixel."""
+    """Cut a curve at the end of the axis, with an interpolated last point."""
     inside = [point for point in points if point.t <= stop]
     if inside and len(inside) < len(points):
         before, after = inside[-1], points[len(inside)]
@@ -209,13 +213,13 @@ def _dot(x: float, y: float, colour: str) -> str:
 
 
 def last_t(points: Iterable[Point]) -> float:
-    """Where an axis of time ends: with the last point, or at 1 where nothing lies behind 0."""
+    """Return the end of a time axis: the last point, or 1 if no point is after 0."""
     last = max((point.t for point in points), default=0.0)
     return last if last > _LEAST else 1.0
 
 
 def head(title: str, height: float) -> list[str]:
-    """The first lines of a picture: its size, a white ground, its title."""
+    """Return the start of an SVG file: size, white background and title."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
         f'width="{WIDTH}" height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" '
@@ -229,8 +233,8 @@ def head(title: str, height: float) -> list[str]:
 def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
     """Round values that span ``[low, high]`` in about ``num_steps`` steps of 1, 2 or 5 times 10^n.
 
-    A range that is empty, or too narrow for floats to have steps in it, is drawn wider. Both are
-    to be at most ``LARGEST``.
+    A range that is empty, or too narrow for steps between floats, is widened. The absolute values
+    of both must be at most ``LARGEST``.
     """
     largest = max(abs(low), abs(high))
     if high - low <= max(_NARROW * largest, _LEAST):
@@ -245,10 +249,10 @@ def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
 
 
 def frame(panel: Panel, label: str, ticks: Sequence[float], *, is_log10: bool = False) -> list[str]:
-    """The label, the horizontal grid with its values, and the axis.
+    """Return the label, the horizontal grid with its values, and the y axis.
 
     Args:
-        is_log10: what lies at a tick is called 10 to the tick.
+        is_log10: whether ticks are labelled with 10 to their power.
     """
     parts = [text(LEFT, panel.top - 12, label, weight="bold")]
     for tick in ticks:
@@ -261,10 +265,10 @@ def frame(panel: Panel, label: str, ticks: Sequence[float], *, is_log10: bool = 
 
 
 def x_axis(panel: Panel, label: str, power: Callable[[int], str] | None = None) -> list[str]:
-    """The axis below a panel, with its values and its name.
+    """Return the x axis below a panel, with its values and its label.
 
     Args:
-        power: of a logarithmic axis: what stands at each whole place.
+        power: for a logarithmic axis: the label of each whole tick.
     """
     bottom = panel.bottom
     parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
@@ -283,7 +287,7 @@ def x_axis(panel: Panel, label: str, power: Callable[[int], str] | None = None) 
 def line(
     panel: Panel, points: Sequence[Point], colour: str, dash: str, look: str = 'stroke-width="2"'
 ) -> list[str]:
-    """A curve; ``look`` is the other attributes of its stroke."""
+    """Return a curve; ``look`` holds further attributes of its stroke."""
     drawn = " ".join(f"{panel.x(p.t):.1f},{panel.y(p.value):.1f}" for p in points)
     if not drawn:
         middle = (LEFT + WIDTH - RIGHT) / 2
@@ -296,7 +300,7 @@ def line(
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "") -> str:
-    """A thin straight line."""
+    """Return a thin straight line."""
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
@@ -307,7 +311,7 @@ def rule(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = ""
 def text(
     x: float, y: float, text: str, *, anchor: str = "start", size: int = 13, weight: str = "normal"
 ) -> str:
-    """Words at a place."""
+    """Return text at a position."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
         f'font-weight="{weight}">{escape(text)}</text>'

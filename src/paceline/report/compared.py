@@ -1,10 +1,10 @@
-"""Several protocols under the same conditions, run by run, as numbers that can be compared.
+"""Figures that compare several protocols under the same conditions, run by run.
 
     summaries -> Outcome (a run) -> Contender (a protocol, over its seeds) -> Comparison
 
-Times are seconds of training: an evaluation costs none, so a live run and one in virtual time
-mean the same by them. A figure is the median over the seeds, with the least and the most beside
-it. This module must not know terminals, pictures or how a run was made.
+Times are seconds of training, without evaluations, so live runs and runs in virtual time can be
+compared. A figure is the median over the seeds, with its minimum and maximum. This module must not
+know terminals, pictures or how a run was made.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from .summary import Summary
 from .text import Point
 
 FEWEST_EVALUATIONS = 3
-"""Fewer points than these are no curve: the training loss is shown beside them."""
+"""With fewer evaluations in a run there is no curve of errors: training loss is shown too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RunOutcome:
     mean_staleness_versions: float
     dropped_samples: int
     unused_pushes: int
-    """Discarded by the protocol, or late."""
+    """Pushes that the protocol discarded, or that came late."""
     abandoned_steps: int
     trained_s: float
     ended: str
@@ -57,7 +57,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A figure over the seeds; None where it was not measured, or the target not reached."""
+    """Median, minimum and maximum over the seeds; None: not measured, or target not reached."""
 
     median: float | None
     least: float | None
@@ -69,20 +69,20 @@ FIGURES = (
     "time_per_update_s", "mean_staleness_versions", "dropped_samples", "unused_pushes",
     "abandoned_steps", "trained_s",
 )  # fmt: skip
-"""What is compared: the numbers of an outcome."""
+"""The fields of `RunOutcome` that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedProtocol:
-    """One protocol, over its seeds."""
+    """One protocol and its runs, one per seed."""
 
     protocol: str
     outcomes: tuple[RunOutcome, ...]
     failures: tuple[str, ...] = ()
-    """Why runs under it ended without a result."""
+    """Why runs ended without a result."""
 
     def figure(self, name: str) -> Spread:
-        """A number of its outcomes; a target that was not reached lies behind all others."""
+        """Return the spread of a field over the runs; a target not reached counts as infinite."""
         missing = math.inf if name == "target_s" else math.nan
         values = [
             missing if (v := getattr(outcome, name)) is None else v for outcome in self.outcomes
@@ -90,58 +90,60 @@ class ComparedProtocol:
         values = [value for value in values if not math.isnan(value)]
         if not values:
             return Spread(median=None, least=None, most=None)
-        found = (statistics.median(values), min(values), max(values))
-        median, least, most = (value if math.isfinite(value) else None for value in found)
+        spread = (statistics.median(values), min(values), max(values))
+        median, least, most = (value if math.isfinite(value) else None for value in spread)
         return Spread(median=median, least=least, most=most)
 
     @property
     def typical(self) -> RunOutcome | None:
-        """The run in the middle: by its time to the target, then by its last error."""
+        """The median run, by time to the target, then by last error; None without runs."""
         ranked = sorted(self.outcomes, key=_rank)
         return ranked[(len(ranked) - 1) // 2] if ranked else None
 
 
-def _rank(one: RunOutcome) -> tuple[float, float]:
-    error = one.test_error if one.test_error is not None else one.test_loss
+def _rank(outcome: RunOutcome) -> tuple[float, float]:
+    error = outcome.test_error if outcome.test_error is not None else outcome.test_loss
     return (
-        math.inf if one.target_s is None else one.target_s,
+        math.inf if outcome.target_s is None else outcome.target_s,
         math.inf if error is None else error,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All of them."""
+    """All protocols, and the conditions that they were run under."""
 
     task: str
     workers: int
     conditions: str
-    """Stragglers and batch in words: ``slow 0=4x, 32 samples a mini-batch``."""
+    """Stragglers and batch as text: ``slow 0=4x, 32 samples a mini-batch``."""
     is_simulated: bool
     target_accuracy: float | None
     repeats: int
     contenders: tuple[ComparedProtocol, ...]
     folder: str
     interrupted_in: str = ""
-    """The run that Ctrl-C ended; empty where none was."""
+    """The run that Ctrl-C ended; empty: none."""
 
     @property
     def measure(self) -> str:
-        """What the error of a run is: test error, or test loss where there is no accuracy."""
+        """What is plotted: test error, or test loss where there is no accuracy."""
         is_wrong = any(
-            o.test_error is not None for contender in self.contenders for o in contender.outcomes
+            outcome.test_error is not None
+            for contender in self.contenders
+            for outcome in contender.outcomes
         )
         return "test error" if is_wrong else "test loss"
 
     @property
     def has_curves(self) -> bool:
-        """Whether every run was evaluated often enough that its errors are a curve."""
+        """Whether every run has enough evaluations for a curve of errors."""
         outcomes = [outcome for contender in self.contenders for outcome in contender.outcomes]
-        return all(len(one.errors) >= FEWEST_EVALUATIONS for one in outcomes)
+        return all(len(outcome.errors) >= FEWEST_EVALUATIONS for outcome in outcomes)
 
     @property
     def clock(self) -> str:
-        """Which seconds are meant."""
+        """The unit of time."""
         return "virtual seconds" if self.is_simulated else "seconds of training"
 
     def to_json(self) -> dict[str, object]:
@@ -168,9 +170,9 @@ class Comparison:
 
 
 def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> RunOutcome:
-    """What is compared of a run."""
+    """Return the figures of a run that are compared."""
     trained = _trained(summary)
-    measured = [(trained(one.t), one.value) for one in summary.accuracies]
+    measured = [(trained(point.t), point.value) for point in summary.accuracies]
     test_losses = finite(
         [Point(t=trained(loss.t), value=loss.value) for loss in summary.test_losses]
     )
@@ -200,7 +202,7 @@ def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Ru
 
 
 def _trained(summary: Summary) -> Callable[[float], float]:
-    """A function from seconds since the first step to seconds of training.
+    """Return a function from seconds since the first step to seconds of training.
 
     The time between epochs does not count. Epochs follow one another, so one search finds the last
     that began before ``t``.
@@ -217,15 +219,15 @@ def _trained(summary: Summary) -> Callable[[float], float]:
 
 
 def _smooth(losses: Sequence[Point], most: int = 48) -> tuple[Point, ...]:
-    """Neighbours averaged, so that several noisy curves can lie over each other."""
+    """Average neighbouring points, down to at most ``most``, to make noisy curves readable."""
     size = max(1, -(-len(losses) // most))
     parts = [losses[i : i + size] for i in range(0, len(losses), size)]
     return tuple(
-        Point(t=part[-1].t, value=math.fsum(one.value for one in part) / len(part))
+        Point(t=part[-1].t, value=math.fsum(point.value for point in part) / len(part))
         for part in parts
     )
 
 
 def finite(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Those that can be drawn."""
+    """Return the points with a finite value."""
     return tuple(point for point in points if math.isfinite(point.value))

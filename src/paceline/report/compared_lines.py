@@ -5,10 +5,10 @@
       least                  11 s       0.191       640      39 ms          where there are
       most                   14 s       0.201       640      41 ms          several seeds
 
-No line is wider than 80 columns, where a protocol's name has at most 15. The picture shows error
-against time, a curve a protocol: the legend says when each reached the target; the thick line is
-the typical run and the thin ones are the other seeds. Where a run has fewer than 3 evaluations the
-training loss stands in a second diagram, and its label says so. This module must not know runs.
+No line is wider than 80 columns if protocol names have at most 15. The picture shows error
+against time, with one curve per protocol: the legend says when each reached the target; the thick
+line is the typical run and the thin lines are the other seeds. If a run has fewer than 3
+evaluations, a second diagram shows the training loss. This module must not know runs.
 """
 
 import textwrap
@@ -23,7 +23,7 @@ _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Column(NamedTuple):
-    """A column of the table: which figure, and how it is written."""
+    """A column of the table: its figure and format."""
 
     title: str
     figure: str
@@ -43,98 +43,104 @@ _REST = (
     Column("dropped", "dropped_samples", 8, _count),
     Column("unused", "unused_pushes", 7, _count),
 )
-_EXPLAINED = (
-    "staleness: versions in the mean; dropped: samples in no update; unused: pushes in no update"
-)
+_EXPLAINED = "staleness: mean versions; dropped: samples in no update; unused: pushes in no update"
 
 
-def render_comparison(one: Comparison, columns: int = 80) -> list[str]:
-    """The whole of it."""
-    target = "" if one.target_accuracy is None else f", target accuracy {one.target_accuracy:g}"
-    seeds = "" if one.repeats == 1 else f"; medians of {one.repeats} seeds"
+def render_comparison(comparison: Comparison, columns: int = 80) -> list[str]:
+    """Return the comparison as lines of text."""
+    target = (
+        ""
+        if comparison.target_accuracy is None
+        else f", target accuracy {comparison.target_accuracy:g}"
+    )
+    seeds = "" if comparison.repeats == 1 else f"; medians of {comparison.repeats} seeds"
     return [
-        f"{one.task}, {one.workers} workers{target}, in {one.clock}{seeds}",
-        *([one.conditions] if one.conditions else []),
+        f"{comparison.task}, {comparison.workers} workers{target}, in {comparison.clock}{seeds}",
+        *([comparison.conditions] if comparison.conditions else []),
         "",
-        *_table(one),
-        *(line for text in _remarks(one) for line in textwrap.wrap(text, columns) or [""]),
+        *_table(comparison),
+        *(line for text in _remarks(comparison) for line in textwrap.wrap(text, columns) or [""]),
         "",
-        *_chart(one, min(60, columns - 16)),
-        f"files: {one.folder}",
+        *_chart(comparison, min(60, columns - 16)),
+        f"files: {comparison.folder}",
     ]
 
 
-def _columns(one: Comparison) -> tuple[Column, ...]:
-    figure = "test_error" if one.measure == "test error" else "test_loss"
-    first = Column(one.measure, figure, 11, "{:.4g}".format)
-    if one.target_accuracy is None:
+def _columns(comparison: Comparison) -> tuple[Column, ...]:
+    figure = "test_error" if comparison.measure == "test error" else "test_loss"
+    first = Column(comparison.measure, figure, 11, "{:.4g}".format)
+    if comparison.target_accuracy is None:
         return (Column("time", "trained_s", 11, format_duration), first, *_REST)
     return (Column("to target", "target_s", 11, format_duration, "never"), first, *_REST)
 
 
-def _table(one: Comparison) -> list[str]:
-    shown = _columns(one)
-    rows = [("protocol", [column.title for column in shown])]
-    for contender in one.contenders:
+def _table(comparison: Comparison) -> list[str]:
+    columns = _columns(comparison)
+    rows = [("protocol", [column.title for column in columns])]
+    for contender in comparison.contenders:
         if not contender.outcomes:
-            rows.append((contender.protocol, ["-"] * len(shown)))
+            rows.append((contender.protocol, ["-"] * len(columns)))
             continue
-        ranges = [contender.figure(column.figure) for column in shown]
-        rows.append((contender.protocol, _cells(shown, [found.median for found in ranges])))
+        spreads = [contender.figure(column.figure) for column in columns]
+        rows.append((contender.protocol, _cells(columns, [spread.median for spread in spreads])))
         if len(contender.outcomes) > 1:
-            rows.append(("  least", _cells(shown, [found.least for found in ranges])))
-            rows.append(("  most", _cells(shown, [found.most for found in ranges])))
-    names = max(len(name) for name, _ in rows)
+            rows.append(("  least", _cells(columns, [spread.least for spread in spreads])))
+            rows.append(("  most", _cells(columns, [spread.most for spread in spreads])))
+    width = max(len(name) for name, _ in rows)
     return [
-        f"{name:<{names}}"
-        + "".join(f"{cell:>{column.width}}" for column, cell in zip(shown, cells, strict=True))
+        f"{name:<{width}}"
+        + "".join(f"{cell:>{column.width}}" for column, cell in zip(columns, cells, strict=True))
         for name, cells in rows
     ]
 
 
-def _cells(shown: tuple[Column, ...], values: list[float | None]) -> list[str]:
+def _cells(columns: tuple[Column, ...], values: list[float | None]) -> list[str]:
     return [
         column.missing if value is None else column.form(value)
-        for column, value in zip(shown, values, strict=True)
+        for column, value in zip(columns, values, strict=True)
     ]
 
 
-def _remarks(one: Comparison) -> list[str]:
-    """Notes: protocols that missed the target, runs that failed or were cut off."""
+def _remarks(comparison: Comparison) -> list[str]:
+    """Return notes on protocols that missed the target and on failed or interrupted runs."""
     lines = ["", _EXPLAINED]
-    for contender in one.contenders:
-        lines += [f"{contender.protocol} {text}" for text in _of_contender(one, contender)]
-    if one.interrupted_in:
-        lines.append(f"interrupted in {one.interrupted_in}: that run is not in the table")
+    for contender in comparison.contenders:
+        lines += [f"{contender.protocol} {text}" for text in _of_contender(comparison, contender)]
+    if comparison.interrupted_in:
+        lines.append(f"interrupted in {comparison.interrupted_in}: that run is not in the table")
     return lines
 
 
-def _of_contender(one: Comparison, contender: ComparedProtocol) -> list[str]:
+def _of_contender(comparison: Comparison, contender: ComparedProtocol) -> list[str]:
     lines = [f"failed: {failure}" for failure in contender.failures]
-    if one.target_accuracy is None or not contender.outcomes:
+    if comparison.target_accuracy is None or not contender.outcomes:
         return lines
     missed = [outcome for outcome in contender.outcomes if outcome.target_s is None]
     if missed:
         best = max(missed, key=lambda outcome: outcome.best_accuracy or 0.0)
-        how = "was never measured"
+        measured = "was never measured"
         if best.best_accuracy is not None:
-            how = f"best {best.best_accuracy:.4f} in {format_duration(best.trained_s)} of training"
-        seeds = f" in {len(missed)} of {len(contender.outcomes)} seeds" * (one.repeats > 1)
-        lines.append(f"did not reach {one.target_accuracy:g}{seeds}: {how} ({best.ended})")
+            measured = (
+                f"best {best.best_accuracy:.4f} in {format_duration(best.trained_s)} of training"
+            )
+        seeds = f" in {len(missed)} of {len(contender.outcomes)} seeds" * (comparison.repeats > 1)
+        lines.append(
+            f"did not reach {comparison.target_accuracy:g}{seeds}: {measured} ({best.ended})"
+        )
     return lines
 
 
-def _chart(one: Comparison, width: int) -> list[str]:
-    """The typical run of each protocol as a curve of letters; nothing where there is none."""
+def _chart(comparison: Comparison, width: int) -> list[str]:
+    """Plot the typical run of each protocol as letters; no lines without runs."""
     label = (
-        f"{one.measure} against {one.clock}"
-        if one.has_curves
-        else (f"training loss against {one.clock}: fewer than 3 evaluations within a run")
+        f"{comparison.measure} against {comparison.clock}"
+        if comparison.has_curves
+        else (f"training loss against {comparison.clock}: fewer than 3 evaluations in a run")
     )
     curves: list[tuple[str, tuple[Point, ...]]] = []
-    for contender in one.contenders:
+    for contender in comparison.contenders:
         if (run := contender.typical) is not None:
-            points = finite(run.errors if one.has_curves else run.losses)
+            points = finite(run.errors if comparison.has_curves else run.losses)
             curves += [(contender.protocol, points)] if points else []
     if not curves:
         return []
@@ -147,46 +153,49 @@ def _chart(one: Comparison, width: int) -> list[str]:
 
 
 _HIGH, _LOW = 300, 170
-"""Pixels: a single diagram, and one of two."""
+"""Heights in pixels: of a single diagram, and of each of two."""
 
 
-def draw_comparison(one: Comparison) -> str:
-    """The text of an SVG file."""
-    labels = [_error_label(one)]
-    if not one.has_curves:
-        labels.append("training loss (mean of neighbouring updates; a run has < 3 test points)")
+def draw_comparison(comparison: Comparison) -> str:
+    """Return the picture as the text of an SVG file."""
+    labels = [_error_label(comparison)]
+    if not comparison.has_curves:
+        labels.append("training loss (mean of neighbouring updates; a run has < 3 evaluations)")
     diagrams = [
         Diagram(
             label=label,
             curves=tuple(
-                _curve(one, contender, is_loss=number == 1) for contender in one.contenders
+                _curve(comparison, contender, is_loss=number == 1)
+                for contender in comparison.contenders
             ),
-            x_label=_time_label(one) if number == len(labels) - 1 else "",
-            height=_HIGH if one.has_curves else _LOW,
+            x_label=_time_label(comparison) if number == len(labels) - 1 else "",
+            height=_HIGH if comparison.has_curves else _LOW,
             from_zero=number == 0,
-            mark=_target(one) if number == 0 else None,
+            mark=_target(comparison) if number == 0 else None,
         )
         for number, label in enumerate(labels)
     ]
-    return draw_chart(f"{one.task}, {one.workers} workers", one.conditions, diagrams)
+    return draw_chart(
+        f"{comparison.task}, {comparison.workers} workers", comparison.conditions, diagrams
+    )
 
 
-def _error_label(one: Comparison) -> str:
-    if one.measure == "test error":
+def _error_label(comparison: Comparison) -> str:
+    if comparison.measure == "test error":
         return "test error (share of the test samples that are wrong)"
     return "test loss (mean over the test samples)"
 
 
-def _time_label(one: Comparison) -> str:
-    if one.is_simulated:
+def _time_label(comparison: Comparison) -> str:
+    if comparison.is_simulated:
         return "virtual seconds since the first step"
     return "seconds of training (evaluations do not count)"
 
 
-def _reached(one: Comparison, contender: ComparedProtocol) -> str:
+def _reached(comparison: Comparison, contender: ComparedProtocol) -> str:
     if not contender.outcomes:
         return ", failed" if contender.failures else ", not run"
-    if one.target_accuracy is None:
+    if comparison.target_accuracy is None:
         return ""
     median_s = contender.figure("target_s").median
     if median_s is None:
@@ -194,21 +203,21 @@ def _reached(one: Comparison, contender: ComparedProtocol) -> str:
     return f", target at {format_duration(median_s)}"
 
 
-def _target(one: Comparison) -> tuple[float, str] | None:
-    if one.target_accuracy is None or one.measure != "test error":
+def _target(comparison: Comparison) -> tuple[float, str] | None:
+    if comparison.target_accuracy is None or comparison.measure != "test error":
         return None
-    return 1.0 - one.target_accuracy, f"target: {1.0 - one.target_accuracy:.3g}"
+    return 1.0 - comparison.target_accuracy, f"target: {1.0 - comparison.target_accuracy:.3g}"
 
 
-def _curve(one: Comparison, contender: ComparedProtocol, *, is_loss: bool) -> Curve:
-    """Its runs; the evaluations of the typical one have dots."""
+def _curve(comparison: Comparison, contender: ComparedProtocol, *, is_loss: bool) -> Curve:
+    """Return the curve of a protocol's runs; the typical run has dots at its evaluations."""
 
     def points(run: RunOutcome | None) -> tuple[Point, ...]:
         return () if run is None else finite(run.losses if is_loss else run.errors)
 
     typical = points(contender.typical)
     return Curve(
-        name=f"{contender.protocol}{_reached(one, contender)}",
+        name=f"{contender.protocol}{_reached(comparison, contender)}",
         points=typical,
         dots=() if is_loss else typical,
         others=tuple(points(run) for run in contender.outcomes if run is not contender.typical),

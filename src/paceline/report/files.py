@@ -1,9 +1,9 @@
-"""What a run leaves beside its trace, and what a comparison of runs leaves beside them.
+"""Files that a run writes beside its trace, and a comparison beside its runs.
 
-    a run           summary.json     curve.svg          follow from the trace at any time
-    a comparison    comparison.json  comparison.svg     follow from the traces of its runs
+    a run           summary.json     curve.svg          computed from the trace
+    a comparison    comparison.json  comparison.svg     computed from the traces of its runs
 
-What is written while a run goes stands in ``logs.py``. This module must not know engines, nor who
+Files written during a run are in ``logs.py``. This module must not know engines, nor who
 measured the values.
 """
 
@@ -24,15 +24,16 @@ CURVE_NAME = "curve.svg"
 COMPARISON_NAME, PICTURE_NAME = "comparison.json", "comparison.svg"
 
 _HEIGHT, _TOP, _GAP, _PANEL = 460, 64, 46, 142
-"""Pixels: of the curve in all, above its first panel, between the two, height of one."""
+"""Pixels: height of the picture, top of the first panel, gap between panels, height of one."""
 _LOSS, _ACCURACY = "#1b4f8f", "#b5541c"
 
 
 def write_report(run_dir: Path, identity: Sequence[int] | None = None) -> Summary:
-    """Summarise the run in ``run_dir`` and write its files there.
+    """Write the summary and the curve of the run in ``run_dir``; return the summary.
 
     Args:
-        identity: of that folder, where it is open already.
+        run_dir: the run's folder.
+        identity: of that folder, if it is open already.
 
     Raises:
         ConfigError: there is no trace, or it is damaged.
@@ -73,7 +74,7 @@ def _as_json(fields: dict[str, object]) -> bytes:
 
 
 def draw_curve(summary: Summary) -> str:
-    """The text of an SVG file: training loss and test accuracy against seconds."""
+    """Return an SVG file as text: training loss and test accuracy against seconds."""
     points = (*summary.losses, *summary.accuracies)
     stop_s = last_t(points)
     low, high = loss_range(summary.losses)
@@ -98,7 +99,7 @@ def draw_curve(summary: Summary) -> str:
 
 
 def _dots(panel: Panel, points: Sequence[Point]) -> list[str]:
-    """A dot for each evaluation, and the values of the best and the last one beside theirs."""
+    """Return a dot per evaluation, and the values of the best and the last."""
     parts = [
         f'<circle cx="{panel.x(p.t):.1f}" cy="{panel.y(p.value):.1f}" r="4" fill="#ffffff" '
         f'stroke="{_ACCURACY}" stroke-width="2"/>'

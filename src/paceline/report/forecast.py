@@ -1,11 +1,11 @@
-"""What a simulation says of a protocol, beside what theory says of it.
+"""The forecast of a protocol by simulation, compared with theory.
 
     time an update        measured in virtual time, with its standard error | closed form | off by
     staleness             mean, p50, p99, histogram                         | closed form | off by
-    thrown away           computed for nothing, of all that was computed
-    utilisation           computed, of the time that workers were there
+    thrown away           share of the computing time whose work was not used
+    utilisation           share of the workers' time spent computing
 
-This module must not know how it was simulated; it is given the counts.
+This module must not know how the counts that it is given were simulated.
 """
 
 import math
@@ -29,46 +29,46 @@ class Forecast:
     updates: int
     pushes: int
     virtual_s: float
-    """Virtual seconds that the updates took."""
+    """Virtual seconds of all updates."""
     time_per_update_s: float
     time_error_s: float | None
-    """Standard error of it; null for fewer than 40 updates."""
+    """Standard error of ``time_per_update_s``; null for fewer than 40 updates."""
     time_likely_s: tuple[float, float] | None = None
-    """Where 9 of 10 live runs lie; null where no machine was measured."""
+    """Range of 9 of 10 live runs; null where no machine was measured."""
     machine_drift: float | None = None
-    """Relative standard deviation of the machine's speed while it was measured; else null."""
+    """Relative standard deviation of the machine's speed; null where no machine was measured."""
     mini_batch_size: int | None = None
-    """Samples of a step that was measured; null where no machine was."""
+    """Samples of a measured step; null where no machine was measured."""
     samples_per_update: int | None = None
-    """Those that an update of such steps averages (per local step)."""
+    """Samples that an update averages (per local step); null where no machine was measured."""
     theory_time_s: float | None
     theory_time_source: str
-    """What theory's value is, or why there is none."""
+    """The formula of ``theory_time_s``, or why there is none."""
     staleness_versions: Staleness
     staleness_histogram: Mapping[int, int]
-    """Pushes by the versions that they lagged behind."""
+    """Staleness in versions -> number of pushes."""
     theory_staleness_versions: float | None
     cancelled: int
-    """Mini-batches called off."""
+    """Mini-batches that were cancelled."""
     discarded: int
     staleness_rule: str
-    """What was done about stale pushes."""
+    """The rule for stale pushes: ``none``, ``inverse``, ``distance:C``, ``drop:S``."""
     mean_scale: float | None
-    """What the rule left of a push, in the mean; null where only a run with gradients can tell."""
+    """Mean factor that the rule applied to a push; null where it depends on gradients."""
     note: str
-    """What the user should know besides; empty where there is nothing."""
+    """A remark for the user, or empty."""
     lost: int
-    """Mini-batches that ended with their worker."""
+    """Mini-batches lost with their worker."""
     thrown_away: float
-    """Seconds computed for nothing, of all that were computed."""
+    """Share of the computing time whose work was not used."""
     utilisation: float
-    """Seconds computed, of those that workers were there."""
+    """Share of the workers' time spent computing."""
     wall_s: float
     """Seconds that the simulation took."""
 
     @property
     def time_off(self) -> float | None:
-        """How far the simulation is off theory: 0.01 is 1 % longer."""
+        """Relative deviation from theory (0.01: simulated time is 1 % longer); None without one."""
         theory_s = self.theory_time_s
         return self.time_per_update_s / theory_s - 1.0 if theory_s else None
 
@@ -78,7 +78,7 @@ class Forecast:
         return None if theory is None else self.staleness_versions.mean - theory
 
     def to_json(self) -> dict[str, object]:
-        """The documented fields, in their order; unknown values are null."""
+        """The documented fields, in order; unknown values are null."""
         fields: dict[str, object] = asdict(self)
         fields["staleness_histogram"] = {
             str(lag): count for lag, count in sorted(self.staleness_histogram.items())
@@ -94,16 +94,16 @@ def forecast_of(
     computed_s: "tuple[float, float, float]",
     **fields: object,
 ) -> Forecast:
-    """The forecast of some counts.
+    """Return the forecast computed from counts.
 
     Args:
-        staleness: pushes by lag.
-        times_s: virtual seconds of the run; an update; the standard error of that, or nan.
-        computed_s: for pushes; for nothing; that workers were there.
-        fields: all else, as `Forecast` has it.
+        staleness: lag in versions -> number of pushes.
+        times_s: virtual seconds of the run, of an update, and the latter's standard error or nan.
+        computed_s: seconds computed for pushes, seconds wasted, seconds that workers were present.
+        fields: the other fields of `Forecast`.
     """
     virtual_s, mean_s, error_s = times_s
-    used_s, wasted_s, there_s = computed_s
+    used_s, wasted_s, present_s = computed_s
     spent_s = used_s + wasted_s
     return Forecast(
         virtual_s=virtual_s,
@@ -112,96 +112,108 @@ def forecast_of(
         staleness_versions=staleness_of(staleness),
         staleness_histogram=dict(staleness),
         thrown_away=wasted_s / spent_s if spent_s else 0.0,
-        utilisation=spent_s / there_s if there_s else 0.0,
+        utilisation=spent_s / present_s if present_s else 0.0,
         **fields,  # type: ignore[arg-type]  # named by the caller
     )
 
 
-def render_forecast(one: Forecast) -> list[str]:
-    """The forecast as lines of plain text."""
-    stale = one.staleness_versions
-    error = "" if one.time_error_s is None else f" +- {four_figures(one.time_error_s)}"
+def render_forecast(forecast: Forecast) -> list[str]:
+    """Return the forecast as lines of plain text."""
+    stale = forecast.staleness_versions
+    error = "" if forecast.time_error_s is None else f" +- {four_figures(forecast.time_error_s)}"
+    pushes_per_s = forecast.pushes / max(forecast.wall_s, 1e-9)
     rows = [
-        ("simulated", f"{one.protocol}, {one.workers:,} workers, each step {one.delay}"),
-        ("mini-batch", _batch(one)),
-        ("updates", f"{one.updates:,} of {one.pushes:,} pushes in "
-                    f"{format_duration(one.virtual_s)} of virtual time"),
-        ("time an update", f"{four_figures(one.time_per_update_s)}{error}"),
-        ("  likely", _likely(one)),
-        ("  theory", _theory_time(one)),
+        ("simulated", f"{forecast.protocol}, {forecast.workers:,} workers, each step "
+                      f"{forecast.delay}"),
+        ("mini-batch", _batch(forecast)),
+        ("updates", f"{forecast.updates:,} of {forecast.pushes:,} pushes in "
+                    f"{format_duration(forecast.virtual_s)} of virtual time"),
+        ("time an update", f"{four_figures(forecast.time_per_update_s)}{error}"),
+        ("  likely", _likely(forecast)),
+        ("  theory", _theory_time(forecast)),
         ("staleness", f"mean {stale.mean:.2f}, p50 {stale.p50}, p99 {stale.p99}, "
                       f"max {stale.max} versions"),
-        ("  theory", _theory_staleness(one)),
-        ("  rule", _rule(one)),
-        ("thrown away", f"{100 * one.thrown_away:.1f} % of all computing"
-                        f"{_what_was_lost(one)}"),
-        ("utilisation", f"{100 * one.utilisation:.1f} % of the workers' time is computing"),
-        ("took", f"{one.wall_s:.2f} s here, {one.pushes / max(one.wall_s, 1e-9):,.0f} pushes a "
-                 f"second, seed {one.seed}"),
-        ("note", one.note),
+        ("  theory", _theory_staleness(forecast)),
+        ("  rule", _rule(forecast)),
+        ("thrown away", f"{100 * forecast.thrown_away:.1f} % of all computing"
+                        f"{_lost_work(forecast)}"),
+        ("utilisation", f"{100 * forecast.utilisation:.1f} % of the workers' time is computing"),
+        ("took", f"{forecast.wall_s:.2f} s here, {pushes_per_s:,.0f} pushes a second, seed "
+                 f"{forecast.seed}"),
+        ("note", forecast.note),
     ]  # fmt: skip
     lines = [f"{label:<16}{text}" for label, text in rows if text]
-    return [*lines, *_histogram(one.staleness_histogram)]
+    return [*lines, *_histogram(forecast.staleness_histogram)]
 
 
-def _batch(one: Forecast) -> str:
-    """Of what steps the times are; empty where none was measured."""
-    if one.mini_batch_size is None:
+def _batch(forecast: Forecast) -> str:
+    """Samples of a step and an update; empty where no step was measured."""
+    if forecast.mini_batch_size is None:
         return ""
-    return f"{one.mini_batch_size:,} samples, {one.samples_per_update:,} an update"
+    return f"{forecast.mini_batch_size:,} samples, {forecast.samples_per_update:,} an update"
 
 
-def _likely(one: Forecast) -> str:
-    if one.time_likely_s is None:
+def _likely(forecast: Forecast) -> str:
+    if forecast.time_likely_s is None:
         return ""
+    drift = 100 * (forecast.machine_drift or 0.0)
     return (
-        f"{format_range(one.time_likely_s)} in 9 of 10 live runs (the machine's speed changed by "
-        f"{100 * (one.machine_drift or 0.0):.1f} % while it was measured)"
+        f"{format_range(forecast.time_likely_s)} in 9 of 10 live runs (the machine's speed changed "
+        f"by {drift:.1f} % while it was measured)"
     )
 
 
 def format_range(ends_s: tuple[float, float]) -> str:
-    """``18.6 to 22.1 ms``: the unit once where both have the same."""
+    """Return a range of times, with a common unit written once: ``18.6 to 22.1 ms``."""
     low, high = map(four_figures, ends_s)
     value, _, unit = low.partition(" ")
     return f"{value if high.endswith(f' {unit}') else low} to {high}"
 
 
-def _theory_time(one: Forecast) -> str:
-    if one.theory_time_s is None or one.time_off is None:
-        return one.theory_time_source
-    off = f"simulated {100 * one.time_off:+.2f} %"
-    if one.time_error_s:
-        num_errors = abs(one.time_per_update_s - one.theory_time_s) / one.time_error_s
+def _theory_time(forecast: Forecast) -> str:
+    if forecast.theory_time_s is None or forecast.time_off is None:
+        return forecast.theory_time_source
+    off = f"simulated {100 * forecast.time_off:+.2f} %"
+    if forecast.time_error_s:
+        num_errors = (
+            abs(forecast.time_per_update_s - forecast.theory_time_s) / forecast.time_error_s
+        )
         off += f", {num_errors:.1f} standard errors"
-    return f"{four_figures(one.theory_time_s)} ({one.theory_time_source}): {off}"
+    return f"{four_figures(forecast.theory_time_s)} ({forecast.theory_time_source}): {off}"
 
 
-def _theory_staleness(one: Forecast) -> str:
-    if one.theory_staleness_versions is None:
-        return "nobody knows a closed form"
-    return f"mean {one.theory_staleness_versions:.2f}: {one.staleness_off_versions:+.2f} versions"
+def _theory_staleness(forecast: Forecast) -> str:
+    theory = forecast.theory_staleness_versions
+    if theory is None:
+        return "no closed form is known"
+    return f"mean {theory:.2f}: {forecast.staleness_off_versions:+.2f} versions"
 
 
-def _rule(one: Forecast) -> str:
+def _rule(forecast: Forecast) -> str:
     """What the staleness rule did; empty where there is none."""
-    if one.staleness_rule == "none":
+    if forecast.staleness_rule == "none":
         return ""
-    if one.mean_scale is None:
-        return f"{one.staleness_rule}: it changes steps, not times; name a task to see them"
-    if one.staleness_rule.startswith("drop"):
-        return f"{one.staleness_rule}: {one.discarded:,} pushes dropped"
-    return f"{one.staleness_rule}: a push counts {one.mean_scale:.3f} in the mean"
+    if forecast.mean_scale is None:
+        return (
+            f"{forecast.staleness_rule}: it changes steps, not times; name a task to see its effect"
+        )
+    if forecast.staleness_rule.startswith("drop"):
+        return f"{forecast.staleness_rule}: {forecast.discarded:,} pushes dropped"
+    return f"{forecast.staleness_rule}: a push counts {forecast.mean_scale:.3f} on average"
 
 
-def _what_was_lost(one: Forecast) -> str:
-    counts = ((one.cancelled, "called off"), (one.discarded, "not used"), (one.lost, "lost"))
-    told = ", ".join(f"{count:,} {what}" for count, what in counts if count)
-    return f": mini-batches {told}" if told else ""
+def _lost_work(forecast: Forecast) -> str:
+    counts = (
+        (forecast.cancelled, "cancelled"),
+        (forecast.discarded, "not used"),
+        (forecast.lost, "lost"),
+    )
+    losses = ", ".join(f"{count:,} {fate}" for count, fate in counts if count)
+    return f"; mini-batches: {losses}" if losses else ""
 
 
 def _histogram(counts: Mapping[int, int]) -> list[str]:
-    """Bars of the staleness; nothing where all pushes are fresh."""
+    """Return a bar chart of the staleness; no lines if all pushes are fresh."""
     if set(counts) <= {0}:
         return []
     low, high = min(counts), max(counts)

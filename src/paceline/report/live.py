@@ -1,12 +1,12 @@
-"""What is seen of a run while it goes: the contract of an observer, and the two plain ones.
+"""Observers of a running run: their contract, and the two without a terminal.
 
     QuietObserver    nothing on standard output (``--json``)
     PlainObserver    lines without control codes, for a pipe, a file or a CI log
     ScreenObserver   a live table, for a terminal (``screen.py``)
 
-An engine calls an observer a few times a second and never waits for it. Where nobody can read it
-any more, an observer speaks on into nothing. This module must not know engines, nor how a number
-was measured.
+An engine calls an observer a few times a second and never waits for it. If its output is closed, an
+observer drops what it would print. This module must not know engines, nor how a number was
+measured.
 """
 
 import math
@@ -24,16 +24,16 @@ from .text import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """One worker's share of what was done so far."""
+    """What one worker did so far."""
 
     worker: int
     state: str
-    """``training``, ``between epochs``, ``slow 3.1x``, ``gone``: a word or two for people."""
+    """A short text for people: ``training``, ``between epochs``, ``slow 3.1x``, ``gone``."""
     pushes: int
     samples_per_s: float
     compute_share: float
     input_share: float
-    """Of the time that ``compute_share`` is of, and in it: until its batches were there."""
+    """Share of the time waiting for batches; part of ``compute_share``."""
     wait_share: float
     push_share: float
     mean_staleness: float
@@ -42,7 +42,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run is."""
+    """The progress of a run."""
 
     t: float
     """Seconds since the run's start."""
@@ -54,14 +54,14 @@ class Progress:
     samples: int
     samples_per_s: float
     loss: float
-    """Of the newest updates; nan before the first."""
+    """Mean of the newest updates; nan before the first."""
     eta_s: float | None
-    """Seconds that are left; None where nobody can say."""
+    """Seconds left; None: unknown."""
     workers: tuple[WorkerProgress, ...]
 
     @property
     def share_done(self) -> float:
-        """How much of the run is behind us: 0 to 1."""
+        """How much of the run is done: 0 to 1."""
         if self.updates_total:
             return min(1.0, self.version / self.updates_total)
         if self.eta_s is not None and self.t + self.eta_s > 0:
@@ -70,45 +70,47 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Who is told how a run goes."""
+    """Receives the events of a run."""
 
     shown_plan: Plan | None
-    """The plan it was told; None before that."""
+    """The plan that it received; None before that."""
 
     @property
     def trouble(self) -> str:
-        """Why something that it was told cannot be read by anybody; empty: it can."""
+        """Why its output cannot be written; empty: it can."""
 
     def plan(self, plan: Plan) -> None:
-        """What will be done; before the first step."""
+        """Receive the plan, before the first step."""
 
     def note(self, text: str) -> None:
-        """A sentence that the user should read."""
+        """Receive a sentence that the user should read."""
 
     def printed(self, text: str) -> None:
-        """What the main worker wrote to its standard output, as it comes."""
+        """Receive standard output of the main worker, as it arrives."""
 
     def progress(self, progress: Progress) -> None:
-        """Where the run is."""
+        """Receive the progress of the run."""
 
     def evaluated(
         self, epoch: int, metrics: Mapping[str, float], version: int | None = None
     ) -> None:
-        """Means over the whole test data at one version; ``epoch`` counts from 0.
+        """Receive means over the whole test data at one version.
 
         Args:
-            version: where it was evaluated inside the epoch; None: at its end.
+            epoch: from 0.
+            metrics: name -> mean over the test samples.
+            version: the version evaluated inside the epoch; None: at its end.
         """
 
     def finished(self, summary: Summary) -> None:
-        """The run ended in order."""
+        """Receive the summary; the run ended in order."""
 
     def close(self) -> None:
-        """Give back what it holds, also after an error; may be called twice."""
+        """Release resources, also after an error; may be called twice."""
 
 
 class QuietObserver:
-    """Keeps standard output clean; what must be read, and the script's own words, go elsewhere.
+    """Writes nothing to standard output; notes and the script's output go to ``errors``.
 
     Args:
         errors: where notes and the script's output go; standard error by default.
@@ -170,7 +172,7 @@ class PlainObserver:
 
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan
-        self._next_s = self._every_s  # by the clock of this run, which may be one of several
+        self._next_s = self._every_s  # relative to this run's start, which may be one of several
         self._last_version = -1
         for line in plan.render():
             self._line(line)
@@ -187,7 +189,7 @@ class PlainObserver:
 
     def progress(self, progress: Progress) -> None:
         if progress.t < self._next_s or progress.version == self._last_version:
-            return  # while nobody trains, in an evaluation, there is nothing to say again
+            return  # no new update, as during an evaluation
         self._next_s, self._last_version = progress.t + self._every_s, progress.version
         self._line(format_progress(progress))
 
@@ -213,7 +215,7 @@ class PlainObserver:
 
 
 def tell_on_errors(reason: str) -> None:
-    """Standard output takes nothing any more: say so where somebody may still read."""
+    """Report on standard error that standard output cannot be written."""
     errors = Lasting(sys.stderr)
     errors.write(f"note: standard output cannot be written ({reason}): the run goes on\n")
     errors.flush()
@@ -240,7 +242,7 @@ def format_metrics(epoch: int, metrics: Mapping[str, float], version: int | None
 
 
 def choose_observer(is_json: bool) -> Observer:
-    """The observer that suits where the output goes: a program, a terminal or a pipe."""
+    """Return the observer for the output: JSON, a terminal, or a pipe or file."""
     if is_json:
         return QuietObserver()
     if sys.stdout.isatty():

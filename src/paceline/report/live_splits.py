@@ -1,4 +1,4 @@
-"""Splits that were run, beside what was predicted of them: what they came to, as a table, drawn.
+"""Splits as measured and as predicted: a table and a picture.
 
 This module must not know how anything was measured.
 """
@@ -13,26 +13,26 @@ from .chart import COLOURS, FAINT, LEFT, RIGHT, WIDTH, head, rule, text
 from .text import or_dash, table, three_figures
 
 _BAR, _ROW, _GAP, _VALUE = 9, 26, 58, 92
-"""Pixels: of a bar, of a split, between two groups, for a value behind its bar."""
+"""Pixels: height of a bar, of a split; gap between two groups; room for a value after its bar."""
 _COUNTED = (
     "a step: from a worker's push to its next; none: one worker with the whole batch",
-    "bytes: an update, through sockets, of the worker that sends most; where each worker holds a "
-    "copy on one machine, gradients are in shared memory",
-    "memory: the most that a worker's process held in its steps, beyond what it held before its "
-    "model was made",
-    "balance: the mean of the workers' CPU time over the most",
+    "bytes: sent through sockets per update, by the worker that sends most; if the workers of "
+    "one machine each hold a copy, gradients are in shared memory",
+    "memory: the peak of a worker's process during its steps, less what it held before its model "
+    "was made",
+    "balance: mean CPU time of the workers / the largest",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSplit:
-    """One row; null where nothing was measured, or predicted.
+    """One split; None where a value was not measured or predicted.
 
     Args:
-        steps_s: from a worker's push to its next, of all workers and rounds.
-        memory_bytes, sent_bytes: of the worker that has most, medians over rounds.
-        balance: the mean of what workers compute over the most.
-        why: why it cannot be run, or priced.
+        steps_s: times from a worker's push to its next, of all workers and rounds.
+        memory_bytes, sent_bytes: of the worker with the most, medians over rounds.
+        balance: mean CPU time of the workers / the largest.
+        why: why the split cannot be run or predicted, or empty.
     """
 
     split: str
@@ -48,20 +48,20 @@ class LiveSplit:
 
     @property
     def step_s(self) -> float | None:
-        """The middle one."""
+        """The median; None if the split was not run."""
         return statistics.median(self.steps_s) if self.steps_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSplits:
-    """All rows.
+    """All splits of a comparison.
 
     Args:
-        about: what the prediction was made from.
-        load: of the machine when it began, as processes that compute.
-        advised: the split that is, of all.
-        fastest: the split that was; empty: none ran.
-        interrupted_in: the round and row that the user ended it in, or "".
+        about: what the prediction is based on.
+        load: of the machine at the start, in computing processes.
+        advised: the split that the prediction advises.
+        fastest: the fastest measured split; empty: none ran.
+        interrupted_in: the round and split at which the user stopped, or "".
     """
 
     task: str
@@ -77,43 +77,43 @@ class LiveSplits:
     interrupted_in: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
+        """Return all fields as a JSON object."""
         return asdict(self)
 
 
 # -- the table -------------------------------------------------------------------------------------
 
 
-def render_live_splits(result: LiveSplits) -> list[str]:
-    """What was measured, the table, and what its figures count."""
+def render_live_splits(splits: LiveSplits) -> list[str]:
+    """Return the settings, the table, its explanation and the verdict as lines of text."""
     header = ("split", "a step", "middle half", "predicted", "bytes sent", "predicted", "memory",
               "predicted", "balance", "predicted", "")  # fmt: skip
-    width = max((len(label) for label in result.about), default=0)
+    width = max((len(label) for label in splits.about), default=0)
     return [
-        *(f"{label:<{width}}  {words}" for label, words in result.about.items()),
+        *(f"{label:<{width}}  {words}" for label, words in splits.about.items()),
         "",
-        f"{result.task}: {result.rounds} round{'s' * (result.rounds != 1)} of {result.updates} "
-        f"updates in turn, {result.batch_size} samples each; load at the start {result.load:.1f}",
+        f"{splits.task}: {splits.rounds} round{'s' * (splits.rounds != 1)} of {splits.updates} "
+        f"updates in turn, {splits.batch_size} samples each; load at the start {splits.load:.1f}",
         "",
-        *table(header, [_cells(row, result) for row in result.rows]),
+        *table(header, [_cells(row, splits) for row in splits.rows]),
         "",
-        *(f"{row.split}: {row.why}" for row in result.rows if row.why),
+        *(f"{row.split}: {row.why}" for row in splits.rows if row.why),
         *_COUNTED,
-        *_verdict(result),
+        *_verdict(splits),
     ]  # fmt: skip
 
 
-def _cells(one: LiveSplit, result: LiveSplits) -> tuple[str, ...]:
-    marks = ["advised"] * (one.split == result.advised)
-    marks += ["fastest measured"] * (one.split == result.fastest)
-    if not one.steps_s:
+def _cells(row: LiveSplit, splits: LiveSplits) -> tuple[str, ...]:
+    marks = ["advised"] * (row.split == splits.advised)
+    marks += ["fastest measured"] * (row.split == splits.fastest)
+    if not row.steps_s:
         marks.append("not run")
     return (
-        one.split, or_dash(one.step_s, three_figures), _middle_half(one.steps_s),
-        or_dash(one.predicted_step_s, three_figures), or_dash(one.sent_bytes, _bytes),
-        or_dash(one.predicted_sent_bytes, _bytes), or_dash(one.memory_bytes, _bytes),
-        or_dash(one.predicted_memory_bytes, _bytes), or_dash(one.balance, _two),
-        or_dash(one.predicted_balance, _two), ", ".join(marks),
+        row.split, or_dash(row.step_s, three_figures), _middle_half(row.steps_s),
+        or_dash(row.predicted_step_s, three_figures), or_dash(row.sent_bytes, _bytes),
+        or_dash(row.predicted_sent_bytes, _bytes), or_dash(row.memory_bytes, _bytes),
+        or_dash(row.predicted_memory_bytes, _bytes), or_dash(row.balance, _two),
+        or_dash(row.predicted_balance, _two), ", ".join(marks),
     )  # fmt: skip
 
 
@@ -133,26 +133,28 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _middle_half(values: Sequence[float]) -> str:
-    result = _quartiles(values)
-    return "-" if result is None else f"{three_figures(result[0])} to {three_figures(result[1])}"
+    quartiles = _quartiles(values)
+    if quartiles is None:
+        return "-"
+    return f"{three_figures(quartiles[0])} to {three_figures(quartiles[1])}"
 
 
-def _verdict(result: LiveSplits) -> Iterator[str]:
-    """Whether the advised one was the fastest, and by how much another was."""
-    if result.interrupted_in:
-        yield f"interrupted in {result.interrupted_in}"
-    if not result.fastest:
+def _verdict(splits: LiveSplits) -> Iterator[str]:
+    """Yield whether the advised split was the fastest, or by how much another was faster."""
+    if splits.interrupted_in:
+        yield f"interrupted in {splits.interrupted_in}"
+    if not splits.fastest:
         return
-    if result.advised == result.fastest:
-        yield f"advised: {result.advised}, which is the fastest measured"
+    if splits.advised == splits.fastest:
+        yield f"advised: {splits.advised}, which is the fastest measured"
         return
-    steps_s = {row.split: row.step_s for row in result.rows}
-    best_s, advised_s = steps_s[result.fastest], steps_s.get(result.advised)
+    steps_s = {row.split: row.step_s for row in splits.rows}
+    best_s, advised_s = steps_s[splits.fastest], steps_s.get(splits.advised)
     if best_s is None or advised_s is None:
-        yield f"advised: {result.advised}, which was not run; fastest measured: {result.fastest}"
+        yield f"advised: {splits.advised}, which was not run; fastest measured: {splits.fastest}"
         return
     yield (
-        f"advised: {result.advised}; fastest measured: {result.fastest}, in "
+        f"advised: {splits.advised}; fastest measured: {splits.fastest}, in "
         f"{best_s / advised_s:.0%} of its time"
     )
 
@@ -161,7 +163,7 @@ def _verdict(result: LiveSplits) -> Iterator[str]:
 
 
 class _BarGroup(NamedTuple):
-    """Bars of one quantity: measured and predicted of each split."""
+    """Bars of one quantity: measured and predicted, by split."""
 
     label: str
     measured: Mapping[str, float | None]
@@ -170,33 +172,33 @@ class _BarGroup(NamedTuple):
     spread: Mapping[str, tuple[float, float] | None]
 
 
-def draw_live_splits(result: LiveSplits) -> str:
-    """The text of an SVG file: measured dark, predicted pale, of each split."""
-    rows = {row.split: row for row in result.rows}
+def draw_live_splits(splits: LiveSplits) -> str:
+    """Return an SVG file as text: per split, measured dark and predicted pale."""
+    rows = {row.split: row for row in splits.rows}
     groups = [
         _BarGroup(
-            "a step (line: the middle half)", {k: one.step_s for k, one in rows.items()},
-            {k: one.predicted_step_s for k, one in rows.items()}, three_figures,
-            {k: _quartiles(one.steps_s) for k, one in rows.items()},
+            "a step (line: the middle half)", {k: row.step_s for k, row in rows.items()},
+            {k: row.predicted_step_s for k, row in rows.items()}, three_figures,
+            {k: _quartiles(row.steps_s) for k, row in rows.items()},
         ),
         _BarGroup(
-            "bytes an update, of the worker that sends most",
-            {k: one.sent_bytes for k, one in rows.items()},
-            {k: one.predicted_sent_bytes for k, one in rows.items()}, _bytes, {},
+            "bytes an update, worker that sends most",
+            {k: row.sent_bytes for k, row in rows.items()},
+            {k: row.predicted_sent_bytes for k, row in rows.items()}, _bytes, {},
         ),
         _BarGroup(
-            "memory, of the worker that holds most",
-            {k: one.memory_bytes for k, one in rows.items()},
-            {k: one.predicted_memory_bytes for k, one in rows.items()}, _bytes, {},
+            "memory, worker that holds most",
+            {k: row.memory_bytes for k, row in rows.items()},
+            {k: row.predicted_memory_bytes for k, row in rows.items()}, _bytes, {},
         ),
     ]  # fmt: skip
     height = 100 + len(groups) * (_ROW * len(rows) + _GAP)
-    workers = f"{result.workers} workers, batch {result.batch_size}"
-    parts = head(f"{result.task}: splits measured and predicted, {workers}", height)
+    workers = f"{splits.workers} workers, batch {splits.batch_size}"
+    parts = head(f"{splits.task}: splits measured and predicted, {workers}", height)
     parts.append(
         text(
-            LEFT, 44, f"dark: measured; pale: predicted; advised: {result.advised}; "
-            f"fastest measured: {result.fastest or 'none'}",
+            LEFT, 44, f"dark: measured; pale: predicted; advised: {splits.advised}; "
+            f"fastest measured: {splits.fastest or 'none'}",
         )
     )  # fmt: skip
     top = 88.0
@@ -206,13 +208,18 @@ def draw_live_splits(result: LiveSplits) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _bars(group: _BarGroup, names: Sequence[str], top: float, colour: str) -> Iterator[str]:
-    values = [row for rows in (group.measured, group.predicted) for row in rows.values() if row]
+def _bars(group: _BarGroup, splits: Sequence[str], top: float, colour: str) -> Iterator[str]:
+    values = [
+        value
+        for by_split in (group.measured, group.predicted)
+        for value in by_split.values()
+        if value
+    ]
     values += [pair[1] for pair in group.spread.values() if pair is not None]
     scale = (WIDTH - LEFT - RIGHT - _VALUE) / max(values, default=1.0)
     yield text(LEFT, top - 12, group.label, weight="bold")
-    yield rule(LEFT, top - 4, LEFT, top + _ROW * len(names), FAINT)
-    for number, name in enumerate(names):
+    yield rule(LEFT, top - 4, LEFT, top + _ROW * len(splits), FAINT)
+    for number, name in enumerate(splits):
         y = top + _ROW * number
         yield text(LEFT - 8, y + 13, name, anchor="end")
         measured, predicted = group.measured[name], group.predicted[name]

@@ -1,7 +1,7 @@
-"""Metrics of a run for other tools, written as they come: one log a run, where one is asked for.
+"""Metrics of a run for other tools, written as they arrive: one log per run, with ``--log``.
 
     csv, tensorboard   files in the run's folder
-    wandb, mlflow      a run at a server, by its own client
+    wandb, mlflow      a run on a server, written by the service's own client
 
 The x-axis is the version: the number of updates. This module must not know engines, nor who
 measured the values.
@@ -24,23 +24,23 @@ from ..system.files import OpenFolder, read_text
 
 _CSV = "metrics.csv"
 _MOST_OF_IDENTITY = 1000
-"""Bytes."""
+"""Limit of the file with a run's identity, bytes."""
 
 
 class MetricsLog(abc.ABC):
-    """Where metrics are written."""
+    """A destination for metrics."""
 
     @abc.abstractmethod
     def write(self, version: int, t_s: float, values: Mapping[str, float]) -> None:
-        """Values at a version, ``t_s`` seconds after the run's start."""
+        """Write values at a version, ``t_s`` seconds after the run's start."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Write what is buffered; may be called twice."""
+        """Flush and close; may be called twice."""
 
 
 class CsvLog(MetricsLog):
-    """``metrics.csv``: one value a line, so that a metric may come and go.
+    """``metrics.csv``: one value per line, so metrics may differ between versions.
 
     version,t_s,name,value
     """
@@ -62,7 +62,7 @@ class CsvLog(MetricsLog):
 
 
 def _rows_up_to(place: OpenFolder, version: int | None) -> list[list[str]]:
-    """What the run that goes on wrote before; what came after its checkpoint is written again."""
+    """Return earlier rows of a resumed run, up to its checkpoint; later ones are written again."""
     if version is None or not place.has(_CSV):
         return []
     with TextIOWrapper(place.read(_CSV), encoding="utf-8", newline="") as file:
@@ -101,12 +101,13 @@ class TensorBoardLog(MetricsLog):
 
 
 class ClientLog(MetricsLog):
-    """A run at a server, by its own client, which knows its address and credentials.
+    """A run on a server, written by the service's client, which has the address and credentials.
 
-    Its identity lies in the run's folder, so that a run that goes on goes on there, too.
+    The run's identity on the server is stored in the run's folder, so that a resumed run continues
+    there.
 
     Raises:
-        ConfigError: the client is not installed, or will not begin.
+        ConfigError: the client is not installed, or cannot start a run.
     """
 
     name: ClassVar[str]
@@ -120,34 +121,36 @@ class ClientLog(MetricsLog):
                 "--log csv"
             ) from None
         file = f"{self.name}-run.txt"
-        known = None
+        earlier = None
         if version is not None and place.has(file):
-            known = read_text(place.read(file), _MOST_OF_IDENTITY).strip()
+            earlier = read_text(place.read(file), _MOST_OF_IDENTITY).strip()
         try:
-            identity = self.begin(client, place.path, known or None)
-        except Exception as error:  # a client's own errors are not known
-            raise ConfigError(f"--log {self.name}: its client says {_first(error)}") from None
+            identity = self.begin(client, place.path, earlier or None)
+        except Exception as error:  # a client may raise anything
+            raise ConfigError(
+                f"--log {self.name}: its client failed: {_first_line(error)}"
+            ) from None
         place.write(file, identity.encode())
         self._is_open = True
 
     @abc.abstractmethod
-    def begin(self, client: Any, folder: Path, known: str | None) -> str:
-        """Begin a run, or go on with the known one; its identity."""
+    def begin(self, client: Any, folder: Path, identity: str | None) -> str:
+        """Start a run, or continue the one with this identity; return its identity."""
 
     @abc.abstractmethod
     def send(self, version: int, values: Mapping[str, float]) -> None:
-        """Write values at a version."""
+        """Send values at a version."""
 
     @abc.abstractmethod
     def end(self, *, has_failed: bool) -> None:
-        """The run is over."""
+        """End the run on the server."""
 
     def write(self, version: int, t_s: float, values: Mapping[str, float]) -> None:
-        """OSError, as of a file: a server that is away ends no training."""
+        """Send values; OSError, as from a file, since a lost server must not end the training."""
         try:
             self.send(version, values)
-        except Exception as error:  # the same
-            raise OSError(0, f"{self.name}: {_first(error)}") from None
+        except Exception as error:  # a client may raise anything
+            raise OSError(0, f"{self.name}: {_first_line(error)}") from None
 
     def close(self) -> None:
         if self._is_open:
@@ -159,16 +162,16 @@ class ClientLog(MetricsLog):
 class WandbLog(ClientLog):
     """Weights & Biases: the project is ``WANDB_PROJECT``, or ``paceline``; its files in ``wandb/``.
 
-    A step that it has already is not written again, so of a run that goes on it keeps what came
-    after the checkpoint the first time.
+    It ignores steps that it has already, so after a resume it keeps the first values written after
+    the checkpoint.
     """
 
     name = "wandb"
 
-    def begin(self, client: Any, folder: Path, known: str | None) -> str:
+    def begin(self, client: Any, folder: Path, identity: str | None) -> str:
         self._run = client.init(
             project=os.environ.get("WANDB_PROJECT") or "paceline",
-            name=folder.name, dir=str(folder), id=known, resume="allow" if known else None,
+            name=folder.name, dir=str(folder), id=identity, resume="allow" if identity else None,
         )  # fmt: skip
         return str(self._run.id)
 
@@ -184,27 +187,29 @@ class MlflowLog(ClientLog):
 
     name = "mlflow"
 
-    def begin(self, client: Any, folder: Path, known: str | None) -> str:
-        self._client = made = client.MlflowClient()
-        if known is None:
+    def begin(self, client: Any, folder: Path, identity: str | None) -> str:
+        self._client = api = client.MlflowClient()
+        if identity is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "paceline"
-            result = made.get_experiment_by_name(name)
-            experiment = made.create_experiment(name) if result is None else result.experiment_id
-            known = str(made.create_run(experiment, run_name=folder.name).info.run_id)
+            experiment = api.get_experiment_by_name(name)
+            experiment_id = (
+                api.create_experiment(name) if experiment is None else experiment.experiment_id
+            )
+            identity = str(api.create_run(experiment_id, run_name=folder.name).info.run_id)
         else:
-            made.update_run(known, status="RUNNING")
-        self._id = known
-        return known
+            api.update_run(identity, status="RUNNING")
+        self._id = identity
+        return identity
 
     def send(self, version: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():  # it takes letters, digits and a few signs
+        for name, value in values.items():  # MLflow allows letters, digits and a few signs
             self._client.log_metric(self._id, re.sub(r"[^\w\-. /]", "_", name), value, step=version)
 
     def end(self, *, has_failed: bool) -> None:
         self._client.set_terminated(self._id, "FAILED" if has_failed else "FINISHED")
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -216,9 +221,9 @@ LOGS: Mapping[str, type[CsvLog | TensorBoardLog | WandbLog | MlflowLog]] = {
     "mlflow": MlflowLog,
 }
 CLIENTS_RUNS = ("wandb-run.txt", "mlflow-run.txt")
-"""Files with the identity of a run at a server."""
+"""Files with the identity of a run on a server."""
 
 
 def open_log(kind: str, place: OpenFolder, version: int | None = None) -> MetricsLog:
-    """The log of this kind in the run's folder; ``version``: the run goes on from there."""
+    """Open a log in the run's folder; a resumed run gives the ``version`` of its checkpoint."""
     return LOGS[kind](place, version)

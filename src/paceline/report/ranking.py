@@ -1,6 +1,7 @@
-"""What ``paceline plan`` says: protocols in the order in which they are advised, and why.
+"""The advice of ``paceline plan``: protocols ranked, with reasons.
 
-It is given forecasts and where each stood in the race; it must not know how they were found.
+It is given forecasts and each protocol's result in the race; it must not know how they were
+computed.
 """
 
 import math
@@ -11,12 +12,12 @@ from .forecast import Forecast, format_range
 from .text import format_duration
 
 RACE_SEEDS = 3
-"""The last two race so often."""
+"""Number of seeds with which the last two protocols race."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """Where a contender was when it left the race."""
+    """The result of a protocol when it left the race."""
 
     protocol: str
     virtual_s: float
@@ -24,47 +25,47 @@ class Standing:
     updates: int
     rank: int = 0
     wins: int = 0
-    """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``, or of its ``target_s``."""
+    """For the last two: seeds with which it was ahead, of ``RACE_SEEDS`` or of ``target_s``."""
     target_s: tuple[float, ...] = ()
-    """Virtual seconds to the target, one for each seed it was run with; inf: not reached."""
+    """Virtual seconds to the target, one per seed; inf: not reached."""
     best: float | None = None
-    """What came nearest to the target; None: nothing finite was seen."""
+    """The value nearest to the target; None: no value was finite."""
 
     @property
     def to_target_s(self) -> float:
-        """The median of its times; inf where it was not there in half of its runs, or in none."""
+        """Median of ``target_s``; inf if half of the runs missed the target, or none was made."""
         return statistics.median(self.target_s) if self.target_s else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedProtocol:
-    """One protocol: its timing, and how far it came."""
+    """One protocol: its forecast and its result in the race."""
 
     forecast: Forecast
     standing: Standing
     num_steps: int = 1
-    """Mini-batches a push."""
+    """Mini-batches per push."""
 
     @property
     def pushes_per_s(self) -> float:
-        """Mini-batches that make updates, a second."""
-        one = self.forecast
-        return self.num_steps * one.pushes / one.virtual_s if one.virtual_s else 0.0
+        """Mini-batches per second that go into updates."""
+        forecast = self.forecast
+        return self.num_steps * forecast.pushes / forecast.virtual_s if forecast.virtual_s else 0.0
 
     @property
     def efficiency(self) -> float:
-        """Of the time that workers are there, what goes into updates: 0 to 1."""
+        """Share of the workers' time that goes into updates: 0 to 1."""
         return self.forecast.utilisation * (1.0 - self.forecast.thrown_away)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """When the advised protocol reaches what was asked for, in virtual time.
+    """When the advised protocol reaches the target, in virtual time.
 
     Attributes:
         name: accuracy or loss.
-        best: what came nearest; None: nothing finite was seen.
-        virtual_s: to the target, or until the race ended.
+        best: the value nearest to the target; None: no value was finite.
+        virtual_s: seconds to the target, or until the race ended.
     """
 
     name: str
@@ -76,21 +77,21 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The answer; ``docs/json.md`` describes every field."""
+    """The advised protocol and its competitors; ``docs/json.md`` describes every field."""
 
     task: str
     workers: int
     cores: int | None
-    """That they share; None: each has one."""
+    """Cores that the workers share; None: each has its own."""
     mini_batch_size: int
     profile_dir: str
     profile_steps: int
     step_s: float
     push_s: float
     candidates: tuple[RankedProtocol, ...]
-    """The advised one first."""
+    """Ranked, the advised protocol first."""
     are_alike: bool
-    """Whether the first two were not told apart by their losses."""
+    """Whether the race did not tell the first two apart."""
     target: Target | None
 
     @property
@@ -98,7 +99,7 @@ class Advice:
         return self.candidates[0].forecast.protocol
 
     def to_json(self) -> dict[str, object]:
-        """The documented fields, in their order."""
+        """The documented fields, in order."""
         return {
             "task": self.task,
             "workers": self.workers,
@@ -116,14 +117,14 @@ class Advice:
         }
 
 
-def _row(one: RankedProtocol) -> dict[str, object]:
-    forecast, standing = one.forecast, one.standing
+def _row(candidate: RankedProtocol) -> dict[str, object]:
+    forecast, standing = candidate.forecast, candidate.standing
     return {
         "protocol": forecast.protocol,
         "time_per_update_s": forecast.time_per_update_s,
         "time_likely_s": forecast.time_likely_s,
-        "pushes_per_s": one.pushes_per_s,
-        "efficiency": one.efficiency,
+        "pushes_per_s": candidate.pushes_per_s,
+        "efficiency": candidate.efficiency,
         "thrown_away": forecast.thrown_away,
         "staleness_versions": forecast.staleness_versions.mean,
         "rank": standing.rank,
@@ -136,11 +137,11 @@ def _row(one: RankedProtocol) -> dict[str, object]:
 
 
 def render_advice(advice: Advice) -> list[str]:
-    """The table, the advice, why, and how sure."""
+    """Return the table, the advice, the reason and the confidence as lines of text."""
     lines = [
         f"{advice.task}, {advice.workers} workers, mini-batches of {advice.mini_batch_size}",
         f"profile: {advice.profile_steps} steps of {format_duration(advice.step_s)}, "
-        f"{format_duration(advice.push_s)} beside each for the push ({advice.profile_dir})",
+        f"plus {format_duration(advice.push_s)} each for the push ({advice.profile_dir})",
         "",
         f"{'protocol':<20}{'an update':>11}{'likely':>19}{'batches/s':>11}{'efficient':>11}"
         f"{'stale':>7}{'loss':>9}{'after':>9}{'to target' if advice.target else '':>11}".rstrip(),
@@ -154,12 +155,12 @@ def render_advice(advice: Advice) -> list[str]:
             f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
             f"{format_duration(standing.virtual_s):>9}{_to_target(standing):>11}".rstrip()
         )
-    place = "separate machines or cores, one a worker"
+    place = "separate machines or cores, one per worker"
     if advice.cores is not None:
         place = f"one machine whose {advice.cores} cores all workers share"
-    lines += ["", f"Times are predicted for {place}; 9 of 10 runs are",
-              "within what is likely. Losses were measured in virtual time, with real gradients: "
-              "who is lower goes further.", "",
+    lines += ["", f"Times are predicted for {place}; 9 of 10 runs lie in",
+              "the likely range. Losses were measured in virtual time, with real gradients: "
+              "lower is better.", "",
               f"advice: --protocol {advice.advised} --mini-batch-size {advice.mini_batch_size}",
               f"why: {why(advice)}", f"how sure: {how_sure(advice)}"]  # fmt: skip
     if advice.target is not None:
@@ -173,12 +174,12 @@ def _likely(forecast: Forecast) -> str:
 
 
 def why(advice: Advice) -> str:
-    """What sets the advised protocol apart from the others."""
+    """Return the advantage of the advised protocol, against full-sync if it is a candidate."""
     first = advice.candidates[0]
     others = {candidate.forecast.protocol: candidate for candidate in advice.candidates[1:]}
     base = others.get("full-sync") or next(iter(others.values()), None)
     if base is None:
-        return "it was the only one asked about"
+        return "it is the only candidate"
     ratio = first.pushes_per_s / base.pushes_per_s if base.pushes_per_s else 0.0
     text = (
         f"{ratio:.2f}x the useful mini-batches a second of {base.forecast.protocol}, at a mean "
@@ -190,7 +191,7 @@ def why(advice: Advice) -> str:
 
 
 def how_sure(advice: Advice) -> str:
-    """How clearly it is ahead of the second."""
+    """Return how clearly the advised protocol is ahead of the second."""
     if len(advice.candidates) < 2:
         return "nothing was compared"
     first, second = advice.candidates[:2]
@@ -209,14 +210,14 @@ def how_sure(advice: Advice) -> str:
 
 
 def _how_sure_of_target(advice: Advice) -> str:
-    """How clearly it is sooner there than the second."""
+    """Return how clearly the advised protocol reaches the target before the second."""
     first, second = (candidate.standing for candidate in advice.candidates[:2])
     if not second.target_s:
         seeds = "one seed" if len(first.target_s) == 1 else f"{len(first.target_s)} seeds"
-        return f"only it was seen at the target, with {seeds}"
+        return f"only this protocol reached the target, with {seeds}"
     num_seeds = min(len(first.target_s), len(second.target_s))
     text = (
-        f"at the target before {second.protocol} with {first.wins} of {num_seeds} seeds "
+        f"reached the target before {second.protocol} with {first.wins} of {num_seeds} seeds "
         f"(median {_to_target(first)} against {_to_target(second)})"
     )
     if advice.are_alike:
@@ -231,10 +232,10 @@ def _to_target(standing: Standing) -> str:
 
 
 def _target(target: Target) -> str:
-    what = f"{target.name} {target.value:g}"
+    goal = f"{target.name} {target.value:g}"
     if target.is_reached:
-        return f"{what}: after about {format_duration(target.virtual_s)}"
-    passed = f"{what}: not reached in {format_duration(target.virtual_s)} of virtual time"
+        return f"{goal}: after about {format_duration(target.virtual_s)}"
+    outcome = f"{goal}: not reached in {format_duration(target.virtual_s)} of virtual time"
     if target.best is None:
-        return f"{passed}, and nothing finite was seen; lower --lr"
-    return f"{passed}, the best was {target.best:.4f}; give the race more --seconds"
+        return f"{outcome}, and no value was finite; lower --lr"
+    return f"{outcome}, the best was {target.best:.4f}; give the race more --seconds"

@@ -6,8 +6,8 @@
     1       training     512     4,456     91 %   6 %   3 %       0.50  ##################+.
     ----------                                       22 % 58.2 s left
 
-Drawing is done by the engine's own thread, at most twice a second, so it costs the workers nearly
-nothing. This module must not know engines.
+The engine's own thread draws, at most twice a second, so it costs the workers nearly nothing. This
+module must not know engines.
 """
 
 import sys
@@ -29,7 +29,7 @@ from .text import format_duration
 
 _EVERY_S = 0.5
 _SHARES = 20
-"""Columns of a worker's bar of shares."""
+"""Columns of the bar that shows a worker's shares of time."""
 _STYLES = {"training": "green", "gone": "red", "stalled": "yellow", "slow": "yellow"}
 
 
@@ -37,7 +37,7 @@ class ScreenObserver:
     """Draws a run on a terminal.
 
     Args:
-        console: where to draw; the process's standard output by default.
+        console: where to draw; standard output by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -47,7 +47,7 @@ class ScreenObserver:
         self._live: Live | None = None
         self._next_s = 0.0
         self._unfinished = ""
-        """What the script printed of a line that has not ended."""
+        """Output of the script since its last line break."""
 
     @property
     def trouble(self) -> str:
@@ -55,7 +55,7 @@ class ScreenObserver:
 
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan
-        self._next_s = 0.0  # by the clock of this run, which may be one of several
+        self._next_s = 0.0  # relative to this run's start, which may be one of several
         grid = Table.grid(padding=(0, 2))
         for label, text in plan.rows():
             grid.add_row(Text(label, style="bold"), Text(text))
@@ -79,7 +79,7 @@ class ScreenObserver:
             return
         self._next_s = progress.t + _EVERY_S
         if self._live is None:
-            # No thread of its own: what is drawn is drawn here, between two events of the run.
+            # No refresh thread: drawing happens here, between two events of the run.
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(draw(progress, self._console.width), refresh=True)
@@ -96,7 +96,7 @@ class ScreenObserver:
             self._console.out(line, highlight=False)
 
     def close(self) -> None:
-        """Take the table away and give the terminal back; may be called twice."""
+        """Remove the table and release the terminal; may be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -109,7 +109,7 @@ _COLUMNS = {
     "worker": 6, "pushes": 7, "wait": 5, "samples/s": 9, "compute": 7, "input": 5, "push": 5,
     "staleness": 9, "state": 14, "shares": _SHARES,
 }  # fmt: skip
-"""Columns of the workers' table and how wide they get; what fits is shown, the first ones first."""
+"""Columns of the workers' table and their widths, the most important first."""
 _ORDER = (
     "worker", "state", "pushes", "samples/s", "input", "compute", "wait", "push", "staleness",
     "shares",
@@ -118,24 +118,24 @@ _GAP = 2
 
 
 def draw(progress: Progress, columns: int = 100) -> RenderableType:
-    """The live part: where the run is, its workers, and the bar; as much as fits into columns."""
+    """Return the live part: progress, workers and bar, with the columns that fit."""
     room = columns + _GAP
-    shown = []
+    names = []
     has_input = any(worker.input_share >= LEAST_INPUT for worker in progress.workers)
     for name, width in _COLUMNS.items():
         if name == "input" and not has_input:
             continue
         room -= width + _GAP
-        shown += [name] if room >= 0 else []
+        names += [name] if room >= 0 else []
     workers = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (one for one in _ORDER if one in shown):
+    for name in (name for name in _ORDER if name in names):
         is_text = name in ("worker", "state", "shares")
         workers.add_column(
             "" if name == "shares" else name, justify="left" if is_text else "right", no_wrap=True
         )
     for worker in progress.workers:
         cells = dict(zip(_ORDER, _cells(worker, has_input=has_input), strict=True))
-        workers.add_row(*(cells[name] for name in _ORDER if name in shown))
+        workers.add_row(*(cells[name] for name in _ORDER if name in names))
     bar = Table.grid(padding=(0, 1))
     share = progress.share_done
     left = "" if progress.eta_s is None else f"{format_duration(progress.eta_s)} left"
@@ -144,30 +144,30 @@ def draw(progress: Progress, columns: int = 100) -> RenderableType:
     return Group(Text(format_progress(progress)), workers, bar)
 
 
-def _cells(one: WorkerProgress, *, has_input: bool) -> list[RenderableType]:
-    computing = one.compute_share - one.input_share if has_input else one.compute_share
-    every = one.input_share, computing, one.wait_share, one.push_share
-    shares = [f"{100 * share:.0f} %" for share in every]
+def _cells(worker: WorkerProgress, *, has_input: bool) -> list[RenderableType]:
+    computing = worker.compute_share - worker.input_share if has_input else worker.compute_share
+    times = worker.input_share, computing, worker.wait_share, worker.push_share
+    shares = [f"{100 * share:.0f} %" for share in times]
     return [
-        str(one.worker),
-        Text(one.state, style=_STYLES.get(one.state.split()[0], "")),
-        f"{one.pushes:,}",
-        f"{one.samples_per_s:,.0f}",
+        str(worker.worker),
+        Text(worker.state, style=_STYLES.get(worker.state.split()[0], "")),
+        f"{worker.pushes:,}",
+        f"{worker.samples_per_s:,.0f}",
         *shares,
-        f"{one.mean_staleness:.2f}",
-        _bar(one),
+        f"{worker.mean_staleness:.2f}",
+        _share_bar(worker),
     ]
 
 
-def _bar(one: WorkerProgress) -> Text:
-    """Shares of a worker's time: told apart by their signs, also without colours."""
+def _share_bar(worker: WorkerProgress) -> Text:
+    """Return a worker's shares of time as a bar that can be read without colours."""
     bar = Text()
     edges = [0.0]
     for share, sign, style in (
-        (one.input_share, ":", "magenta"),
-        (one.compute_share - one.input_share, "#", "green"),
-        (one.push_share, "+", "cyan"),
-        (one.wait_share, ".", "yellow"),
+        (worker.input_share, ":", "magenta"),
+        (worker.compute_share - worker.input_share, "#", "green"),
+        (worker.push_share, "+", "cyan"),
+        (worker.wait_share, ".", "yellow"),
     ):
         edges.append(edges[-1] + share)
         bar.append(sign * (round(edges[-1] * _SHARES) - round(edges[-2] * _SHARES)), style=style)

@@ -1,4 +1,4 @@
-"""A cut, and all ways to split a model: as text, and the cut as a picture.
+"""Reports of a cut and of all ways to split a model, as text; and the cut as a picture.
 
     inputs -> [ 0 .. 3 ] ==2.1 MiB=> [ 4 .. 8 ] ==1.2 MiB=> [ 9 .. 12 ] -> outputs
 
@@ -17,17 +17,18 @@ from .chart import COLOURS, FAINT, LEFT, RIGHT, WIDTH, head, nice_ticks, rule, t
 from .text import table, three_figures
 
 _ROW, _BAR = 34, 22
-"""Pixels of a worker in the picture, and of its bar."""
+"""Heights in pixels of a worker's row in the picture, and of its bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRow:
-    """A cut and what it takes.
+    """A cut and its cost.
 
     Args:
-        run: by the schedule that was asked for; other: by the other one.
-        update_s: behind it, of the part that takes longest.
-        fits: each part its worker's memory.
+        run: a step under the requested schedule.
+        other: a step under the other schedule.
+        update_s: seconds of the update after the step, for the slowest part.
+        fits: whether each part fits into its worker's memory.
     """
 
     name: str
@@ -48,9 +49,11 @@ class PartitionReport:
 
     Args:
         about: rows of a label and its text.
-        graph: of a micro-batch.
-        rows: the cut that was found first, then those beside it.
-        alone_s: a step of one worker without any cut.
+        graph: the work of a micro-batch.
+        rows: the best cut first, then those that it is compared with.
+        alone_s: seconds of a step of one worker without a cut.
+        is_exact: whether all cuts were searched, and not only those along the order of computing.
+        num_borders, search_s: borders that were considered, and seconds of the search.
     """
 
     about: tuple[tuple[str, str], ...]
@@ -68,17 +71,17 @@ class PartitionReport:
 
     @property
     def verdict(self) -> str:
-        """Whether to cut at all."""
+        """Whether the cut is worth it."""
         step_s = self.found.step_s
         if len(self.found.placement.parts) == 1:
-            return "one worker alone, whose batch comes in micro-batches"
+            return "one worker alone, with its batch in micro-batches"
         if step_s < self.alone_s:
             return f"{self.alone_s / step_s:.2f} times as fast as one worker alone"
         ratio = step_s / self.alone_s
         return f"do not split for speed: this takes {ratio:.2f} times as long as one worker alone"
 
     def to_json(self) -> dict[str, object]:
-        """Names, numbers and bytes of each part, and all cuts' steps."""
+        """The parts of the best cut, and the step time of every cut."""
         placement = self.found.placement
         return {
             "about": dict(self.about),
@@ -116,7 +119,7 @@ class SplitReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """A row a split, and the advised one."""
+        """A row per split, and the advised split."""
         return {
             "about": dict(self.about),
             "notes": list(self.notes),
@@ -134,8 +137,8 @@ class SplitReport:
 
 
 def render_partition(report: PartitionReport) -> list[str]:
-    """The cut, drawn; its parts; the cuts beside it; whether to cut at all."""
-    lines = [*_labelled(report.about), "", *_drawn(report), "", *_parts(report), ""]
+    """Return a diagram of the cut, its parts, the other cuts and the verdict as lines of text."""
+    lines = [*_labelled(report.about), "", *_diagram(report), "", *_parts(report), ""]
     rows = [
         (
             row.name, three_figures(row.step_s), f"{row.run.bubble:.0%}",
@@ -163,8 +166,8 @@ def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{label:<{width}}  {words}" for label, words in rows]
 
 
-def _drawn(report: PartitionReport) -> Iterator[str]:
-    """Parts in a row, as many to a line as go on it, and what flows over each border."""
+def _diagram(report: PartitionReport) -> Iterator[str]:
+    """Yield lines with the parts in order and the bytes that cross each border."""
     parts = report.found.placement.parts
     line = "inputs -> "
     for number, part in enumerate(parts):
@@ -196,43 +199,44 @@ def _parts(report: PartitionReport) -> list[str]:
         )
         for number, part in enumerate(parts)
     ]  # fmt: skip
-    names = ("part", "layers", "parameters", "forward", "backward", "kept", "alive", "memory", "on")
+    cols = ("part", "layers", "parameters", "forward", "backward", "kept", "alive", "memory", "on")
     shared = {
         name: [str(number) for number, part in enumerate(parts) if name in part.cut_ties]
         for name in dict.fromkeys(name for part in parts for name in part.cut_ties)
     }
     return [
-        *table(names, rows),
-        "forward, backward, kept, on: of one micro-batch; alive: micro-batches at most at a time",
-        *(f"parts {' and '.join(who)} share {name}" for name, who in shared.items()),
+        *table(cols, rows),
+        "forward, backward, kept, on: per micro-batch; alive: most micro-batches at a time",
+        *(f"parts {' and '.join(numbers)} share {name}" for name, numbers in shared.items()),
     ]
 
 
 def render_splits(report: SplitReport) -> list[str]:
-    """The table, the advice and why."""
+    """Return the table of splits, the advice and its reason as lines of text."""
     rows = [_row(price) for price in report.table.prices]
     impossible = [price for price in report.table.prices if price.step_s is None]
     advised = report.table.advised
-    what = "do not split" if advised.name == "none" else f"--split {advised.name}"
+    advice = "do not split" if advised.name == "none" else f"--split {advised.name}"
     reason = report.table.reason.removeprefix("do not split: ")
     return [
         *_labelled(report.about),
         *(f"note: {note}" for note in report.notes),
         "",
         *table(("split", "a step", "bytes an update", "memory a worker", "balance", ""), rows),
-        *(f"{one.name}: {one.why}" for one in impossible),
+        *(f"{price.name}: {price.why}" for price in impossible),
         "",
-        f"advice: {what}",
+        f"advice: {advice}",
         f"why: {reason}",
     ]
 
 
-def _row(one: SplitPrice) -> tuple[str, ...]:
-    if one.step_s is None:
-        return (one.name, "-", "-", "-", "-", "not possible")
+def _row(price: SplitPrice) -> tuple[str, ...]:
+    if price.step_s is None:
+        return (price.name, "-", "-", "-", "-", "not possible")
     return (
-        one.name, three_figures(one.step_s), format_bytes(one.sent_bytes),
-        format_bytes(one.memory_bytes), f"{one.balance:.2f}", "" if one.fits else "too much memory",
+        price.name, three_figures(price.step_s), format_bytes(price.sent_bytes),
+        format_bytes(price.memory_bytes), f"{price.balance:.2f}",
+        "" if price.fits else "too much memory",
     )  # fmt: skip
 
 
@@ -240,25 +244,23 @@ def _row(one: SplitPrice) -> tuple[str, ...]:
 
 
 def draw_partition(report: PartitionReport) -> str:
-    """The text of an SVG file: each piece in its part, then who computes when."""
+    """Return an SVG file as text: the pieces by part, then the timeline of the workers."""
     rows = {span.action.rank for span in report.found.run.spans}
     height = 150 + _ROW * len(rows) + 80
     parts = head(f"A cut into {len(rows)} parts", height)
     parts.append(text(LEFT, 44, dict(report.about)["model"]))
-    parts += _pieces_drawn(report, 84.0)
-    parts += _timeline(report, 170.0)
+    parts += _draw_pieces(report, 84.0)
+    parts += _draw_timeline(report, 170.0)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _pieces_drawn(report: PartitionReport, top: float) -> Iterator[str]:
-    """Pieces as wide as they take time, in the colour of their part."""
+def _draw_pieces(report: PartitionReport, top: float) -> Iterator[str]:
+    """Yield a bar per piece, as wide as its time, in the colour of its part."""
     part_of = report.found.placement.part_of()
     order = sorted(part_of, key=lambda node: (part_of[node], node))
     whole_s = report.graph.work_s or 1.0
     x = float(LEFT)
-    yield text(
-        LEFT, top - 12, "pieces, as wide as they take time; one colour a part", weight="bold"
-    )
+    yield text(LEFT, top - 12, "pieces: width is time, colour is the part", weight="bold")
     for node in order:
         width = report.graph.nodes[node].work_s / whole_s * (WIDTH - LEFT - RIGHT)
         colour = COLOURS[part_of[node] % len(COLOURS)]
@@ -269,8 +271,8 @@ def _pieces_drawn(report: PartitionReport, top: float) -> Iterator[str]:
         x += width
 
 
-def _timeline(report: PartitionReport, top: float) -> Iterator[str]:
-    """A row a worker: forward dark, backward pale."""
+def _draw_timeline(report: PartitionReport, top: float) -> Iterator[str]:
+    """Yield a row per worker: forward dark, backward pale."""
     run = report.found.run
     scale = (WIDTH - LEFT - RIGHT) / (run.seconds or 1.0)
     yield text(

@@ -1,8 +1,8 @@
 """The numbers of a run, computed from its trace alone.
 
-So ``paceline report RUN`` says tomorrow what the run said today, and a simulated run is
-summarised by the same code as a live one. Above 300 lines because every field of it is
-described where it stands. This module must not know terminals, pictures or engines.
+So ``paceline report RUN`` always prints the same numbers as the run itself did, and live and
+simulated runs share this code. Above 300 lines because every field is described where it is
+defined. This module must not know terminals, pictures or engines.
 """
 
 import math
@@ -19,12 +19,12 @@ from .tally import Tally
 from .text import Point
 
 _MOST_DEVICES = 64
-"""How many are named one by one."""
+"""Longer lists of devices show only the first and the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """How many versions the parameters had moved on when a gradient was applied."""
+    """Versions between the parameters a gradient was computed at and those it was applied to."""
 
     mean: float
     p50: int
@@ -34,7 +34,7 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupersededWork:
-    """Work that was abandoned: how often, the seconds it had taken, and those it would have."""
+    """Cancelled steps: their count, the seconds spent on them, and the seconds cancelling saved."""
 
     count: int
     wasted_s: float
@@ -43,7 +43,7 @@ class SupersededWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedBytes:
-    """What a worker sent in all updates with ``--compress``, and would have sent without it."""
+    """Bytes a worker sent over all updates with ``--compress``, and would have sent without."""
 
     compressor: str
     plain_bytes: int
@@ -52,18 +52,18 @@ class CompressedBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
-    """Where one worker's seconds went, over all its lives."""
+    """How one worker spent its time, over all its lives."""
 
     worker: int
     members: int
-    """Lives: 1 unless it died and came back."""
+    """Lives: 1 unless it died and was replaced."""
     pushes: int
     samples: int
     compute_s: float
     wait_s: float
     push_s: float
     input_s: float
-    """Of ``compute_s``: until its batches were there."""
+    """The part of ``compute_s`` spent waiting for batches."""
     superseded_s: float
 
     @property
@@ -73,27 +73,27 @@ class WorkerSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowSummary:
-    """A worker that was slow over the run, and what that cost."""
+    """A worker that was slow over the run, and what it cost the others."""
 
     worker: int
     usual_s: float
-    """Its median step."""
+    """Its median step time."""
     others_s: float
-    """The median step of the others."""
+    """The median step time of the other workers."""
     input_s: float
-    """Of its median step: until its batches were there."""
+    """The part of ``usual_s`` spent waiting for batches."""
     others_input_s: float
-    """Of the others' median step: until their batches were there."""
+    """The part of ``others_s`` spent waiting for batches."""
     others_wait_share: float
-    """Of the others' time: how much they waited."""
+    """The share of their time that the other workers waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingEfficiency:
-    """One worker's time for a mini-batch over the time of each of these workers."""
+    """Time for a mini-batch with one worker alone, divided by the time per worker in this run."""
 
     value: float
-    """1: each of them trains as many samples a second as one worker alone."""
+    """1: each worker trains as many samples a second as one worker alone."""
     one_worker_step_s: float
     one_worker_run: str
     one_worker_day: str
@@ -108,7 +108,7 @@ class EpochSummary:
     t: float
     """Seconds from the first step to the epoch's end."""
     seconds: float
-    """Of training, without evaluation."""
+    """Training time, without evaluation."""
     updates: int
     is_whole: bool
     """Whether it was finished."""
@@ -133,18 +133,18 @@ class Summary:
     time_per_update_s: float | None
     samples_per_s: float | None
     scaling_efficiency: ScalingEfficiency | None
-    """None: no run of one worker that is like this one is known."""
+    """None: no comparable run with one worker was found."""
     seconds_per_epoch: float | None
     staleness_versions: Staleness
     skipped_updates: int
     staleness_rule: str
     mean_scale: float | None
-    """What the rule left of a push, in the mean by samples."""
+    """Mean factor that the staleness rule applied to a push; None: no pushes."""
     discarded_pushes: int
     late_pushes: int
     superseded: SupersededWork
     compressed: CompressedBytes | None
-    """None: gradients were sent whole, or not at all."""
+    """None: gradients were sent uncompressed, or not at all."""
     dropped_samples: int
     test_accuracy: float | None
     final_loss: float | None
@@ -156,7 +156,7 @@ class Summary:
     """Why the run ended; empty where its trace was cut off."""
     run_dir: str
     could_try: tuple[str, ...] = ()
-    """What ``--fast auto`` would measure, where it was not asked for."""
+    """What ``--fast auto`` would measure; empty where it was used."""
     losses: tuple[Point, ...] = ()
     """Training loss over time, at most a few hundred points; not in the JSON."""
     accuracies: tuple[Point, ...] = ()
@@ -170,7 +170,7 @@ class Summary:
         return self.samples_per_s
 
     def to_json(self) -> dict[str, object]:
-        """The documented fields, in their order; what was not measured is null."""
+        """The documented fields, in order; null where a value is missing or not finite."""
         fields: dict[str, object] = {**asdict(self), "images_per_s": self.images_per_s}
         del fields["losses"], fields["accuracies"], fields["test_losses"]
         return {name: _finite(value) for name, value in fields.items()}
@@ -186,11 +186,11 @@ class Summary:
 
 
 def _finite(value: object) -> object:
-    """The value with null for what is not finite, as the loss of a run that diverged."""
+    """Return the value with non-finite numbers (the loss of a diverged run) replaced by None."""
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -245,19 +245,19 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         final_loss=_final_loss(tally),
         total_s=tally.last_s,
         per_worker=_per_worker(tally),
-        slow_workers=tuple(_slow(tally, one) for one in tally.service.slow()),
+        slow_workers=tuple(_slow(tally, slow) for slow in tally.service.slow()),
         epochs=_epochs(tally),
         ended=tally.ended,
         run_dir=str(run_dir),
         could_try=header.texts("could_try"),
         losses=_thin(tally),
         accuracies=accuracies,
-        test_losses=_evaluations(tally, lambda one: one.mean("loss")),
+        test_losses=_evaluations(tally, lambda evaluation: evaluation.mean("loss")),
     )
 
 
 def _compressed(tally: Tally) -> CompressedBytes | None:
-    """By header of each life: a run may go on with another compressor, and with none."""
+    """Add up bytes per header: a resumed run may use another compressor, or none."""
     assert tally.header is not None
     fields = tally.header.fields
     lives = [(0, tally.header)]
@@ -271,7 +271,7 @@ def _compressed(tally: Tally) -> CompressedBytes | None:
         if name != "none" and end > begin:
             names += [name] if name not in names else []
             num_whole = sum(begin < epoch.end_version <= end for epoch in tally.epochs)
-            # Of fragments, one an update; at the end of an epoch all of them.
+            # An update sends one fragment; the end of an epoch sends all of them.
             count = end - begin + (header.number("fragments", 1) - 1) * num_whole
             plain_bytes += count * header.number("plain_bytes")
             sent_bytes += count * header.number("sent_bytes")
@@ -282,13 +282,13 @@ def _compressed(tally: Tally) -> CompressedBytes | None:
     )
 
 
-def _accuracy(one: Evaluated) -> float | None:
-    name = accuracy_among(one.totals)
-    return None if name is None else one.mean(name)
+def _accuracy(evaluation: Evaluated) -> float | None:
+    name = accuracy_among(evaluation.totals)
+    return None if name is None else evaluation.mean(name)
 
 
 def _evaluations(tally: Tally, metric: Callable[[Evaluated], float | None]) -> tuple[Point, ...]:
-    """A metric of the test data over time."""
+    """Return a metric of the test data over time, without evaluations that lack it."""
     return tuple(
         Point(t=evaluation.t_s - tally.first_s, value=value)
         for evaluation in tally.evaluations
@@ -297,24 +297,24 @@ def _evaluations(tally: Tally, metric: Callable[[Evaluated], float | None]) -> t
 
 
 def _devices(device: str, workers: int) -> tuple[str, ...]:
-    """The chapter's list of devices: one a worker, numbered, where the header names only a kind."""
+    """Return one device per worker, numbered where the header names only a kind."""
     if ":" in device:
         return (device,) * workers
     return tuple(f"{device}:{worker}" for worker in range(workers))
 
 
-def _ratio(value: float, by: float) -> float | None:
-    return value / by if by else None
+def _ratio(value: float, divisor: float) -> float | None:
+    return value / divisor if divisor else None
 
 
 def _efficiency(tally: Tally, workers: int) -> ScalingEfficiency | None:
-    """By what one worker alone was known to need when the run began; both once they were warm."""
+    """Compare with the one-worker step time in the header; both without the warm-up updates."""
     assert tally.header is not None
     alone = OneWorker.from_header(tally.header)
     if alone is None or not tally.warm.samples:
         return None
     if any(resume.workers != workers or resume.changes.keys() & ALIKE for resume in tally.resumes):
-        return None  # its seconds are of several kinds of run
+        return None  # its time mixes different kinds of run
     mini_batch_s = tally.header.number("mini_batch_size") * tally.warm.seconds / tally.warm.samples
     return ScalingEfficiency(
         value=alone.step_s / (workers * mini_batch_s),
@@ -323,7 +323,7 @@ def _efficiency(tally: Tally, workers: int) -> ScalingEfficiency | None:
 
 
 def _seconds_per_epoch(tally: Tally) -> float | None:
-    """Mean over the whole epochs; where none is whole, what one would take at this pace."""
+    """Mean over the whole epochs; where none is whole, an estimate from the samples so far."""
     whole = [epoch.seconds for epoch in tally.epochs if epoch.is_whole]
     if whole:
         return sum(whole) / len(whole)
@@ -336,7 +336,7 @@ def _seconds_per_epoch(tally: Tally) -> float | None:
 
 
 def staleness_of(counts: Mapping[int, int]) -> Staleness:
-    """Mean and percentiles of lags, each with how many pushes had it."""
+    """Return the mean and percentiles of a histogram: lag in versions -> number of pushes."""
     total = sum(counts.values())
     if not total:
         return Staleness(mean=0.0, p50=0, p99=0, max=0)
@@ -350,33 +350,36 @@ def staleness_of(counts: Mapping[int, int]) -> Staleness:
 
 
 def _percentile(counts: Mapping[int, int], share: float) -> int:
-    """The least value that at least this share of the counted ones does not exceed."""
+    """Return the smallest value that at least this share of the counts does not exceed."""
     needed = math.ceil(share * sum(counts.values()))
-    seen = 0
+    num_counted = 0
     for value in sorted(counts):
-        seen += counts[value]
-        if seen >= needed:
+        num_counted += counts[value]
+        if num_counted >= needed:
             return value
     return max(counts)
 
 
 def _final_loss(tally: Tally) -> float | None:
-    """Training loss over the last tenth of the updates: one update alone would be noise."""
+    """Mean training loss over the last tenth of the updates: one update alone is too noisy."""
     last = tally.updates[-max(1, len(tally.updates) // 10) :]
-    num_samples = sum(one.num_samples for one in last)
-    return _ratio(sum(one.loss * one.num_samples for one in last), num_samples)
+    num_samples = sum(update.num_samples for update in last)
+    return _ratio(sum(update.loss * update.num_samples for update in last), num_samples)
 
 
 def _per_worker(tally: Tally) -> tuple[WorkerSummary, ...]:
     return tuple(
-        WorkerSummary(worker=worker, **asdict(one)) for worker, one in sorted(tally.workers.items())
+        WorkerSummary(worker=worker, **asdict(worker_tally))
+        for worker, worker_tally in sorted(tally.workers.items())
     )
 
 
 def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
-    others = [one for worker, one in tally.workers.items() if worker != slow.worker]
-    waited_s = sum(one.wait_s for one in others)
-    total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)
+    others = [other for worker, other in tally.workers.items() if worker != slow.worker]
+    waited_s = sum(other.wait_s for other in others)
+    total_s = waited_s + sum(
+        other.compute_s + other.push_s + other.superseded_s for other in others
+    )
     return SlowSummary(
         worker=slow.worker,
         usual_s=slow.usual_s,
@@ -388,7 +391,10 @@ def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
 
 
 def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
-    accuracies, losses = _last(tally, _accuracy), _last(tally, lambda one: one.mean("loss"))
+    accuracies, losses = (
+        _last(tally, _accuracy),
+        _last(tally, lambda evaluation: evaluation.mean("loss")),
+    )
     return tuple(
         EpochSummary(
             epoch=epoch.epoch + 1,
@@ -405,7 +411,7 @@ def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
 
 
 def _last(tally: Tally, metric: Callable[[Evaluated], float | None]) -> dict[int, float]:
-    """Of each epoch by the last evaluation that has it; others may measure something else."""
+    """Return the metric of each epoch's last evaluation that has it; others may lack it."""
     return {
         evaluation.epoch: value
         for evaluation in tally.evaluations
@@ -414,13 +420,13 @@ def _last(tally: Tally, metric: Callable[[Evaluated], float | None]) -> dict[int
 
 
 def _thin(tally: Tally, most: int = 240) -> tuple[Point, ...]:
-    """The losses of updates, averaged over neighbours until a picture can show them."""
+    """Average neighbouring updates' losses, down to at most ``most`` points."""
     updates = tally.updates
     size = max(1, math.ceil(len(updates) / most))
     points = []
     for i in range(0, len(updates), size):
         bucket = updates[i : i + size]
-        num_samples = sum(one.num_samples for one in bucket)
-        loss = sum(one.loss * one.num_samples for one in bucket) / num_samples
+        num_samples = sum(update.num_samples for update in bucket)
+        loss = sum(update.loss * update.num_samples for update in bucket) / num_samples
         points.append(Point(t=bucket[-1].t_s - tally.first_s, value=loss))
     return tuple(points)

@@ -1,9 +1,9 @@
-"""What a run adds up to: its trace, counted line by line.
+"""Totals of a run, counted from its trace line by line.
 
-Times are those of the trace; training time is from an epoch's first grant to its end, or to its
-last update where it was not finished, so evaluations do not count. Lines of which not all can be
-true are refused, rather than added up. Above 300 lines because each kind of line is counted here.
-This module must not know what is made of the numbers.
+Times are those of the trace. Training time runs from an epoch's first grant to its end, or to its
+last update if it was not finished, so evaluations do not count. Lines that contradict each other
+raise ConfigError. Above 300 lines because each kind of line is counted here. This module must not
+know what the numbers are used for.
 """
 
 import math
@@ -28,12 +28,12 @@ from ..trace.records import (
 )
 
 WARM_UP_UPDATES = 3
-"""At a run's begin, while workers fill caches and allocate."""
+"""Updates at the start of a run that do not count: workers fill caches and allocate memory."""
 
 
 @dataclass(slots=True)
 class WorkerTally:
-    """One worker, over all its lives."""
+    """Totals of one worker, over all its lives."""
 
     members: int = 0
     pushes: int = 0
@@ -47,7 +47,7 @@ class WorkerTally:
 
 @dataclass(slots=True)
 class EpochTally:
-    """One epoch."""
+    """Totals of one epoch."""
 
     epoch: int
     start_s: float
@@ -57,13 +57,13 @@ class EpochTally:
     loss_samples: int = 0
     is_whole: bool = False
     open_leases: dict[int, int] = field(default_factory=dict)
-    """Samples of the leases that were granted and are in no update yet."""
+    """Lease id -> its samples that are granted and in no update yet."""
     end_version: int = -1
-    """At which it ended; -1: it has not."""
+    """The version at which the epoch ended; -1: it has not."""
     end: int | None = None
-    """Of a stream, once it is known: behind it there is nothing."""
+    """The position where a stream ended; None: not known yet."""
     first_id: int = 0
-    """Of the lease at position 0, where each is one position."""
+    """Id of the lease at position 0 of a stream, where a lease is one position."""
 
     @property
     def seconds(self) -> float:
@@ -81,31 +81,31 @@ class Update:
 
 @dataclass(slots=True)
 class WarmRate:
-    """Updates once a run is warm, and only within epochs: what lies between two does not count."""
+    """Rate of updates after the warm-up; the time between epochs does not count."""
 
     updates: int = 0
     samples: int = 0
     seconds: float = 0.0
-    _num_seen: int = 0
+    _num_applied: int = 0
     _last_s: float | None = None
 
     def applied(self, t_s: float, num_samples: int) -> None:
-        """An update was decided then."""
-        self._num_seen += 1
-        if self._last_s is not None and self._num_seen > WARM_UP_UPDATES:
+        """Count an update that was decided at ``t_s``."""
+        self._num_applied += 1
+        if self._last_s is not None and self._num_applied > WARM_UP_UPDATES:
             self.updates += 1
             self.samples += num_samples
             self.seconds += t_s - self._last_s
         self._last_s = t_s
 
     def paused(self) -> None:
-        """What comes next does not follow at once."""
+        """Do not count the time until the next update."""
         self._last_s = None
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean under way."""
+    """A running mean."""
 
     total: float = 0.0
     count: int = 0
@@ -117,19 +117,19 @@ class Mean:
 
 @dataclass(slots=True)
 class Scales:
-    """What a staleness rule left of pushes: by decision, or measured where they were applied."""
+    """Factors a staleness rule applied to pushes: as decided, or as measured when applied."""
 
     decided: Mean = field(default_factory=Mean)
     measured: Mean = field(default_factory=Mean)
 
     @property
     def mean(self) -> float | None:
-        one = self.measured if self.measured.count else self.decided
-        return one.total / one.count if one.count else None
+        mean = self.measured if self.measured.count else self.decided
+        return mean.total / mean.count if mean.count else None
 
 
 class Tally:
-    """Counts of one run; ``add`` each record in order."""
+    """Totals of one run; call ``add`` with each record in order."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -159,7 +159,7 @@ class Tally:
         self._pushed: dict[tuple[int, int], Pushed] = {}
         self._leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
         self._over: dict[int, int] = {}
-        """Samples of leases in no update when their epoch ended; they may ride on a later push."""
+        """Samples of leases in no update at their epoch's end; a later push may still use them."""
 
     @property
     def first_s(self) -> float:
@@ -201,7 +201,7 @@ class Tally:
                 self._stream_ended(record)
             case Resumed():
                 self.resumes.append(record)
-                self.version = record.version  # that of before, but for a trace that was damaged
+                self.version = record.version  # differs only if the trace is damaged
                 self._free_leases()
                 self.last_s = max(self.last_s, record.t_s)
             case Evaluated():
@@ -250,7 +250,7 @@ class Tally:
                 self.late += 1
                 self._forget(order.ticket)
             case Retire():
-                for ticket in order.tickets:  # what it neither keeps nor leaves, others have used
+                for ticket in order.tickets:  # others used what it neither kept nor left unused
                     self._use_leases(ticket, self._pushed.pop(ticket[:2], None))
             case EpochEnd():
                 self.warm.paused()
@@ -264,7 +264,7 @@ class Tally:
         )
         for lease in (*order.leases, *order.upcoming):
             if lease.id in self._over:
-                continue  # it rides on
+                continue  # carried over from the previous epoch
             if not self.epochs or self.epochs[-1].epoch < lease.epoch:
                 self.epochs.append(EpochTally(lease.epoch, t_s, t_s))
             epoch = self.epochs[-1]
@@ -273,22 +273,23 @@ class Tally:
                 epoch.open_leases.setdefault(lease.id, self._size(lease))
 
     def _size(self, lease: Lease) -> int:
-        """Samples of a lease: of a stream each position is a mini-batch."""
+        """Return the samples of a lease; a position of a stream is a whole mini-batch."""
         return lease.num_samples * self._samples_each
 
     def _stream_ended(self, record: StreamEnded) -> None:
-        """What was granted behind its end holds nothing, and is not missing."""
+        """Forget open leases past the end of the stream: they hold no samples."""
         self.last_s = max(self.last_s, record.t_s)
         if self.epochs and self.epochs[-1].epoch == record.epoch:
             epoch, end = self.epochs[-1], record.end
             epoch.end, leases = end, epoch.open_leases
-            epoch.open_leases = {one: n for one, n in leases.items() if one - epoch.first_id < end}
+            epoch.open_leases = {
+                lease_id: n for lease_id, n in leases.items() if lease_id - epoch.first_id < end
+            }
 
     def _applied(self, order: Apply, t_s: float) -> None:
         loss_sum, loss_samples, num_samples = 0.0, 0, 0
         is_finite = True
         for ticket in order.tickets:
-            # The version that the gradient was computed at against the one it is applied to.
             fact = self._pushed.pop(ticket[:2], None)
             if fact is None or ticket.version > self.version:
                 raise contradiction(f"update {self.version + 1} has a push that nobody handed in")
@@ -315,7 +316,7 @@ class Tally:
             epoch.loss_samples += loss_samples
 
     def _use_leases(self, ticket: Ticket, fact: Pushed | None) -> None:
-        """An update has used the leases of a push, but for those that it keeps or leaves unused."""
+        """Count the leases of a push as used, except those that it keeps or leaves unused."""
         rest = () if fact is None else fact.kept + fact.unused
         for lease in self._leases.pop(ticket[:2], ()):
             if self.epochs and lease.id not in rest:
@@ -327,13 +328,13 @@ class Tally:
         self._leases.pop(ticket[:2], None)
 
     def _free_leases(self) -> None:
-        """Free the leases at work or in no update yet: they are granted again."""
+        """Drop leases that are granted or in no update yet: a resumed run grants them again."""
         self.warm.paused()
         self._pushed.clear()
         self._leases.clear()
         if self.epochs:
             leases = self.epochs[-1].open_leases
-            self.epochs[-1].open_leases = {one: n for one, n in leases.items() if not n}
+            self.epochs[-1].open_leases = {lease_id: n for lease_id, n in leases.items() if not n}
 
     def _epoch_ended(self, order: EpochEnd, t_s: float) -> None:
         if not self.epochs or self.epochs[-1].epoch != order.epoch:
@@ -341,7 +342,7 @@ class Tally:
         epoch = self.epochs[-1]
         epoch.stop_s = t_s
         epoch.is_whole, epoch.end_version = True, order.version
-        # Every lease is in an update or was dropped: what is in none was dropped, or rides on.
+        # A lease in no update was dropped, unless a later push uses it (_use_leases).
         self.dropped_samples += sum(epoch.open_leases.values()) + order.num_unused
-        self._over.update({one: n for one, n in epoch.open_leases.items() if n})
+        self._over.update({lease_id: n for lease_id, n in epoch.open_leases.items() if n})
         epoch.open_leases.clear()

@@ -1,8 +1,8 @@
 """A summary as lines of plain text, with a small curve.
 
-It is read in terminals, in logs and in pasted issues, so it has no control codes and needs no
-more than 80 columns, or 40 where a terminal has no more. This module must not know traces or how
-a number was found.
+People read it in terminals, logs and pasted issues, so it has no control codes and fits into 80
+columns, or into 40 on a narrow terminal. This module must not know traces or how a number was
+computed.
 """
 
 import textwrap
@@ -14,20 +14,20 @@ from .text import BESIDE, Series, format_duration, loss_range, or_dash, plot
 
 WIDTH = 60
 _MUCH_WAITING = 0.25
-"""Share of the others' time from which on they can be said to wait for a slow worker."""
+"""Share of the others' time from which on waiting is named as the cost of a slow worker."""
 _MOST_WORKERS = 16
-"""Of more, only those with fewest and most pushes are shown."""
+"""Longer tables show only the workers with the fewest and the most pushes."""
 LEAST_INPUT = 0.02
-"""Of a worker's time: a smaller share until its batches are there is told as computing."""
+"""Share of a worker's time: waiting for batches below it counts as computing."""
 _WHOLE_TABLE = 63
-"""Columns of the workers' table with everything in it."""
+"""Width of the full table of workers."""
 
 
 def render_summary(summary: Summary, columns: int = 80) -> list[str]:
     """The whole report of a run; the last line has the chapter's form.
 
     Args:
-        columns: of the terminal; from 40 on no line is longer, but for the names of files.
+        columns: width of the terminal; from 40 on no line is longer, except for file names.
     """
     curve = _curve(summary, max(16, min(WIDTH, columns - BESIDE)))
     lines = [*curve, *_figures(summary, columns), "", *_workers(summary, columns), ""]
@@ -69,7 +69,7 @@ def _figures(summary: Summary, columns: int) -> list[str]:
         ("compressed", _compressed(summary)),
         *(("slow", _slow(worker)) for worker in summary.slow_workers),
         ("time in all", format_duration(summary.total_s)),
-        ("ended", summary.ended or "its trace was cut off"),
+        ("ended", summary.ended or "unknown: the trace was cut off"),
     ]
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:<{width}}  {text}" for label, text in rows if text]
@@ -82,12 +82,14 @@ def _figures(summary: Summary, columns: int) -> list[str]:
 
 
 def _efficiency(summary: Summary) -> str:
-    """Beside one worker alone; empty where its time is not known."""
-    one = summary.scaling_efficiency
-    if one is None:
+    """Efficiency against one worker alone; empty where its time is not known."""
+    efficiency = summary.scaling_efficiency
+    if efficiency is None:
         return ""
-    step = format_duration(one.one_worker_step_s)
-    return f"{one.value:.2f} of one worker's {step} a step (run of {one.one_worker_day})"
+    step = format_duration(efficiency.one_worker_step_s)
+    return (
+        f"{efficiency.value:.2f} of one worker's {step} a step (run of {efficiency.one_worker_day})"
+    )
 
 
 def _an_epoch(summary: Summary) -> str:
@@ -96,27 +98,27 @@ def _an_epoch(summary: Summary) -> str:
         return "-"
     text = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3g}"
     is_measured = any(epoch.is_whole for epoch in summary.epochs)
-    return text if is_measured else f"{text} at this pace; none was finished"
+    return text if is_measured else f"{text} at this pace (no epoch was finished)"
 
 
 def _rule(summary: Summary) -> str:
-    """What the rule for stale gradients did; empty where there was none."""
+    """What the staleness rule did; empty without one."""
     if summary.staleness_rule == "none" or summary.mean_scale is None:
         return ""
     if summary.staleness_rule.startswith("drop"):
         dropped = summary.discarded_pushes
         return f"{summary.staleness_rule}: {dropped:,} push{'es' * (dropped != 1)} dropped"
-    return f"{summary.staleness_rule}: a push counted {summary.mean_scale:.3f} in the mean"
+    return f"{summary.staleness_rule}: a push counted {summary.mean_scale:.3f} on average"
 
 
 def _skipped(summary: Summary) -> str:
-    """Updates that changed nothing; empty where none was."""
+    """Updates that changed nothing; empty without any."""
     count = summary.skipped_updates
     return f"{count:,} update{'s' * (count != 1)}: a gradient was not finite" if count else ""
 
 
 def _unused(summary: Summary) -> str:
-    """What was pushed or handed out and is in no update; empty where nothing was."""
+    """Pushes and samples that are in no update; empty without any."""
     counts = (
         (summary.discarded_pushes, "push", "es", "discarded"),
         (summary.late_pushes, "push", "es", "late"),
@@ -130,7 +132,7 @@ def _unused(summary: Summary) -> str:
 
 
 def _abandoned(summary: Summary) -> str:
-    """Work that was left on the way, and what that saved; empty where none was."""
+    """Cancelled steps and the time that this saved; empty without any."""
     work = summary.superseded
     if not work.count:
         return ""
@@ -141,90 +143,106 @@ def _abandoned(summary: Summary) -> str:
 
 
 def _compressed(summary: Summary) -> str:
-    """What a worker sent; empty where gradients were whole."""
-    one = summary.compressed
-    if one is None:
+    """Bytes that a worker sent; empty without compression."""
+    compressed = summary.compressed
+    if compressed is None:
         return ""
-    sent, plain = format_bytes(one.sent_bytes), format_bytes(one.plain_bytes)
-    return f"{one.compressor}: a worker sent {sent}, {plain} without"
+    sent, plain = format_bytes(compressed.sent_bytes), format_bytes(compressed.plain_bytes)
+    return f"{compressed.compressor}: a worker sent {sent} instead of {plain}"
 
 
-def _slow(one: SlowSummary) -> str:
-    times = one.usual_s, one.others_s, one.input_s, one.others_input_s
-    slow = SlowWorker(one.worker, *times)
-    return describe_slow(slow, one.others_wait_share)
+def _slow(summary: SlowSummary) -> str:
+    times = summary.usual_s, summary.others_s, summary.input_s, summary.others_input_s
+    slow_worker = SlowWorker(summary.worker, *times)
+    return describe_slow(slow_worker, summary.others_wait_share)
 
 
-def describe_slow(one: SlowWorker, others_wait_share: float) -> str:
-    """Who is slow, by how much, whether by its input, and what it costs.
+def describe_slow(slow: SlowWorker, others_wait_share: float) -> str:
+    """Describe a slow worker: its step time, whether its input is slow, and what it costs.
 
-    The others wait, or it does less than they.
+    The cost is that the others wait, or that it does less work than they do.
     """
-    steps = f"{format_duration(one.usual_s)} a step, the others {format_duration(one.others_s)}"
+    steps = f"{format_duration(slow.usual_s)} a step, the others {format_duration(slow.others_s)}"
     if others_wait_share >= _MUCH_WAITING:
         cost = f"the others wait {others_wait_share:.0%} of their time"
     else:
-        cost = f"it does {1.0 / one.factor:.0%} of what one of the others does"
-    if one.is_by_input:
-        its, theirs = map(format_duration, (one.input_s, one.others_input_s))
-        cost = f"its batches are there after {its}, those of the others after {theirs}; {cost}"
-    return f"worker {one.worker} is slow: {steps} ({one.factor:.1f} times as long); {cost}"
+        cost = f"it does {1.0 / slow.factor:.0%} of the work of one of the others"
+    if slow.is_by_input:
+        own_input, others_input = map(format_duration, (slow.input_s, slow.others_input_s))
+        cost = f"its batches arrive after {own_input}, the others' after {others_input}; {cost}"
+    return f"worker {slow.worker} is slow: {steps} ({slow.factor:.1f} times as long); {cost}"
 
 
 def _workers(summary: Summary, columns: int) -> list[str]:
     if columns < _WHOLE_TABLE:
         return _few_columns(summary)
-    has_lost = any(one.superseded_s for one in summary.per_worker)
-    has_input = _tells_input(summary)
+    has_lost = any(worker.superseded_s for worker in summary.per_worker)
+    has_input = _has_input(summary)
     head = f"{'worker':<8}{'pushes':>8}{'samples/s':>10}" + (f"{'input':>8}" if has_input else "")
     head += f"{'compute':>10}{'wait':>8}{'push':>8}"
     lines = [head + (f"{'abandoned':>11}" if has_lost else "")]
     trained_s = _trained_s(summary)
-    shown = summary.per_worker
-    if len(shown) > _MOST_WORKERS:  # of very many, those that did least and most
-        ranked = sorted(shown, key=lambda one: one.pushes)
-        shown = (*ranked[: _MOST_WORKERS // 2], *ranked[-_MOST_WORKERS // 2 :])
-        lines[0] += f"   of {len(ranked):,}, those with fewest and most pushes"
-    for one in shown:
-        rate = f"{one.samples / trained_s:,.0f}" if trained_s else "-"
-        input_s = one.input_s if has_input else 0.0
-        shares = f"{_share(one, input_s):>8}" if has_input else ""
-        shares += f"{_share(one, one.compute_s - input_s):>10}{_share(one, one.wait_s):>8}"
-        shares += f"{_share(one, one.push_s):>8}"
-        shares += f"{_share(one, one.superseded_s):>11}" if has_lost else ""
-        lives = f"  ({one.members} lives)" if one.members > 1 else ""
-        lines.append(f"{one.worker:<8}{one.pushes:>8,}{rate:>10}{shares}{lives}")
-    return lines
+    workers, notes = _shown_workers(summary)
+    for worker in workers:
+        rate = f"{worker.samples / trained_s:,.0f}" if trained_s else "-"
+        input_s = worker.input_s if has_input else 0.0
+        shares = f"{_share(worker, input_s):>8}" if has_input else ""
+        shares += (
+            f"{_share(worker, worker.compute_s - input_s):>10}{_share(worker, worker.wait_s):>8}"
+        )
+        shares += f"{_share(worker, worker.push_s):>8}"
+        shares += f"{_share(worker, worker.superseded_s):>11}" if has_lost else ""
+        lives = f"  ({worker.members} lives)" if worker.members > 1 else ""
+        lines.append(f"{worker.worker:<8}{worker.pushes:>8,}{rate:>10}{shares}{lives}")
+    return [*lines, *notes]
+
+
+def _shown_workers(summary: Summary) -> tuple[tuple[WorkerSummary, ...], list[str]]:
+    """Return the workers that the table shows, and a line on which they are, if not all."""
+    workers = summary.per_worker
+    if len(workers) <= _MOST_WORKERS:
+        return workers, []
+    by_pushes = sorted(workers, key=lambda worker: worker.pushes)
+    half = _MOST_WORKERS // 2
+    note = f"(fewest and most pushes of {len(workers):,})"
+    return (*by_pushes[:half], *by_pushes[-half:]), [note]
 
 
 def _few_columns(summary: Summary) -> list[str]:
-    """The workers where the terminal is narrow."""
-    has_input = _tells_input(summary)
-    head = f"{'worker':<8}{'pushes':>8}" + (f"{'input':>6}" if has_input else "")
+    """The table of workers for a narrow terminal."""
+    has_input = _has_input(summary)
+    head = f"{'worker':<7}{'pushes':>7}" + (f"{'input':>6}" if has_input else "")
     lines = [f"{head}{'compute':>8}{'wait':>6}{'push':>6}"]
-    for one in summary.per_worker:
-        input_s = one.input_s if has_input else 0.0
-        shares = f"{_share(one, input_s):>6}" if has_input else ""
-        shares += f"{_share(one, one.compute_s - input_s):>8}{_share(one, one.wait_s):>6}"
-        lines.append(f"{one.worker:<8}{one.pushes:>8,}{shares}{_share(one, one.push_s):>6}")
-    return lines
+    workers, notes = _shown_workers(summary)
+    for worker in workers:
+        input_s = worker.input_s if has_input else 0.0
+        shares = f"{_share(worker, input_s):>6}" if has_input else ""
+        shares += (
+            f"{_share(worker, worker.compute_s - input_s):>8}{_share(worker, worker.wait_s):>6}"
+        )
+        lines.append(
+            f"{worker.worker:<7}{worker.pushes:>7,}{shares}{_share(worker, worker.push_s):>6}"
+        )
+    return [*lines, *notes]
 
 
-def _tells_input(summary: Summary) -> bool:
-    """Whether the time until batches are there stands beside that of computing."""
-    return any(one.input_s >= LEAST_INPUT * one.total_s > 0.0 for one in summary.per_worker)
+def _has_input(summary: Summary) -> bool:
+    """Whether the table shows the wait for batches in a column of its own."""
+    return any(
+        worker.input_s >= LEAST_INPUT * worker.total_s > 0.0 for worker in summary.per_worker
+    )
 
 
 def _trained_s(summary: Summary) -> float:
     return (summary.time_per_update_s or 0.0) * summary.updates
 
 
-def _share(one: WorkerSummary, seconds: float) -> str:
-    return f"{100 * seconds / one.total_s:.0f} %" if one.total_s else "-"
+def _share(worker: WorkerSummary, seconds: float) -> str:
+    return f"{100 * seconds / worker.total_s:.0f} %" if worker.total_s else "-"
 
 
 def _curve(summary: Summary, width: int) -> list[str]:
-    """Loss and accuracy against time as characters; nothing where there are fewer than 2 losses."""
+    """Plot loss and accuracy against time; no lines for fewer than 2 losses."""
     losses, accuracies = summary.losses, summary.accuracies
     if len(losses) < 2:
         return []

@@ -1,9 +1,9 @@
-"""The trials of one script (``pace.trial()``): what each came to, beside each other.
+"""The results of the trials of one script (``pace.trial()``), side by side.
 
-    RUN/trials.json      their names, in order; each is a run in RUN/NAME, whose trace has the rest
+    RUN/trials.json      names and failures, in order; trial NAME is a run in RUN/NAME
 
-So ``paceline report RUN`` says tomorrow what was said at the end. This module must not know how a
-trial is carried out.
+So ``paceline report RUN`` always prints what was printed at the end. This module must not know how
+a trial is run.
 """
 
 import json
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSummary:
-    """One trial; ``failure`` says what its script failed with, empty: nothing did."""
+    """One trial; ``failure`` is its script's error, or empty."""
 
     name: str
     failure: str
@@ -33,13 +33,13 @@ class TrialSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsSummary:
-    """The trials of one run, in the order in which they were made."""
+    """The trials of one run, in the order of their start."""
 
     run_dir: str
     trials: tuple[TrialSummary, ...]
 
     def to_json(self) -> dict[str, object]:
-        """The documented fields: those of each trial's summary, with its name."""
+        """The documented fields: each trial's summary, with its name and failure."""
         return {
             "run_dir": self.run_dir,
             "trials": [
@@ -49,32 +49,32 @@ class TrialsSummary:
         }
 
     def render(self) -> list[str]:
-        """A table of them, as lines of plain text."""
+        """Return a table of the trials as lines of plain text."""
         rows = [_row(trial) for trial in self.trials]
         header = ("trial", "test accuracy", "loss", "updates", "time", "ended")
         return [*table(header, rows), f"files: {self.run_dir}"]
 
 
-def _row(one: TrialSummary) -> Sequence[str]:
-    summary = one.summary
+def _row(trial: TrialSummary) -> Sequence[str]:
+    summary = trial.summary
     return (
-        one.name,
+        trial.name,
         or_dash(summary.test_accuracy, "{:.4f}".format),
         or_dash(summary.final_loss, "{:.4g}".format),
         f"{summary.updates:,}",
         format_duration(summary.total_s),
-        "failed" if one.failure else summary.ended or "not yet, or cut off",
+        "failed" if trial.failure else summary.ended or "not yet, or cut off",
     )
 
 
 def write_trials(place: OpenFolder, trials: Sequence[TrialSummary]) -> None:
-    """Write down which they are."""
-    names = [{"name": trial.name, "failure": trial.failure} for trial in trials]
-    place.replace(TRIALS, json.dumps({"trials": names}, indent=2).encode() + b"\n")
+    """Write the names and failures of the trials."""
+    rows = [{"name": trial.name, "failure": trial.failure} for trial in trials]
+    place.replace(TRIALS, json.dumps({"trials": rows}, indent=2).encode() + b"\n")
 
 
 def has_trials(run_dir: Path) -> bool:
-    """Whether a script has made trials in this folder. FileError: it may not be looked into."""
+    """Whether a script has made trials in this folder. FileError: the folder cannot be read."""
     try:
         return stat.S_ISREG((run_dir / TRIALS).stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -84,33 +84,37 @@ def has_trials(run_dir: Path) -> bool:
 
 
 def read_trials(run_dir: Path) -> TrialsSummary:
-    """The trials of the run in this folder; last the one that it is in, or was cut off in.
+    """Read the trials of a run; one that has not ended, or was cut off, comes last.
 
     Raises:
-        FileError: what was written of them may not be read.
-        ConfigError: it is damaged, or a trial's trace is.
+        FileError: the file of trials cannot be read.
+        ConfigError: the file or a trial's trace is damaged.
     """
     path = run_dir / TRIALS
     try:
         rows = json.loads(read_text(open_to_read(path), _MOST_BYTES))["trials"]
-        found = [(str(row["name"]), str(row["failure"])) for row in rows]
-        if odd := [name for name, _ in found if Path(name).name != name]:
-            raise ValueError(f"{odd[0]!r:.100} is no name of a trial")
+        names = [(str(row["name"]), str(row["failure"])) for row in rows]
+        if bad_names := [name for name, _ in names if Path(name).name != name]:
+            raise ValueError(f"{bad_names[0]!r:.100} is not a trial's name")
     except FileError:
         raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error!s:.200}") from None
-    found += [(name, "") for name in _unfinished(run_dir, {name for name, _ in found})]
+    names += [(name, "") for name in _unfinished(run_dir, {name for name, _ in names})]
     return TrialsSummary(
         run_dir=str(run_dir),
         trials=tuple(
             TrialSummary(name=name, failure=failure, summary=summarize(run_dir / name))
-            for name, failure in found
+            for name, failure in names
         ),
     )
 
 
 def _unfinished(run_dir: Path, finished: set[str]) -> list[str]:
-    """The trial that has started and not ended, if there is one."""
+    """Return trials with a trace that are not in ``finished``: at most one in an intact run."""
     traces = sorted(run_dir.glob(f"*/{FILE_NAME}"))
-    return [one.parent.name for one in traces if one.parent.name not in finished and has_begun(one)]
+    return [
+        trace.parent.name
+        for trace in traces
+        if trace.parent.name not in finished and has_begun(trace)
+    ]

@@ -1,11 +1,10 @@
-"""A run that is under way, seen from outside: what its trace says, as it is written.
+"""Follow a run from outside, by its trace, while it is written.
 
     the run --> trace.jsonl --(only what is new)--> tally --> progress --> an observer
 
-The run is asked nothing and never waits: the watcher reads a file that is written anyway, once
-a second, and lets whoever else wants to compute go first. It ends when nobody is at work in the
-folder any more: the trace alone does not tell, since a run may go on behind an end. This module
-must not know terminals.
+The run is not involved and never waits: the watcher reads once a second a file that is written
+anyway, at low priority. It ends when no process works in the folder any more; the trace alone does
+not tell, since a run may be resumed after its end. This module must not know terminals.
 """
 
 import math
@@ -24,26 +23,27 @@ from .tally import Tally
 from .trials import has_trials
 
 _LAST = 20
-"""Updates that the loss is a mean of."""
+"""Number of updates over which the loss is averaged."""
 
 
 @dataclass(slots=True)
 class WatchedRun:
-    """What is known of a run by now.
+    """The state of a run, from its trace so far.
 
     Attributes:
-        has_ended: whether its trace says so.
+        tally: totals of the trace.
+        has_ended: whether the trace ends with the run's end.
     """
 
     tally: Tally = field(default_factory=Tally)
     has_ended: bool = False
     _seats: dict[int, int] = field(default_factory=dict)
     _alive: dict[int, int] = field(default_factory=dict)
-    """Worker -> the member that is its newest life; without those that are gone."""
-    _behind: dict[int, int] = field(default_factory=dict)
+    """Worker -> its newest member, without workers that are gone."""
+    _staleness: dict[int, int] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """One record, in the trace's order. ConfigError: it contradicts those before."""
+        """Add the next record. ConfigError: it contradicts earlier ones."""
         match record:
             case Heard(fact=Joined(member, _)):
                 worker = member if record.worker is None else record.worker
@@ -56,7 +56,7 @@ class WatchedRun:
                 for ticket in tickets:
                     worker = self._seats.get(ticket.member, ticket.member)
                     late = self.tally.version - ticket.version
-                    self._behind[worker] = self._behind.get(worker, 0) + max(0, late)
+                    self._staleness[worker] = self._staleness.get(worker, 0) + max(0, late)
             case Ended():
                 self.has_ended = True
             case Resumed():
@@ -65,7 +65,7 @@ class WatchedRun:
         self.tally.add(record)
 
     def tell(self, record: Record, observer: Observer) -> None:
-        """Of a note or an evaluation; one that is not at an epoch's end is its version's."""
+        """Report a note or an evaluation; one inside an epoch is reported with its version."""
         if isinstance(record, Noted):
             observer.note(record.text)
         elif isinstance(record, Evaluated):
@@ -74,7 +74,7 @@ class WatchedRun:
             observer.evaluated(record.epoch, record.means(), None if is_at_end else record.version)
 
     def progress(self) -> Progress:
-        """As the run itself would show it."""
+        """Return the progress as the run itself shows it."""
         tally, header = self.tally, self._header()
         trained_s, epochs = tally.trained_s, header.number("epochs")
         losses = [update.loss for update in tally.updates[-_LAST:]]
@@ -88,44 +88,53 @@ class WatchedRun:
             samples_per_s=tally.samples / trained_s if trained_s else 0.0,
             loss=sum(losses) / len(losses) if losses else math.nan,
             eta_s=_left_s(tally, header, trained_s),
-            workers=tuple(self._one(worker, trained_s) for worker in sorted(tally.workers)),
+            workers=tuple(
+                self._worker_progress(worker, trained_s) for worker in sorted(tally.workers)
+            ),
         )
 
     def _header(self) -> Header:
-        """The first line, with what was changed where the run went on."""
+        """Return the header with the changes of later resumes."""
         first = self.tally.header
         fields = {} if first is None else dict(first.fields)
         for resume in self.tally.resumes:
             fields |= resume.changes
         return Header(fields=fields)
 
-    def _one(self, worker: int, trained_s: float) -> WorkerProgress:
-        one = self.tally.workers[worker]
-        total_s = one.compute_s + one.wait_s + one.push_s + one.superseded_s
+    def _worker_progress(self, worker: int, trained_s: float) -> WorkerProgress:
+        worker_tally = self.tally.workers[worker]
+        total_s = (
+            worker_tally.compute_s
+            + worker_tally.wait_s
+            + worker_tally.push_s
+            + worker_tally.superseded_s
+        )
         share = 1.0 / total_s if total_s else 0.0
         is_between = bool(self.tally.epochs) and self.tally.epochs[-1].is_whole
         state = "between epochs" if is_between else "training"
         return WorkerProgress(
             worker=worker,
             state=state if worker in self._alive else "gone",
-            pushes=one.pushes,
-            samples_per_s=one.samples / trained_s if trained_s else 0.0,
-            compute_share=one.compute_s * share,
-            input_share=one.input_s * share,
-            wait_share=one.wait_s * share,
-            push_share=one.push_s * share,
-            mean_staleness=self._behind.get(worker, 0) / one.pushes if one.pushes else 0.0,
+            pushes=worker_tally.pushes,
+            samples_per_s=worker_tally.samples / trained_s if trained_s else 0.0,
+            compute_share=worker_tally.compute_s * share,
+            input_share=worker_tally.input_s * share,
+            wait_share=worker_tally.wait_s * share,
+            push_share=worker_tally.push_s * share,
+            mean_staleness=self._staleness.get(worker, 0) / worker_tally.pushes
+            if worker_tally.pushes
+            else 0.0,
         )
 
 
 def _left_s(tally: Tally, header: Header, trained_s: float) -> float | None:
-    """Seconds to whichever end comes first; None: nobody can say."""
+    """Seconds to the first of the run's limits; None: unknown."""
     ends_s = (_work_left_s(tally, header, trained_s), _time_left_s(tally, header))
     return min((end_s for end_s in ends_s if end_s is not None), default=None)
 
 
 def _work_left_s(tally: Tally, header: Header, trained_s: float) -> float | None:
-    """By the updates of the whole run; of a trace without their number by its samples."""
+    """Seconds left by updates, or by samples if the trace has no number of updates."""
     done, total = tally.version, header.number("updates_total")
     if not total and header.text("order") not in ("numbers", "stream"):
         done, total = tally.samples, header.number("num_samples") * header.number("epochs")
@@ -135,7 +144,7 @@ def _work_left_s(tally: Tally, header: Header, trained_s: float) -> float | None
 
 
 def _time_left_s(tally: Tally, header: Header) -> float | None:
-    """Of ``--seconds``, which count from the first epoch's begin."""
+    """Seconds left of ``--seconds``, which count from the start of the first epoch."""
     seconds = header.fields.get("seconds")
     if not isinstance(seconds, int | float) or not tally.epochs:
         return None
@@ -143,40 +152,40 @@ def _time_left_s(tally: Tally, header: Header) -> float | None:
 
 
 def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
-    """Follow a run to its end; whether it came to one.
+    """Follow a run until no process works on it; return whether its trace has an end.
 
     Args:
-        folder: of the run.
-        observer: receives what happens.
-        pause: returns when it is time for the next look.
+        folder: the run's folder.
+        observer: receives notes, evaluations and progress.
+        pause: waits until the next reading.
 
     Raises:
         ConfigError: there is no run, or its trace is damaged.
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
-    run, told = WatchedRun(), set[str]()
+    run, reported = WatchedRun(), set[str]()
     with _opened(folder, pause) as trace:
         while True:
-            is_left = not is_at_work(folder)  # asked first: what it wrote last is then there
+            is_over = not is_at_work(folder)  # checked first, so that the last lines are read
             for record in trace.new():
-                if isinstance(record, Header):  # of a run that goes on from an earlier line, too
+                if isinstance(record, Header):  # also if a resume rewrote the trace
                     run = WatchedRun()
                 run.add(record)
-                if isinstance(record, Noted | Evaluated) and (words := repr(record)) not in told:
-                    told.add(words)
+                if isinstance(record, Noted | Evaluated) and (text := repr(record)) not in reported:
+                    reported.add(text)
                     run.tell(record, observer)
             if run.tally.header is None:
                 _refuse_search(folder)
             else:
                 observer.progress(run.progress())
-            if is_left:
+            if is_over:
                 return run.has_ended
             pause()
 
 
 def _refuse_search(folder: Path) -> None:
-    """Raise ConfigError where each trial of a script has a trace of its own."""
+    """Raise ConfigError if the folder holds trials, each with its own trace."""
     if has_trials(folder):
         raise ConfigError(
             f"{folder} holds the trials of a script, each a run of its own: paceline watch "
@@ -185,12 +194,12 @@ def _refuse_search(folder: Path) -> None:
 
 
 def _opened(folder: Path, pause: Callable[[], None]) -> FollowedTrace:
-    """The trace of a run that may be about to begin."""
+    """Open the trace; wait for it while a run is starting."""
     path = folder / FILE_NAME
     while not path.is_file() and is_at_work(folder):
         pause()
     try:
         return FollowedTrace(path)
     except OSError:
-        read_header(path)  # says why it cannot be read, and what to name instead
+        read_header(path)  # raises with the reason and what to give instead
         raise ConfigError(f"{path} cannot be read") from None

@@ -3,9 +3,9 @@
     sample --order of the epoch--> position --lease--> tickets --> the update, or why there is none
 
 A run hands out positions of an epoch's order. The order is drawn by the user's sampler, which a
-trace does not hold; where the sampler is torch's own it is drawn again here from the run's seed.
-Everything else comes from the trace alone. Above 300 lines, since one pass over the trace answers
-all. This module must not know terminals or engines.
+trace does not hold; the order of torch's own sampler is redrawn from the run's seed. Everything
+else comes from the trace. Above 300 lines, since one pass over the trace answers all. This module
+must not know terminals or engines.
 """
 
 from collections import Counter
@@ -36,13 +36,13 @@ class Fate:
     """What became of one sample in one epoch.
 
     Attributes:
-        epoch: from 1, as it is shown.
+        epoch: from 1.
         position: in the epoch's order.
-        tries: how often its mini-batch was worked on.
-        update: that used it, from 1; None: none did.
-        worker: whose gradient that was.
-        staleness_versions: updates between the parameters of the gradient and its own.
-        reason: why no update used it, or what became of it before one did.
+        tries: how often its mini-batch was granted.
+        update: the update that used it, from 1; None: none did.
+        worker: the worker that computed the gradient.
+        staleness_versions: updates between the gradient's parameters and its update.
+        reason: why no update used it, or what happened before one did.
     """
 
     epoch: int
@@ -56,20 +56,20 @@ class Fate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochLedger:
-    """The samples of one epoch, by what became of them: the parts add up to the whole."""
+    """Counts of an epoch's samples: ``used``, ``dropped`` and ``open`` add up to ``samples``."""
 
     epoch: int
     samples: int
     used: int
     dropped: int
     open: int
-    """Of an epoch that was not finished: not used yet."""
+    """Not used yet, in an epoch that was not finished."""
     twice: int
-    """In more than one update: 0, or something is wrong."""
+    """In more than one update; anything but 0 is a bug."""
 
 
 @dataclass(slots=True)
-class _Lease:
+class _TrackedLease:
     lease: Lease
     tickets: list[tuple[int, int]] = field(default_factory=list)
     update: int | None = None
@@ -79,25 +79,25 @@ class _Lease:
 
 
 class Fates:
-    """The leases of a run, each with what became of it; ``add`` every record in order."""
+    """The leases of a run and what became of each; call ``add`` with every record in order."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
-        self.epochs: dict[int, dict[int, _Lease]] = {}
+        self.epochs: dict[int, dict[int, _TrackedLease]] = {}
         self.ended: set[int] = set()
-        self._returned: dict[int, list[_Lease]] = {}
-        """What no update had used when a run was resumed, by epoch: then others have its range."""
+        self._returned: dict[int, list[_TrackedLease]] = {}
+        """Epoch -> leases unused when the run was resumed; their ranges were then leased again."""
         self._seats: dict[int, int] = {}
-        self._work: dict[tuple[int, int], list[_Lease]] = {}
+        self._work: dict[tuple[int, int], list[_TrackedLease]] = {}
         self._current: dict[int, tuple[int, int]] = {}
         self._pushed: dict[tuple[int, int], Pushed] = {}
         self._given_up: dict[tuple[int, int], str] = {}
-        """Work that came to nothing, and why."""
+        """Ticket -> why no update used its work."""
         self._gone: dict[int, str] = {}
         self._version = 0
 
     def add(self, record: Record) -> None:
-        """Take one record in."""
+        """Process one record."""
         match record:
             case Header():
                 self.header = record
@@ -113,117 +113,121 @@ class Fates:
                 self._ordered(record)
 
     def _resumed(self, record: Resumed) -> None:
-        """Leases that no update has used are granted again, cut for the new number of workers."""
-        self._version = record.version  # that of before, but for a trace that was damaged
+        """Set unused leases aside: their ranges are cut again for the new number of workers."""
+        self._version = record.version  # differs only if the trace is damaged
         self._work.clear()
         for epoch, leases in self.epochs.items():
             returned = [lease for lease in leases.values() if lease.update is None]
             self._returned.setdefault(epoch, []).extend(returned)
-            for one in returned:
-                del leases[one.lease.start]
+            for unused in returned:
+                del leases[unused.lease.start]
 
     def _ordered(self, record: Ordered) -> None:
         match record.order:
             case Grant(ticket, leases, _):
-                known = [self._lease(lease) for lease in leases]
-                self._work.setdefault(ticket[:2], []).extend(known)
+                granted = [self._track(lease) for lease in leases]
+                self._work.setdefault(ticket[:2], []).extend(granted)
                 self._current[ticket.member] = ticket[:2]
-                for one in known:
-                    one.tickets.append(ticket[:2])
+                for tracked in granted:
+                    tracked.tickets.append(ticket[:2])
             case Apply(tickets, _):
                 self._applied(tickets)
             case Retire(tickets):
-                for ticket in tickets:  # of what was stepped on before: its last update
-                    for one in self._used_by(ticket[:2]):
-                        one.num_updates, one.update, one.staleness = 1, self._version, 0
-                        one.worker = self._seats.get(ticket.member, ticket.member)
+                for ticket in tickets:  # its batches were stepped on: name the last update
+                    for used in self._used_by(ticket[:2]):
+                        used.num_updates, used.update, used.staleness = 1, self._version, 0
+                        used.worker = self._seats.get(ticket.member, ticket.member)
             case Cancel(member):
                 if member not in self._current:
-                    raise contradiction(f"member {member} is called off and never had work")
-                self._give_up(self._current[member], "called off")
+                    raise contradiction(f"member {member} is cancelled but never had work")
+                self._give_up(self._current[member], "cancelled")
             case Discard(ticket):
                 self._give_up(ticket[:2], "its push was discarded")
             case Late(ticket):
-                self._give_up(ticket[:2], "its push came late")
+                self._give_up(ticket[:2], "its push was late")
             case EpochEnd(epoch, _):
                 self.ended.add(epoch)
 
     def _applied(self, tickets: Iterable[tuple[int, int, int]]) -> None:
         for member, serial, version in tickets:
-            for one in self._used_by((member, serial)):
-                one.num_updates += 1
-                one.update = self._version + 1
-                one.worker = self._seats.get(member, member)
-                one.staleness = self._version - version
+            for tracked in self._used_by((member, serial)):
+                tracked.num_updates += 1
+                tracked.update = self._version + 1
+                tracked.worker = self._seats.get(member, member)
+                tracked.staleness = self._version - version
         self._version += 1
 
-    def _used_by(self, ticket: tuple[int, int]) -> list[_Lease]:
-        """What a push has a gradient of: neither kept for a later one, nor left unused."""
+    def _used_by(self, ticket: tuple[int, int]) -> list[_TrackedLease]:
+        """Take the leases that a push uses: neither kept for a later push nor left unused."""
         work, fact = self._work.pop(ticket, []), self._pushed.get(ticket)
         if fact is None:
             return work
-        for one in work:
-            if one.lease.id in fact.unused:
-                self._given_up[ticket] = "the script did nothing with it"
-        return [one for one in work if one.lease.id not in fact.kept + fact.unused]
+        for tracked in work:
+            if tracked.lease.id in fact.unused:
+                self._given_up[ticket] = "the script did not use it"
+        return [tracked for tracked in work if tracked.lease.id not in fact.kept + fact.unused]
 
     def _give_up(self, ticket: tuple[int, int], why: str) -> None:
-        said = self._given_up.get(ticket)
-        self._given_up[ticket] = why if said is None else f"{said}, {why}"
+        earlier = self._given_up.get(ticket)
+        self._given_up[ticket] = why if earlier is None else f"{earlier}, {why}"
 
     def _history(self, tickets: Iterable[tuple[int, int]]) -> list[str]:
-        """What came to nothing before the update, or instead of one."""
-        said = []
+        """Return why tries of a mini-batch were not used, in order."""
+        reasons = []
         for ticket in tickets:
-            why = self._given_up.get(ticket)
-            if why is None and ticket not in self._pushed:  # a trace may tell of a death early
-                why = self._gone.get(ticket[0])
-            if why is not None:
-                said.append(f"worker {self._seats.get(ticket[0], ticket[0])}: {why}")
-        return said
+            reason = self._given_up.get(ticket)
+            if reason is None and ticket not in self._pushed:  # a trace may record a death early
+                reason = self._gone.get(ticket[0])
+            if reason is not None:
+                reasons.append(f"worker {self._seats.get(ticket[0], ticket[0])}: {reason}")
+        return reasons
 
-    def _lease(self, lease: Lease) -> _Lease:
+    def _track(self, lease: Lease) -> _TrackedLease:
         leases = self.epochs.setdefault(lease.epoch, {})
-        return leases.setdefault(lease.start, _Lease(lease))
+        return leases.setdefault(lease.start, _TrackedLease(lease))
 
-    def _handed_out(self, epoch: int) -> list[_Lease]:
-        """All leases of an epoch, those last that stand for its samples now."""
+    def _handed_out(self, epoch: int) -> list[_TrackedLease]:
+        """Return all leases of an epoch; the current ones come last."""
         return [*self._returned.get(epoch, ()), *self.epochs[epoch].values()]
 
     def fate(self, epoch: int, position: int) -> Fate:
         """What became of the sample at this position of an epoch's order."""
-        held = [one for one in self._handed_out(epoch) if _holds(one.lease, position)]
-        found = held[-1] if held else None
-        tickets = [ticket for one in held for ticket in one.tickets]
+        held = [tracked for tracked in self._handed_out(epoch) if _holds(tracked.lease, position)]
+        current = held[-1] if held else None
+        tickets = [ticket for tracked in held for ticket in tracked.tickets]
         reason = "; then ".join(self._history(tickets))
-        if found is None or found.update is None:
-            last = "dropped" if epoch in self.ended else "the run ended before it was used"
-            if found is None and epoch in self.ended:
-                last = "left out: the last batch of the epoch was not full (drop_last)"
-            reason = f"{reason}; {last}" if reason else last
+        if current is None or current.update is None:
+            ending = "dropped" if epoch in self.ended else "the run ended before it was used"
+            if current is None and epoch in self.ended:
+                ending = "left out: the last batch of the epoch was not full (drop_last)"
+            reason = f"{reason}; {ending}" if reason else ending
         return Fate(
             epoch=epoch + 1,
             position=position,
             tries=len(tickets),
-            update=found.update if found else None,
-            worker=found.worker if found else None,
-            staleness_versions=found.staleness if found else None,
+            update=current.update if current else None,
+            worker=current.worker if current else None,
+            staleness_versions=current.staleness if current else None,
             reason=reason,
         )
 
     def num_positions(self, epoch: int) -> int:
-        """Samples of an epoch's order; of a stream or of numbers those that were handed out."""
+        """Samples in an epoch's order; for a stream or numbers, positions handed out so far."""
         assert self.header is not None
         if self.header.text("order", "own") in ("numbers", "stream"):
-            return max(one.lease.stop for one in self._handed_out(epoch))
+            return max(tracked.lease.stop for tracked in self._handed_out(epoch))
         return self.header.number("num_samples")
 
     def ledger(self, epoch: int, num_samples: int) -> EpochLedger:
-        """How the samples of an epoch add up."""
+        """Count the samples of an epoch.
+
+        Raises:
+            ConfigError: more samples are in updates than the epoch has.
+        """
         counts: Counter[str] = Counter()
-        for one in self.epochs[epoch].values():
-            counts["used" if one.num_updates else "unused"] += one.lease.num_samples
-            counts["twice"] += one.lease.num_samples if one.num_updates > 1 else 0
+        for tracked in self.epochs[epoch].values():
+            counts["used" if tracked.num_updates else "unused"] += tracked.lease.num_samples
+            counts["twice"] += tracked.lease.num_samples if tracked.num_updates > 1 else 0
         is_over = epoch in self.ended
         rest = num_samples - counts["used"]
         if rest < 0:
@@ -244,7 +248,7 @@ def _holds(lease: Lease, position: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleReport:
-    """All of a run about one sample."""
+    """What became of one sample in a run, and the ledgers of its epochs."""
 
     sample: int
     fates: tuple[Fate, ...]
@@ -257,11 +261,12 @@ def report_sample(
     """What became of ``sample`` in every epoch of the run.
 
     Args:
+        run_dir: the run's folder.
         sample: its index in the data set.
-        draw: the order of an epoch's samples, where it can be redrawn.
+        draw: returns the order of an epoch, from the header, the epoch and its number of samples.
 
     Raises:
-        ConfigError: there is no such run or sample, or its order was the user's own.
+        ConfigError: there is no such run or sample, or ``draw`` cannot redraw the order.
     """
     if not run_dir.is_dir():
         raise ConfigError(f"there is no run at {run_dir}; runs lie under runs/, see: ls runs")
@@ -272,33 +277,33 @@ def report_sample(
     if header is None or not fates.epochs:
         raise ConfigError(f"{run_dir} has no epoch: the run ended before its first mini-batch")
     sizes = {epoch: fates.num_positions(epoch) for epoch in sorted(fates.epochs)}
-    found = []
+    sample_fates = []
     for epoch, size in sizes.items():
         order = draw(header, epoch, size)
         if sample in order:
-            found.append(fates.fate(epoch, list(order).index(sample)))
-    if not found:
+            sample_fates.append(fates.fate(epoch, list(order).index(sample)))
+    if not sample_fates:
         raise ConfigError(
             f"sample {sample} is in no epoch of {run_dir}: it has {max(sizes.values())} samples, "
             f"0 to {max(sizes.values()) - 1}"
         )
     ledgers = tuple(fates.ledger(epoch, size) for epoch, size in sizes.items())
-    return SampleReport(sample=sample, fates=tuple(found), ledgers=ledgers)
+    return SampleReport(sample=sample, fates=tuple(sample_fates), ledgers=ledgers)
 
 
 def render_sample(report: SampleReport) -> list[str]:
-    """The report as lines for people."""
+    """Return the report as lines of text."""
     lines = [f"sample {report.sample}"]
     for fate in report.fates:
         where = f"epoch {fate.epoch}, position {fate.position}"
         if fate.update is None:
-            lines.append(f"  {where}: in no update: {fate.reason}")
+            lines.append(f"  {where}: not used: {fate.reason}")
             continue
         stale = fate.staleness_versions or 0
         age = "fresh" if not stale else f"{stale} version{'s' * (stale != 1)} stale"
         lines.append(f"  {where}: update {fate.update}, by worker {fate.worker}, {age}")
         if fate.reason:
-            lines.append(f"    before that: {fate.reason}")
+            lines.append(f"    before: {fate.reason}")
     lines += ["", "epoch   samples      used   dropped      open     twice"]
     for ledger in report.ledgers:
         lines.append(

@@ -4,12 +4,31 @@
 
 When a member dies, another evaluates its range and nobody waits for its sum. Each position is
 counted once, and totals are summed in the order of positions, so they do not depend on who was
-faster. Once the run is stopped, members leave their loops one by one, and a sum inside the loop
-waits only for members that are still in theirs. This module must not know pushes or epochs.
+faster.
+
+Once the run is stopped, a member hears so at a push or in a step that is cancelled, runs the rest
+of its loop's body, and leaves the loop. A sum waits for the members that can still come to it:
+
+    stage      the member's last message    its sum waits for
+    IN_LOOP    (none of these)              members in IN_LOOP
+    AT_END     LoopLeft                     members in IN_LOOP and AT_END
+    BEHIND     OutOfLoop                    all members
+
+A stage waits only for itself and earlier ones, and the stop, the rest of a body or a death moves
+each member on, so no sums wait for each other. One case is open: between peers a step that is
+cancelled waits until all have left the round, and a member in a sum before its step has not; a
+user's stop ends it after 3 s.
+
+All sums of one answer are of one stage and get the same total. In IN_LOOP and BEHIND they are the
+same call in the script. In AT_END a member whose step was cancelled skips the rest of the block: of
+two sums in one body, one in the block after the step and one after the block, its second is then
+added to the others' first, in this last batch only. Above 300 lines, since evaluations and sums
+wait for the same members. This module must not know pushes or epochs.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import IntEnum
 
 from ..errors import ConfigError
 from ..exchange.evaluation import ranges_of
@@ -111,6 +130,15 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names))) or "nothing more"
 
 
+class _Stage(IntEnum):
+    """Where a member is in its epoch's loop, once the run is stopped."""
+
+    IN_LOOP = 0
+    AT_END = 1
+    """It has heard the end, and runs the rest of the loop's body."""
+    BEHIND = 2
+
+
 class Calls:
     """The calls in progress.
 
@@ -133,8 +161,9 @@ class Calls:
         self._alone: dict[int, EvaluationBook] = {}
         """Evaluations of newcomers, which the others do without them."""
         self._is_stopped = False
-        self._left_epoch: dict[int, int] = {}
-        """Per member: the epoch whose loop it left last."""
+        self._heard_end: dict[int, int] = {}
+        self._out_of_loop: dict[int, int] = {}
+        """Per member: the last epoch whose end it has heard, and whose loop it has left."""
 
     def count(self, member: int, message: Count) -> None:
         shape = message[:3]
@@ -190,12 +219,12 @@ class Calls:
 
     def _refuse_other_shape(self, member: int) -> None:
         """Raise ConfigError where another member sums more or fewer numbers than this one."""
-        own = len(self._sums[member])
-        for other in self._summing(is_inside=self._is_inside(member)):
-            if (num_other := len(self._sums[other])) != own:
-                seat, other_seat = (self._run.roster[one].seat for one in (member, other))
+        num_own = len(self._sums[member])
+        for other in self._summing(self._stage(member)):
+            if (num_other := len(self._sums[other])) != num_own:
+                seat, other_seat = (self._run.roster[number].seat for number in (member, other))
                 raise ConfigError(
-                    f"pace.sum() was given {own} numbers in worker {seat} and {num_other} in "
+                    f"pace.sum() was given {num_own} numbers in worker {seat} and {num_other} in "
                     f"worker {other_seat}: give it a tensor of the same shape in every worker"
                 )
 
@@ -204,12 +233,18 @@ class Calls:
         self._is_stopped = True
         self._close_sums()
 
-    def left_loop(self, member: int) -> None:
-        """A member has left its loop; once the run is stopped no sum inside the loop waits for it.
+    def heard_end(self, member: int) -> None:
+        """A member has heard that its epoch or the run is over; its loop's body may still run."""
+        self._heard_end[member] = self._run.coordinator.epoch
+        if self._is_stopped:
+            self._close_sums()
 
-        A sum that this member comes to behind its loop is another one.
+    def out_of_loop(self, member: int) -> None:
+        """A member's script has left its loop: once the run is stopped no sum there waits for it.
+
+        Its next sum is a call after the loop, and another one.
         """
-        self._left_epoch[member] = self._run.coordinator.epoch
+        self._out_of_loop[member] = self._run.coordinator.epoch
         if self._is_stopped:
             self._close_sums()
 
@@ -272,12 +307,12 @@ class Calls:
 
     def _close_sums(self) -> None:
         """Answer each sum that no member is missing from."""
-        crew = self._run.crew
-        for is_inside in (True, False):
-            group = self._summing(is_inside=is_inside)
-            # Behind the loop all are awaited: those who are still in it come there later.
-            awaited = [one for one in crew if self._is_inside(one)] if is_inside else crew
-            if group and set(awaited) <= set(group):
+        if not self._sums:
+            return
+        for stage in _Stage:
+            group = self._summing(stage)
+            awaited = {number for number in self._run.crew if self._stage(number) <= stage}
+            if group and awaited <= set(group):
                 self._answer_sum(group)
 
     def _answer_sum(self, group: Sequence[int]) -> None:
@@ -286,13 +321,16 @@ class Calls:
         for number in group:
             self._run.dispatch.tell(number, Summed(total))
 
-    def _summing(self, *, is_inside: bool) -> list[int]:
-        """The members that wait in a sum inside their loops, or behind them, in member order."""
-        return [one for one in sorted(self._sums) if self._is_inside(one) == is_inside]
+    def _summing(self, stage: _Stage) -> list[int]:
+        """The members that wait in a sum at this stage, in member order."""
+        return [number for number in sorted(self._sums) if self._stage(number) == stage]
 
-    def _is_inside(self, member: int) -> bool:
-        """Whether a member is in its loop; until the run is stopped all count as being in one."""
+    def _stage(self, member: int) -> _Stage:
+        """Where a member is in its loop; until the run is stopped all count as being in it."""
+        epoch = self._run.coordinator.epoch
         if not self._is_stopped:
-            return True
-        has_left = self._left_epoch.get(member) == self._run.coordinator.epoch
-        return self._run.roster[member].has_joined and not has_left
+            return _Stage.IN_LOOP
+        has_joined = self._run.roster[member].has_joined
+        if not has_joined or self._out_of_loop.get(member) == epoch:
+            return _Stage.BEHIND
+        return _Stage.AT_END if self._heard_end.get(member) == epoch else _Stage.IN_LOOP

@@ -226,7 +226,9 @@ class Checkpointing:
         run, draft = self._run, self._draft
         if draft is None or not self.wait_for(member):
             return False
-        others = [one for one in run.roster.live if not one.is_done and one.number != member]
+        others = [
+            entry for entry in run.roster.live if not entry.is_done and entry.number != member
+        ]
         is_due = draft.asked_s == math.inf or run.now_s() - draft.asked_s > _COPY_S
         return bool(others) and is_due
 
@@ -257,7 +259,7 @@ class Checkpointing:
         if is_last:  # one that is still being written may fail, and there is no later chance
             self._queue.finish()
             self._hear_queue()
-        live = [one.number for one in run.roster.live if not one.is_done]
+        live = [entry.number for entry in run.roster.live if not entry.is_done]
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:
             return
@@ -336,7 +338,9 @@ class Checkpointing:
             draft.pinner, draft.asked_s = first, now_s
         if run.update_rule == "mean" or run.plan.compression:  # each has something of its own
             # A member that has not joined still has its first settings: its seat uses another's.
-            live = {one.number for one in run.roster.live if not one.is_done and one.has_joined}
+            live = {
+                entry.number for entry in run.roster.live if not entry.is_done and entry.has_joined
+            }
             draft.missing = live - draft.copied
         self._tell_place()
         if are_told:

@@ -29,7 +29,7 @@ from ..report.one_worker import OneWorker
 from ..store.memory import Memory
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Evaluated
-from ..wire import messages as said
+from ..wire import messages
 from ..wire.messages import (
     AskAnew,
     Copied,
@@ -162,7 +162,7 @@ class Controller:
     def _hear_all(self) -> None:
         run = self._run
         next_tick_s = 0.0
-        while not self._shutdown.is_over and any(not one.is_done for one in run.roster.live):
+        while not self._shutdown.is_over and any(not entry.is_done for entry in run.roster.live):
             for event in run.engine.events(_TICK_S):
                 self.handle(event)
             self._carry_out_trial()
@@ -206,41 +206,42 @@ class Controller:
         """Returns the handler of each message from members and of each event from the engine."""
         pushes, ends = Pushes(self._run), self._departures
         return {
-            said.Describe: self._described,
-            said.Arrive: self._borders.arrive,
-            said.Push: pushes.pushed,
-            said.Extend: pushes.extend,
-            said.GiveBack: pushes.give_back,
-            said.LeaveEpoch: pushes.leave_epoch,
-            said.LoopLeft: ends.left_loop,
-            said.StepLeft: pushes.superseded,
-            said.Rounds: self._peers.heard,
-            said.PeersLeft: self._peers.interrupted,
-            said.Mended: self._peers.mended,
-            said.Count: self._calls.count,
-            said.Counted: self._calls.counted,
-            said.SumValues: self._calls.sum,
-            said.Copied: self._copied,
-            said.Rested: self._borders.rest,
-            said.Published: self._borders.published,
-            said.LogValues: self._log,
-            said.EvaluatedAlone: self._measured,
-            said.StopWhen: self._stop_when,
-            said.Note: self._note,
-            said.PushScaled: self._scaled,
-            said.StreamServed: self._run.streams.served,
-            said.StreamState: self._run.streams.state,
-            said.StreamOver: pushes.stream_over,
-            said.AskStop: lambda *_: self.stop("the script asked for it"),
-            said.AskAnew: self._begin_anew,
-            said.TrialBegins: self._trials.begins,
-            said.TrialFails: self._trial_fails,
-            said.TrialEnds: lambda member, _: ends.ended_trial(member),
-            said.Done: ends.done,
-            said.Failed: ends.failed,
+            messages.Describe: self._described,
+            messages.Arrive: self._borders.arrive,
+            messages.Push: pushes.pushed,
+            messages.Extend: pushes.extend,
+            messages.GiveBack: pushes.give_back,
+            messages.LeaveEpoch: pushes.leave_epoch,
+            messages.LoopLeft: ends.left_loop,
+            messages.OutOfLoop: lambda member, _: self._calls.out_of_loop(member),
+            messages.StepLeft: pushes.superseded,
+            messages.Rounds: self._peers.heard,
+            messages.PeersLeft: self._peers.interrupted,
+            messages.Mended: self._peers.mended,
+            messages.Count: self._calls.count,
+            messages.Counted: self._calls.counted,
+            messages.SumValues: self._calls.sum,
+            messages.Copied: self._copied,
+            messages.Rested: self._borders.rest,
+            messages.Published: self._borders.published,
+            messages.LogValues: self._log,
+            messages.EvaluatedAlone: self._measured,
+            messages.StopWhen: self._stop_when,
+            messages.Note: self._note,
+            messages.PushScaled: self._scaled,
+            messages.StreamServed: self._run.streams.served,
+            messages.StreamState: self._run.streams.state,
+            messages.StreamOver: pushes.stream_over,
+            messages.AskStop: lambda *_: self.stop("the script asked for it"),
+            messages.AskAnew: self._begin_anew,
+            messages.TrialBegins: self._trials.begins,
+            messages.TrialFails: self._trial_fails,
+            messages.TrialEnds: lambda member, _: ends.ended_trial(member),
+            messages.Done: ends.done,
+            messages.Failed: ends.failed,
             base.ProcessLeft: ends.left,
-            said.FaultComes: self._faults.heard,
-            said.SettingsNow: self._newcomers.note_settings,
+            messages.FaultComes: self._faults.heard,
+            messages.SettingsNow: self._newcomers.note_settings,
             base.ProcessStarted: self._newcomers.started,
             base.ProcessStopped: self._liveness.stopped,
             base.ProcessContinued: self._liveness.continued,
@@ -358,15 +359,15 @@ class Controller:
         if len(self._descriptions) < len(run.live) or not self._descriptions:
             return
         first = self._descriptions[min(self._descriptions)]
-        for number, other in self._descriptions.items():
-            if difference := first.difference(other):
+        for number, description in self._descriptions.items():
+            if difference := first.difference(description):
                 raise ConfigError(f"workers 0 and {run.roster[number].seat} have {difference}")
         self._refuse_too_few(first)
         traits = run.engine.traits
         measured = measured_for(run.settings, traits, first.device)
         run.plan = make_plan(first, self._protocol, run.settings, traits, measured)
-        for number, other in self._descriptions.items():
-            first.refuse_another_kind(other, run.roster[number].seat, run.plan.path)
+        for number, description in self._descriptions.items():
+            first.refuse_another_kind(description, run.roster[number].seat, run.plan.path)
         identity = first.identity(run.plan, self._protocol)
         if self._origin.resumption is not None:
             self._origin.resumption.refuse_another(identity)
@@ -408,7 +409,7 @@ class Controller:
         """Raise ConfigError if one script has ended while another waits in ``prepare``."""
         run = self._run
         self._trials.refuse_half(len(self._descriptions))
-        ended = [one.seat for one in run.roster.members.values() if one.is_over]
+        ended = [entry.seat for entry in run.roster.members.values() if entry.is_over]
         if ended and self._descriptions and not run.ending:
             waiting = run.roster[min(self._descriptions)].seat
             what = f"part of trial {self._trial!r}" if self._trial else "script"
@@ -420,7 +421,7 @@ class Controller:
     def _refuse_to_wait_for_ever(self) -> None:
         """Raise ConfigError if all members wait, but not for the same thing."""
         run = self._run
-        live = [one.number for one in run.roster.live if not one.is_done]
+        live = [entry.number for entry in run.roster.live if not entry.is_done]
         waiting = self._borders.waiting() | self._calls.waiting()
         if run.ending or self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
             return
@@ -428,11 +429,11 @@ class Controller:
         if len(doing) < 2:
             return
         (what, seat), (other_what, other_seat) = sorted(doing.items())[:2]
-        found = f"worker {seat} {what} and worker {other_seat} {other_what}"
+        finding = f"worker {seat} {what} and worker {other_seat} {other_what}"
         if self._calls.are_inside:
-            self._refuse_sums_without_the_lost(found)
+            self._refuse_sums_without_the_lost(finding)
         raise ConfigError(
-            f"{found}: all workers must iterate the prepared "
+            f"{finding}: all workers must iterate the prepared "
             "loader equally often, and make the same calls of pace.evaluate() and pace.sum(); for "
             "what one worker does alone use the plain loader: loader.plain"
         )
@@ -448,17 +449,17 @@ class Controller:
             return
         summing = [number for number in run.crew if number in self._calls.summing]
         others = [number for number in run.crew if number not in summing]
-        if not (summing and others and all(self._waits_for(summing, one) for one in others)):
+        if not (summing and others and all(self._waits_for(summing, number) for number in others)):
             return
-        seat, other_seat = (run.roster[one[0]].seat for one in (summing, others))
-        found = (
+        seat, other_seat = (run.roster[members[0]].seat for members in (summing, others))
+        finding = (
             f"worker {seat} waits for worker {other_seat} in pace.sum() inside the loader's loop, "
             f"and worker {other_seat} for a push of worker {seat}"
         )
-        self._refuse_sums_without_the_lost(found)
+        self._refuse_sums_without_the_lost(finding)
         raise ConfigError(
-            f"{found}: not all call it equally often (the end of a stream, a loop that one of them "
-            "leaves); move it between epochs"
+            f"{finding}: not all call it equally often (the end of a stream, a loop that one of "
+            "them leaves); move it between epochs"
         )
 
     def _waits_for(self, summing: Sequence[int], member: int) -> bool:
@@ -472,17 +473,17 @@ class Controller:
             return True
         if run.engine.processes is None:  # no process whose signs can be read
             return False
-        arrived = [run.processes.signs(one).arrived for one in summing]
+        arrived = [run.processes.signs(number).arrived for number in summing]
         return run.processes.signs(member).arrived > min(arrived)  # it stands at a barrier
 
-    def _refuse_sums_without_the_lost(self, found: str) -> None:
+    def _refuse_sums_without_the_lost(self, finding: str) -> None:
         """Raise AllGone if a worker has died: with all workers the script may be right."""
-        lost = [one for one in self._run.roster.members.values() if not one.is_alive]
+        lost = [entry for entry in self._run.roster.members.values() if not entry.is_alive]
         if lost:
             raise AllGone(
-                f"worker {lost[-1].seat} ended: {lost[-1].end}; {found}: a worker that takes over "
-                "another's mini-batches calls it more often: --respawn continues from the newest "
-                "checkpoint; with the sum between epochs the others go on by themselves"
+                f"worker {lost[-1].seat} ended: {lost[-1].end}; {finding}: a worker that takes "
+                "over another's mini-batches calls it more often: --respawn continues from the "
+                "newest checkpoint; with the sum between epochs the others go on by themselves"
             )
 
     # -- beside the pushes ----------------------------------------------------------------------
@@ -507,14 +508,14 @@ class Controller:
 
     def _stop_when(self, member: int, message: StopWhen) -> None:
         """Add a rule of the script's; a resumed run counts its evaluations up to the checkpoint."""
-        before, heard = self._run.resumption, list[Evaluated]()
+        before, evaluations = self._run.resumption, list[Evaluated]()
         if before is not None and message.rule.patience:
             records = read_trace(before.folder / FILE_NAME)
             with suppress(ConfigError):  # damaged: the records before the damage count
                 for record in records:
                     if isinstance(record, Evaluated) and record.version <= before.version:
-                        heard.append(record)
-        self._early_stop.add(message.rule, heard)
+                        evaluations.append(record)
+        self._early_stop.add(message.rule, evaluations)
 
     def _note(self, member: int, message: Note) -> None:
         self._run.notes.say_once(message.text)
@@ -568,11 +569,11 @@ class Controller:
         is_late = self._run.has_begun and self._checkpointing.is_late(member)
         return self._liveness.holds_up(member) or is_late
 
-    def _begin_again(self, one: RosterEntry) -> int | None:
+    def _begin_again(self, entry: RosterEntry) -> int | None:
         """Before the run has begun: replace a member; returns the new one's number, if any."""
-        number = self._beginners.replace(one)
+        number = self._beginners.replace(entry)
         if number is not None:
-            self._descriptions.pop(one.number, None)
+            self._descriptions.pop(entry.number, None)
         return number
 
     def _set_aside(self, member: int, message: MemberStalled) -> None:

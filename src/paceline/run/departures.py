@@ -105,7 +105,7 @@ class Departures:
 
     def left_loop(self, member: int, message: LoopLeft) -> None:
         self._run.roster[member].left_loop_at = message.version
-        self._calls.left_loop(member)
+        self._calls.heard_end(member)
 
     def failed(self, member: int, message: Failed) -> None:
         run = self._run
@@ -283,7 +283,7 @@ class Departures:
         script is not where the others are, and may wait for the main one. Also called when the
         main worker's script ended by itself and the others go on.
         """
-        live = [one for one in self._run.roster.live if not one.is_done]
+        live = [entry for entry in self._run.roster.live if not entry.is_done]
         if live:
             main = min(live, key=_rank)
             self._main = main.number

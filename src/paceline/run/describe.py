@@ -124,12 +124,12 @@ class Description:
             other: what the worker on ``seat`` describes.
             path: how gradients move.
         """
-        own, its = (one.device.partition(":")[0] for one in (self, other))
-        if path == "collective" and own != its:
+        own, other_kind = (description.device.partition(":")[0] for description in (self, other))
+        if path == "collective" and own != other_kind:
             raise ConfigError(
-                f"worker 0 computes on {own} and worker {seat} on {its}, and these cannot be "
-                "summed together: use --device cpu (PACELINE_DEVICE=cpu) for all, or give each an "
-                "accelerator; paceline env says why a machine's is not found"
+                f"worker 0 computes on {own} and worker {seat} on {other_kind}, and these cannot "
+                "be summed together: use --device cpu (PACELINE_DEVICE=cpu) for all, or give each "
+                "an accelerator; paceline env says why a machine's is not found"
             )
 
     @property

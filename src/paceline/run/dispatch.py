@@ -1,9 +1,9 @@
-"""From what was decided to what members hear: orders become messages, updates become jobs.
+"""Sends the coordinator's orders: orders become messages, updates become jobs.
 
-    orders of one fact -> [ jobs (core/jobs.py) ] -> messages, sent at once -> who is called off
+    orders of one fact -> [ jobs (core/jobs.py) ] -> messages, sent together -> cancellations
 
-All that one fact leads to leaves in one sending, and who is called off hears of that last, so that
-it finds its next grant already there and sleeps no second time. This module must not know what a
+All messages that follow from one fact are sent together. Cancellations come last, so a cancelled
+member finds its next grant already there and does not wait twice. This module must not know what a
 protocol decides, processes or tensors.
 """
 
@@ -21,7 +21,7 @@ class Dispatch:
     """The messages and jobs of one run.
 
     Attributes:
-        store: what this side sees of it, as soon as it is laid out.
+        store: the coordinator's view of the store; set by ``begin``.
     """
 
     store: StoreView
@@ -35,16 +35,16 @@ class Dispatch:
         self._outbox: list[tuple[int, ToMember]] = []
 
     def begin(self, num_bytes: int, samples_per_update: int, staleness: StalenessRule) -> None:
-        """Make the store's memory, and be ready for pushes.
+        """Make the store's memory and the jobs for pushes.
 
         Args:
-            samples_per_update: that a whole update averages.
+            samples_per_update: samples that a whole update averages.
 
         Raises:
             LinkError: there is too little memory.
         """
         self.store = store = self._engine.lay_out(num_bytes)
-        self._seats |= {one.number: one.seat for one in self._roster.live}
+        self._seats |= {entry.number: entry.seat for entry in self._roster.live}
         self._jobs = Jobs(
             self._post, self._seats, lambda: store.num_jobs, samples_per_update, staleness
         )
@@ -55,15 +55,15 @@ class Dispatch:
         return self._jobs
 
     def tell(self, member: int, message: ToMember) -> None:
-        """Send one message, and nothing that follows from it."""
-        if isinstance(message, Resume):  # of a grant that peers knew of by themselves
+        """Send one message, without jobs."""
+        if isinstance(message, Resume):  # peers made this grant by themselves
             self._serials[member] = message.serial
         self._engine.send([(member, message)])
 
     def carry_out(
         self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
     ) -> None:
-        """Send what the coordinator answered to ``cause``, with which ``payload`` came."""
+        """Send the coordinator's answer to ``cause``, which came with ``payload``."""
         jobs = self._begun
         if isinstance(cause, Left):
             jobs.left(cause.member)
@@ -71,7 +71,7 @@ class Dispatch:
             self._seats[cause.member] = self._roster[cause.member].seat
             jobs.joined(cause.member)
         jobs.settle(orders, cause, payload)
-        called_off = []
+        cancelled = []
         for order in orders:
             if type(order) is Grant:  # not isinstance: an update may have thousands of orders
                 ticket = order.ticket
@@ -79,40 +79,40 @@ class Dispatch:
                 self._post(ticket.member, order)
             elif type(order) is Cancel:
                 member = order.member
-                called_off.append((member, self._serials[member]))
+                cancelled.append((member, self._serials[member]))
             elif type(order) is Late:
                 jobs.idle(order.ticket.member)
         self._send()
-        for member, serial in called_off:
+        for member, serial in cancelled:
             self._engine.cancel(member, serial)
 
     def hand_on(self, member: int) -> None:
-        """It is gone, and what it had to do for the store is another's."""
+        """This member is gone: give its jobs for the store to others."""
         self._begun.left(member)
         self._send()
 
     def call_off(self, members: Sequence[int]) -> None:
-        """The run ends: these leave whatever step they are in."""
+        """The run ends: cancel all work of these members."""
         if self._jobs is not None:
             self._jobs.forget()
         for member in members:
             self._engine.cancel(member, ALL_WORK)
 
     def jump(self, version: int) -> None:
-        """The members made updates among themselves, up to ``version``."""
+        """Peers have made updates by themselves, up to ``version``."""
         self._begun.jump(version)
 
     def ask_copy(self, number: int) -> None:
-        """Let a member pin the version of the next update for this checkpoint; 0: no longer."""
+        """Have a member pin the version of the next update for this checkpoint; 0: none."""
         self.store.ask_copy(number)
         self._begun.ask_copy(number)
 
     def needs(self, seat: int) -> bool:
-        """Whether what the last life on this seat has pushed is still to be used."""
+        """Whether an update still has to use the last push from this seat."""
         return self._begun.needs(seat)
 
     def holds_next_job(self, member: int) -> bool:
-        """Whether nobody can go on before this member has done its job."""
+        """Whether all others wait for this member's job."""
         return self._jobs is not None and self._jobs.is_held_by(member)
 
     def _post(self, member: int, message: ToMember) -> None:

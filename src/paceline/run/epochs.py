@@ -107,7 +107,9 @@ class Publishing:
         Raises:
             ConfigError: other workers have published, but not the main one.
         """
-        published = {number: one.published for number, one in arrivals.items() if one.published}
+        published = {
+            number: arrival.published for number, arrival in arrivals.items() if arrival.published
+        }
         if self._is_written or not published:
             return True
         if self._writer not in published:
@@ -118,7 +120,7 @@ class Publishing:
     def _choose(self, published: Mapping[int, int]) -> int:
         """The main worker; if it died meanwhile, another one that has published."""
         roster = self._run.roster
-        ranked = sorted(published, key=lambda one: (-published[one], roster[one].seat))
+        ranked = sorted(published, key=lambda member: (-published[member], roster[member].seat))
         if published[ranked[0]] == MAIN_PUBLISHED or self._has_lost_main:
             return ranked[0]
         raise ConfigError(
@@ -195,14 +197,14 @@ class EpochBorders:
         self.go_on_if_waiting()
 
     def arrive(self, member: int, message: Arrive) -> None:
-        run, one = self._run, self._run.roster[member]
+        run, entry = self._run, self._run.roster[member]
         if run.ending:
             # Its script joins the others in what follows the epoch that it came for.
-            one.has_arrived |= one.first_epoch <= run.coordinator.epoch
+            entry.has_arrived |= entry.first_epoch <= run.coordinator.epoch
             if not self.owes_stop:
                 run.dispatch.tell(member, Stop(run.coordinator.version, run.begins_anew))
             return
-        if not one.has_arrived:
+        if not entry.has_arrived:
             if self._orders.is_other(member, message.epoch, message.digest):
                 return
             if self._newcomers.arrived(member, message.epoch):
@@ -255,8 +257,8 @@ class EpochBorders:
         words = {number: word for number in known if (word := self._arrived[number].settings)}
         if len(set(words.values())) > 1:
             number, *rest = words
-            other = next(one for one in rest if words[one] != words[number])
-            raise _other_settings(*(self._run.roster[one].seat for one in (number, other)))
+            other = next(member for member in rest if words[member] != words[number])
+            raise _other_settings(*(self._run.roster[member].seat for member in (number, other)))
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
 
@@ -311,7 +313,7 @@ class EpochBorders:
 
     def _say_who_is_over(self) -> None:
         """Note a worker whose script is over while the others train on."""
-        over = [one.seat for one in self._run.roster.members.values() if one.is_over]
+        over = [entry.seat for entry in self._run.roster.members.values() if entry.is_over]
         if over:
             self._run.notes.say_once(
                 f"worker {over[0]}'s script is over, and others train on: what it saved is not the "
@@ -363,7 +365,7 @@ class EpochBorders:
     def end_if_all_rested(self) -> None:
         """No script has more epochs: keep the end, so that more epochs can be added later."""
         run = self._run
-        live = [one.number for one in run.roster.live if not one.is_done]
+        live = [entry.number for entry in run.roster.live if not entry.is_done]
         if not live or any(number not in self._rested for number in live):
             return
         if not run.ending and not self._publishing.is_settled(self._rested):

@@ -58,19 +58,21 @@ class RoundsBook:
 
     def pending(self) -> list[tuple[int, Entry]]:
         """Pushes that are in the slots and in no update yet, in member order."""
-        told = (
-            (one, self._interrupted[one].push) for one in self.members if one in self._interrupted
+        pushes = (
+            (member, self._interrupted[member].push)
+            for member in self.members
+            if member in self._interrupted
         )
-        return [(member, push) for member, push in told if push is not None] + self._of_the_dead()
+        return [(member, push) for member, push in pushes if push is not None] + self._of_the_dead()
 
     def _of_the_dead(self) -> list[tuple[int, Entry]]:
         """Pushes of members that died after all had arrived, as the survivors saw them."""
-        seen: dict[int, Entry] = {}
+        entries: dict[int, Entry] = {}
         for message in self._interrupted.values():
             for number, entry in zip(self.members, message.pushes, strict=False):
                 if number not in self._interrupted and entry.num_samples:
-                    seen[number] = entry
-        return sorted(seen.items())
+                    entries[number] = entry
+        return sorted(entries.items())
 
 
 class Peers:
@@ -119,7 +121,7 @@ class Peers:
         """One round: the pushes of all members in member order."""
         run, rounds = self._run, self._rounds
         assert rounds is not None
-        ended = None
+        epoch_end = None
         at_s = run.now_s(row.over_s)
         for number, entry in zip(rounds.members, row.entries, strict=True):
             ticket = run.roster[number].ticket
@@ -127,7 +129,7 @@ class Peers:
                 continue
             _, orders = run.hear_push(ticket, entry.told, entry.clocks, at_s)
             run.note(orders, at_s)
-            ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
+            epoch_end = next((order for order in orders if isinstance(order, EpochEnd)), epoch_end)
         run.dispatch.jump(run.coordinator.version)
         if row.snapshot:
             self._snapshot(row.snapshot)
@@ -135,12 +137,12 @@ class Peers:
             run.ending = run.ending or f"{run.settings.updates} updates are done"
             self._end()
             run.send_stop()
-        elif ended is not None:
+        elif epoch_end is not None:
             self._end()
             if run.ending:
                 run.send_stop()
             else:
-                run.end_epoch(ended)
+                run.end_epoch(epoch_end)
                 self._hear_the_dead()
 
     # -- the way back ---------------------------------------------------------------------------

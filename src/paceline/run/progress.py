@@ -160,7 +160,7 @@ class ProgressMeter:
         self._next_s = now_s + _SHOW_S
         self._name_the_slow()
         trained_s = self._trained_s + self._since_opened_s(now_s)
-        samples = sum(one.samples for one in self._roster.members.values())
+        samples = sum(entry.samples for entry in self._roster.members.values())
         eta_s = self._eta_s(now_s, trained_s)
         self._observer.progress(
             Progress(
@@ -173,7 +173,7 @@ class ProgressMeter:
                 samples_per_s=samples / trained_s if trained_s else 0.0,
                 loss=self.loss,
                 eta_s=eta_s,
-                workers=tuple(self._one(one, trained_s) for one in self._latest()),
+                workers=tuple(self._one(entry, trained_s) for entry in self._latest()),
             )
         )
 
@@ -193,38 +193,40 @@ class ProgressMeter:
 
     def _name_the_slow(self) -> None:
         """Report workers that became slow, and their measured cost for the others."""
-        slow = {one.worker: one for one in self.service.slow()}
-        for worker, one in slow.items():
+        slow = {slowness.worker: slowness for slowness in self.service.slow()}
+        for worker, slowness in slow.items():
             if worker not in self._slow:
-                self._observer.note(describe_slow(one, self._waiting_share(worker)))
+                self._observer.note(describe_slow(slowness, self._waiting_share(worker)))
         self._slow = slow
 
     def _waiting_share(self, worker: int) -> float:
         """The share of the others' time until now that they waited."""
-        others = [one for one in self._roster.members.values() if one.seat != worker]
-        waited_s = sum(one.wait_s for one in others)
-        total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)
+        others = [entry for entry in self._roster.members.values() if entry.seat != worker]
+        waited_s = sum(entry.wait_s for entry in others)
+        total_s = waited_s + sum(
+            entry.compute_s + entry.push_s + entry.superseded_s for entry in others
+        )
         return waited_s / total_s if total_s else 0.0
 
     def _latest(self) -> list[RosterEntry]:
         """The newest life of each worker."""
-        by_seat = {one.seat: one for one in self._roster.members.values()}
+        by_seat = {entry.seat: entry for entry in self._roster.members.values()}
         return [by_seat[seat] for seat in sorted(by_seat)]
 
-    def _one(self, one: RosterEntry, trained_s: float) -> WorkerProgress:
-        total_s = one.compute_s + one.wait_s + one.push_s + one.superseded_s
+    def _one(self, entry: RosterEntry, trained_s: float) -> WorkerProgress:
+        total_s = entry.compute_s + entry.wait_s + entry.push_s + entry.superseded_s
         share = 1.0 / total_s if total_s else 0.0
-        state = "training" if one.is_alive and self._is_training else "between epochs"
-        if one.seat in self._slow and self._is_training:
-            state = f"slow {self._slow[one.seat].factor:.1f}x"
+        state = "training" if entry.is_alive and self._is_training else "between epochs"
+        if entry.seat in self._slow and self._is_training:
+            state = f"slow {self._slow[entry.seat].factor:.1f}x"
         return WorkerProgress(
-            worker=one.seat,
-            state=state if one.is_alive else "gone",
-            pushes=one.pushes,
-            samples_per_s=one.samples / trained_s if trained_s else 0.0,
-            compute_share=one.compute_s * share,
-            input_share=one.input_s * share,
-            wait_share=one.wait_s * share,
-            push_share=one.push_s * share,
-            mean_staleness=one.staleness_versions / one.pushes if one.pushes else 0.0,
+            worker=entry.seat,
+            state=state if entry.is_alive else "gone",
+            pushes=entry.pushes,
+            samples_per_s=entry.samples / trained_s if trained_s else 0.0,
+            compute_share=entry.compute_s * share,
+            input_share=entry.input_s * share,
+            wait_share=entry.wait_s * share,
+            push_share=entry.push_s * share,
+            mean_staleness=entry.staleness_versions / entry.pushes if entry.pushes else 0.0,
         )

@@ -182,7 +182,7 @@ class Pushes:
 
     def superseded(self, member: int, message: StepLeft) -> None:
         serial, wasted_s, left_s = message
-        one = self._run.roster[member]
-        one.superseded_s += wasted_s
-        saved_s = max(0.0, one.usual_s - wasted_s) if one.pushes else 0.0
+        entry = self._run.roster[member]
+        entry.superseded_s += wasted_s
+        saved_s = max(0.0, entry.usual_s - wasted_s) if entry.pushes else 0.0
         self._run.trace.superseded(self._run.now_s(left_s), member, serial, wasted_s, saved_s)

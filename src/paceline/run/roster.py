@@ -1,4 +1,4 @@
-"""Who takes part in a run, and where each member's time went.
+"""The members of a run, and what each one's time was spent on.
 
 A member is one life of one worker; its seat is the worker's number. This module must not know
 messages or decisions.
@@ -20,21 +20,21 @@ class RosterEntry:
     is_alive: bool = True
     is_done: bool = False
     is_over: bool = False
-    """Whether its script has come to its end by itself."""
+    """Whether its script ended by itself."""
     end: str = ""
-    """How it ended, where it did not end by itself."""
+    """How it ended, if not by itself."""
     is_starting: bool = False
-    """A new life that the run does not count on yet."""
+    """Whether it is a newcomer that the run does not count on yet."""
     first_epoch: int = 0
-    """The epoch from which on it takes part."""
+    """The first epoch that it takes part in."""
     has_arrived: bool = True
     """Whether its script came to its first epoch; False only for a newcomer."""
     has_joined: bool = True
     """Whether it takes part; False only for a newcomer that has not entered yet."""
     ticket: Ticket | None = None
-    """What it works on."""
+    """The work that it was granted last."""
     left_loop_at: int = -1
-    """The version at which its script last came to the end of a loop."""
+    """The version at which it last heard the end of an epoch or of the run."""
     pushes: int = 0
     samples: int = 0
     compute_s: float = 0.0
@@ -64,7 +64,7 @@ class RosterEntry:
 
 @dataclass(slots=True)
 class Roster:
-    """All members that ever were."""
+    """All members that the run has had."""
 
     members: dict[int, RosterEntry] = field(default_factory=dict)
 
@@ -73,29 +73,31 @@ class Roster:
         return self.members[number]
 
     def expect(self, number: int, seat: int) -> RosterEntry:
-        """A new life begins on a seat."""
-        one = RosterEntry(number, seat, is_starting=True, has_arrived=False, has_joined=False)
-        self.members[number] = one
-        return one
+        """Add a newcomer on this seat, which the run does not count on yet; return it."""
+        entry = RosterEntry(number, seat, is_starting=True, has_arrived=False, has_joined=False)
+        self.members[number] = entry
+        return entry
 
     @property
     def live(self) -> list[RosterEntry]:
-        """Who is alive and counted on."""
-        return [one for one in self.members.values() if one.is_alive and not one.is_starting]
+        """Members that are alive and that the run counts on."""
+        return [
+            entry for entry in self.members.values() if entry.is_alive and not entry.is_starting
+        ]
 
     @property
     def starting(self) -> list[RosterEntry]:
-        """New lives under way that nobody counts on yet."""
-        return [one for one in self.members.values() if one.is_alive and one.is_starting]
+        """Newcomers that the run does not count on yet."""
+        return [entry for entry in self.members.values() if entry.is_alive and entry.is_starting]
 
     @property
     def has_ended_one(self) -> bool:
-        """Whether somebody's script is over."""
-        return any(one.is_over for one in self.members.values())
+        """Whether a member's script is over."""
+        return any(entry.is_over for entry in self.members.values())
 
     def on_seat(self, seat: int) -> RosterEntry:
-        """The newest life of a worker."""
-        return next(one for one in reversed(self.members.values()) if one.seat == seat)
+        """The newest member on this seat."""
+        return next(entry for entry in reversed(self.members.values()) if entry.seat == seat)
 
     def __getitem__(self, number: int) -> RosterEntry:
         return self.members[number]

@@ -126,7 +126,11 @@ class RunState:
     def _who_can_read(self) -> list[int]:
         """Members that work, or wait for work."""
         members = self.coordinator_members
-        return [one.number for one in self.roster.live if one.number in members and not one.is_done]
+        return [
+            entry.number
+            for entry in self.roster.live
+            if entry.number in members and not entry.is_done
+        ]
 
     def now_s(self, monotonic_s: float | None = None) -> float:
         """Seconds since the run's start, now or at a reading of the machine's clock."""
@@ -147,7 +151,7 @@ class RunState:
     @property
     def live(self) -> list[int]:
         """Members that are alive, in member order."""
-        return [one.number for one in self.roster.live]
+        return [entry.number for entry in self.roster.live]
 
     @property
     def crew(self) -> list[int]:
@@ -157,9 +161,9 @@ class RunState:
         """
         epoch = self.coordinator.epoch
         return [
-            one.number
-            for one in self.roster.live
-            if one.first_epoch <= max(epoch, 0) and (self.has_opened or one.has_joined)
+            entry.number
+            for entry in self.roster.live
+            if entry.first_epoch <= max(epoch, 0) and (self.has_opened or entry.has_joined)
         ]
 
     def come_to(self, epoch: int, place: ScriptPlace) -> None:
@@ -227,11 +231,11 @@ class RunState:
             is_sized = first.order not in ("stream", "numbers")
             state = state_for(self.resumption, ledger, protocol, is_sized=is_sized)
             self._go_on(self.resumption, state, self.header(first, plan))
-        for one in self.roster.live:
-            self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
-            self.coordinator.hear(Joined(one.number, self.now_s()))
+        for entry in self.roster.live:
+            self.trace.joined(self.now_s(), entry.number, entry.seat, entry.pid)
+            self.coordinator.hear(Joined(entry.number, self.now_s()))
             if first.lookahead:
-                self.coordinator.set_lookahead(one.number, first.lookahead)
+                self.coordinator.set_lookahead(entry.number, first.lookahead)
         self.has_begun = True
         self.notes.begin()
 
@@ -281,12 +285,12 @@ class RunState:
         num_samples, loss, fault, weight, kept, unused, _ = told
         weighs_otherwise = None if weight == num_samples > 0 else weight
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
-        one = self.roster[ticket.member]
-        one.count(num_samples, clocks.compute_s, clocks.wait_s, clocks.push_s, clocks.input_s)
+        entry = self.roster[ticket.member]
+        entry.count(num_samples, clocks.compute_s, clocks.wait_s, clocks.push_s, clocks.input_s)
         if weight:
             self.watch.loss = loss
             self.patience.add(clocks.compute_s)
-            self.watch.service.add(one.seat, clocks.compute_s, clocks.input_s)
+            self.watch.service.add(entry.seat, clocks.compute_s, clocks.input_s)
         self.trace.pushed(fact, *clocks)
         return fact, self.coordinator.hear(fact)
 
@@ -331,7 +335,7 @@ class RunState:
         ends_here = self.owes_stop and self._is_border(orders)
         if ends_here:
             # It would be cancelled, but local steps begun on it stay in the optimizers' state.
-            orders = [one for one in orders if not isinstance(one, Grant)]
+            orders = [order for order in orders if not isinstance(order, Grant)]
         self.dispatch.carry_out(orders, cause, payload)
         if ends_here:
             self.send_stop()  # members hear of one end, not of two
@@ -341,7 +345,7 @@ class RunState:
 
     def _is_border(self, orders: Sequence[Order]) -> bool:
         """Whether no work is begun that would be cancelled halfway."""
-        is_new = any(isinstance(one, Apply) for one in orders)
+        is_new = any(isinstance(order, Apply) for order in orders)
         return not self.is_mid_batch and (is_new or not self._steps_locally)
 
     @property

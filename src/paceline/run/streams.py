@@ -99,12 +99,12 @@ class Streams:
     def served(self, member: int, message: StreamServed) -> None:
         if member == self.reader and message.epoch == self._epoch:
             self._at = StreamAt(member, *message)
-            for one in self._live():
-                self._tell(one, self._at)
+            for member in self._live():
+                self._tell(member, self._at)
 
     def _choose(self, but: int = -1) -> None:
         """Choose the member that has read before, or the first."""
-        live = [one for one in self._live() if one != but]
+        live = [member for member in self._live() if member != but]
         if self.reader not in live:
             self.reader = live[0] if live else None
         if self.reader is None:
@@ -117,7 +117,7 @@ class Streams:
 
     def pass_on(self, orders: Sequence[Order]) -> None:
         """Report numbers that are no longer needed with the first grant among these orders."""
-        member = next((one.ticket.member for one in orders if isinstance(one, Grant)), None)
+        member = next((order.ticket.member for order in orders if isinstance(order, Grant)), None)
         if not self._is_open or member is None:
             return
         now = self._done_with()
@@ -134,13 +134,13 @@ class Streams:
     def state(self, member: int, message: StreamState) -> None:
         if member != self.reader or message.epoch != self._epoch:
             return
-        self._states = [one for one in self._states if one[0] < message.number]
+        self._states = [state for state in self._states if state[0] < message.number]
         self._states.append((message.number, message.text))
         self._state_before(self._done_with()[0])
 
     def _state_before(self, first: int) -> tuple[int, str]:
         """The newest state before all that is needed; older ones are dropped."""
-        before = [one for one in self._states if one[0] <= first]
+        before = [state for state in self._states if state[0] <= first]
         if before:
             self._states = self._states[len(before) - 1 :]
         return before[-1] if before else (0, "")

@@ -109,7 +109,7 @@ class TrialBook:
             return
         roster = self._run.roster
         waiting, name = next(iter(self._names.items()))
-        over = [one.seat for one in roster.members.values() if one.is_over]
+        over = [entry.seat for entry in roster.members.values() if entry.is_over]
         if over or num_described:
             who = "another worker calls prepare()"
             if over:
@@ -125,14 +125,14 @@ class TrialBook:
         Args:
             stopped: why nothing is trained any more; empty: trials train.
         """
-        live = [one for one in self._run.roster.live if not one.is_done]
-        if not live or any(one.number not in self._names for one in live):
+        live = [entry for entry in self._run.roster.live if not entry.is_done]
+        if not live or any(entry.number not in self._names for entry in live):
             return None
         assert self._carry_out is not None
         name = self._names[live[0].number]
         self._names.clear()
         self.num_begun += 1
-        seats = {one.number: (one.seat, one.pid) for one in live}
+        seats = {entry.number: (entry.seat, entry.pid) for entry in live}
         outcome = self._carry_out(name, seats, stopped)
         self._take_over(outcome)
         return outcome
@@ -147,8 +147,8 @@ class TrialBook:
         self._departures.find_main()
         if run.settings.dry_run:
             return
-        for one in roster.live:
-            if not one.is_done:
-                is_main = self._departures.is_main(one.number)
+        for entry in roster.live:
+            if not entry.is_done:
+                is_main = self._departures.is_main(entry.number)
                 over = TrialOver(outcome.failure, outcome.kind, is_main)
-                run.dispatch.tell(one.number, over)
+                run.dispatch.tell(entry.number, over)

@@ -25,13 +25,13 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Work
 from ..replica.clips import Clips
+from ..replica.edits import Edits
 from ..replica.own_gradients import OwnGradients
 from ..replica.replica import Replica
 from ..replica.set_aside import SetAside
 from ..store.joint import parameters_of, parts_of
 from .accumulation import Accumulation
 from .amp import Amp
-from .edits import Edits
 from .grad_scaler import Scaling, hold_updates, tell_of_unscaling
 from .patches import note_backward
 

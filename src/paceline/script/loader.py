@@ -295,11 +295,11 @@ class PreparedLoader(OfLoader):
                     yield batch
             schedules.check()
             self._look_for_steps(exchange, version, num_given)
+            exchange.out_of_loop()
         except GeneratorExit:
             self._left(epoch)
             raise
         finally:
-            loop.is_iterating = False
             self._end_pass()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
@@ -359,6 +359,7 @@ class PreparedLoader(OfLoader):
         self._loop.leave()
 
     def _end_pass(self) -> None:
+        self._loop.is_iterating = False
         self._loop.leased.end_epoch()
         for loader in self._loop.beside:
             loader.end_pass()

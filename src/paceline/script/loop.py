@@ -435,6 +435,7 @@ class TrainingLoop:
             member.leave_epoch(rest.kept, is_look=not holding.has_worked)
             holding.pushed(rest)
         holding.follow(None)
+        member.out_of_loop()
 
 
 def _of_another_thread() -> ConfigError:

@@ -213,6 +213,15 @@ class LocalSchedule(Schedule):
             self.take()
 
 
+def _refuse_foreign(every: Sequence[Schedule], optimizers: Sequence[Optimizer]) -> None:
+    """ConfigError: a scheduler belongs to none of several optimizers."""
+    for schedule in every if len(optimizers) > 1 else ():
+        if all(schedule.optimizer is not optimizer for optimizer in optimizers):
+            raise ConfigError(
+                f"{schedule.name} belongs to an optimizer that prepare() was not given"
+            )
+
+
 class Schedules:
     """The schedulers of one member.
 
@@ -241,11 +250,7 @@ class Schedules:
         self._is_alone = is_alone
         self._skips = skips
         self._optimizers = optimizers
-        for schedule in every if len(optimizers) > 1 else ():
-            if all(schedule.optimizer is not optimizer for optimizer in optimizers):
-                raise ConfigError(
-                    f"{schedule.name} belongs to an optimizer that prepare() was not given"
-                )
+        _refuse_foreign(every, optimizers)
         self._keep: Keep | None = None
         self.strays: list[AnyScheduler] = []
         """Schedulers that were not prepared, and existed when the first loop began."""

@@ -9,38 +9,32 @@
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
 
-The script is the same for one worker and for many; only the exchange underneath differs. This
-module must not know sockets, how processes are created, or how a run is started.
+The script is the same for one worker and for many; only the exchange underneath differs. What
+`Pace` offers beside its loop (evaluate, sum, save, ...) is in participant.py. This module must not
+know sockets, how processes are created, or how a run is started.
 
 Above 300 lines because it is the script's one entry point, and half of it is its users' reference.
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
-import re
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..checkpoints.best import BestModels
-from ..checkpoints.state import model_file
 from ..context import Context
 from ..data.numbers import OfRange, through
-from ..errors import ConfigError, PacelineError, WorkerError
+from ..errors import ConfigError
 from ..exchange.base import End, Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
-from ..fields import integer, whole
+from ..fields import whole
 from ..partition.names import divides
 from ..passes import FAR, Passes, not_among
 from ..replica.seeding import (
@@ -50,24 +44,19 @@ from ..replica.seeding import (
     mix,
     seed_generators,
 )
-from ..stopping import rule_of
-from ..system.processors import find_device
 from ..tuning.allocator import kept_process
 from ..tuning.candidate import Forward
-from ..wire.messages import Totals, TrialOver
-from .evaluation import Evaluation
 from .grad_scaler import leave_scalers
 from .loader import PreparedLoader, UpdateLoop
 from .loop import TrainingLoop
-from .member_state import MemberState
+from .participant import Participant
 from .patches import Originals, unlisten
 from .place import values_of
 from .prepared import Prepared, PrepareOptions, refuse_apart
 from .second_loader import SecondLoader
 from .step import Step
+from .trials import check_name, close_trial, error_like, open_trial
 from .unprepared import unguard
-
-Value = Tensor | float | int
 
 BESIDE_SALT = 7
 """Separates the orders of further loaders from that of the first."""
@@ -102,27 +91,6 @@ def start_context(
         os.environ[_STARTED_BY] = f"worker {exchange.seat}"
     seed_generators(context.seed, seeds)
     _here.exchange, _here.context, _here.pace = exchange, context, None
-
-
-def _numbers_of(value: Tensor) -> list[float]:
-    """The numbers to sum over workers. ConfigError: the tensor is complex."""
-    if value.is_complex():
-        raise ConfigError(
-            "pace.sum() sums real numbers, got a complex tensor: pass torch.view_as_real(value), "
-            "and convert the sum with torch.view_as_complex"
-        )
-    numbers: list[float] = value.detach().flatten().tolist()
-    return numbers
-
-
-def _as_tensor_like(value: Tensor, sums: Sequence[float]) -> Tensor:
-    kind = (
-        torch.promote_types(value.dtype, torch.float32)
-        if value.is_floating_point()
-        else torch.int64
-    )
-    total = torch.tensor(sums, dtype=torch.float64).reshape(value.shape)
-    return total.to(kind).to(value.device)  # in this order: not all devices have float64
 
 
 def is_started() -> bool:
@@ -228,48 +196,7 @@ def _beside_accumulation(num_batches: int, what: str) -> ConfigError:
     )
 
 
-_NAME = re.compile(r"[A-Za-z0-9_][\w.,=+@-]{0,99}")
-"""Names of trials, which are folder names, too."""
-
-_RUN_FILES = frozenset((
-    "best.json", "best.safetensors", "checkpoints", "curve.svg", "lock", "logs", "metrics.csv",
-    "mlflow-run.txt", "model.safetensors", "summary.json", "tensorboard", "trace.jsonl",
-    "trials.json", "wandb", "wandb-run.txt",
-))  # fmt: skip
-"""What a run writes into its own folder, where the folders of its trials are."""
-
-
-def _failure(error: Exception, seat: int) -> str:
-    """Why a trial failed, and where in the script."""
-    if isinstance(error, PacelineError):
-        return str(error)
-    package = str(Path(__file__).parents[1])
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if package not in frame.filename
-    ]
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    first = str(error).strip().partition("\n")[0]
-    return f"worker {seat} failed in it{where}: {type(error).__name__}: {first:.300}"
-
-
-def _like(over: TrialOver, name: str) -> Exception:
-    """The exception that ends a trial here after another worker failed in it.
-
-    Its class is the other worker's, if it is known here.
-    """
-    module, _, path = over.kind.partition(":")
-    kind: Any = sys.modules.get(module)
-    for part in path.split("."):
-        kind = getattr(kind, part, None)
-    is_known = isinstance(kind, type) and issubclass(kind, Exception)
-    error: Exception = Exception.__new__(kind if is_known else WorkerError)
-    error.args = (f"trial {name!r} is over in all workers: {over.text}",)
-    return error
-
-
-class Pace:
+class Pace(Participant):
     """A script's part in a run.
 
     Attributes:
@@ -284,42 +211,11 @@ class Pace:
         self._trials: list[str] = []
         """Names of the trials that the script has entered."""
         self._in_trial = ""
-        self._begin(exchange, context)
+        super().__init__(exchange, context)
 
     def _begin(self, exchange: Exchange, context: Context) -> None:
-        """Set the state that a run, or a trial, starts with."""
         self._originals: list[Originals] = []
-        self._exchange = exchange
-        self._context = context
-        self._prepared: Prepared | None = None
-        self._passes = Passes(context.first_epoch, context.place)
-        exchange.place = lambda: self._passes.place
-        self._keeper = MemberState(
-            Path(context.run_dir) if context.run_dir else None,
-            Path(context.resume) if context.resume else None,
-            exchange.seat,
-            context.run_identity,
-            context.first_epoch,
-        )
-        self._published_at: list[int] = []
-        self._best: BestModels | None = None
-        if context.keep_best:
-            self._best = self._best_models()
-        self.worker = exchange.seat
-        self.num_workers = exchange.num_workers
-        self.seed = context.seed
-        local = exchange.seat if context.local_rank is None else context.local_rank
-        self.device = find_device(context.device, local)
-
-    @property
-    def is_main(self) -> bool:
-        return self._exchange.is_main
-
-    @property
-    def version(self) -> int:
-        """Number of updates in the parameters that the model holds."""
-        self._exchange.has_told_version = self._exchange.has_told_place = True
-        return self._exchange.version
+        super()._begin(exchange, context)
 
     @property
     def turn(self) -> int:
@@ -338,51 +234,6 @@ class Pace:
                 "how far training is"
             )
         return self._updates.turn
-
-    @property
-    def context(self) -> Context:
-        """What this worker was told about the run at its start."""
-        return self._context
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the run was asked to end, or is over."""
-        self._exchange.has_told_place = True
-        return self._exchange.is_stopped
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the end of the run left the loader's last pass empty."""
-        return self._exchange.is_cut_short
-
-    def print(self, *values: object, **options: Any) -> None:
-        """Print in the main worker only."""
-        if self.is_main:
-            print(*values, **options)  # noqa: T201  it is what the user asked for
-
-    def log(self, values: Mapping[str, Value]) -> None:
-        """Record numbers in the run's log.
-
-        Those of the main worker count; in a loop over numbers (``updates`` without a loader),
-        where each number belongs to one worker, those of the worker that records them.
-
-        Raises:
-            ConfigError: a name is not a string.
-        """
-        if bad := [name for name in values if not isinstance(name, str)]:
-            raise ConfigError(f"pace.log takes numbers by name, got the name {bad[0]!r}")
-        if self.is_main or self._draws_alone:
-            self._exchange.log({name: float(value) for name, value in values.items()})
-
-    @property
-    def _draws_alone(self) -> bool:
-        """Whether the script is at a number of its loop, which only this worker gets."""
-        prepared = self._prepared
-        return (
-            prepared is not None
-            and prepared.source.numbers is not None
-            and prepared.loop.is_iterating
-        )
 
     def describe(
         self,
@@ -555,9 +406,6 @@ class Pace:
         last, passes = self._updates.go_on(state), self._passes
         passes.num_counted = max(0, min(passes.num_counted, passes.first - 1 - last))
 
-    def _set_published_at(self, place: list[int]) -> None:
-        self._published_at = [integer(number) for number in place]
-
     def _prepare_beside(
         self, prepared: Prepared, objects: tuple[Any, ...], batch: str | None
     ) -> Any:
@@ -635,12 +483,13 @@ class Pace:
                         ...
                     results[lr] = pace.evaluate(count, test)
         """
-        name = self._name_of_trial(name)
+        name = self._enter_trial(name)
         outside, before = vars(self).copy(), _here.exchange
         if self.device.type == "cuda":  # its random state is kept, too
             torch.cuda.init()
         with kept_random_state(), kept_process():
-            exchange, context = self._open_trial(name)
+            exchange, context = open_trial(self._exchange, self._context, name)
+            _here.exchange = exchange.shared or before
             self._begin(exchange, context)
             self._in_trial = name
             error: BaseException | None = None
@@ -651,7 +500,8 @@ class Pace:
                 if exchange.shared is not None and not isinstance(one, Exception | Stopped):
                     raise  # the script ends
                 error = one
-            over = self._close_trial(error)
+            over = close_trial(exchange, self._prepared, error)
+            self._take_back()
             vars(self).clear()
             vars(self).update(outside)
         _here.exchange, self._exchange.is_cut_short = before, exchange.is_cut_short
@@ -659,11 +509,11 @@ class Pace:
             member.come_back(is_main=over.is_main)
         is_own = isinstance(error, Exception) and not exchange.is_cut_short
         if over.text and not is_own:
-            raise _like(over, name) from None
+            raise error_like(over, name) from None
         if error is not None:
             raise error
 
-    def _name_of_trial(self, name: str | None) -> str:
+    def _enter_trial(self, name: str | None) -> str:
         """The trial's name. ConfigError: the name or this place is not allowed."""
         if self._in_trial:
             raise ConfigError(
@@ -675,67 +525,14 @@ class Pace:
                 "trials or without any; put that prepare() and its loop into a trial of its own"
             )
         chosen = f"trial-{len(self._trials) + 1}" if name is None else name
-        if not isinstance(chosen, str) or not _NAME.fullmatch(chosen):
-            raise ConfigError(
-                f"pace.trial({chosen!r:.120}): the name must fit a folder: letters, digits and "
-                "_ . , = + @ -, at most 100: pace.trial(f'lr-{lr}')"
-            )
-        if chosen.lower() in _RUN_FILES:  # some file systems do not tell cases apart
-            raise ConfigError(
-                f"pace.trial({chosen!r}): the run itself writes {chosen.lower()} into its folder; "
-                "give the trial another name, or none: pace.trial()"
-            )
-        if chosen in self._trials:
-            raise ConfigError(
-                f"pace.trial({chosen!r}) was entered before; give each trial a name of its own, or "
-                "none: pace.trial()"
-            )
-        self._trials.append(chosen)
+        self._trials.append(check_name(chosen, self._trials))
         return chosen
-
-    def _open_trial(self, name: str) -> tuple[Exchange, Context]:
-        """Wait for all workers; return this one's exchange and context in the trial."""
-        outside, context = self._exchange, self._context
-        if (member := outside.shared) is not None:
-            _here.exchange, text = member.begin_trial(name)
-            shared = Context.read(json.loads(text))
-            return _here.exchange, replace(shared, is_own_process=context.is_own_process)
-        alone = SoloExchange()
-        if outside.is_stopped:
-            alone.ask_to_stop()
-        return alone, replace(context, run_dir=str(Path(context.run_dir or ".") / name))
 
     def _leave_trial(self) -> None:
         """End what the block has begun."""
         self.finish()
         if self._prepared is not None:
             self._prepared.loop.end_iteration()
-
-    def _close_trial(self, error: BaseException | None) -> TrialOver:
-        """Wait until all workers have left the trial; make the prepared objects plain again.
-
-        Raises:
-            Stopped: this worker failed and could not leave the others, so the run ends.
-        """
-        over = TrialOver("", "", is_main=True)
-        if (member := self._exchange.shared) is not None:
-            if isinstance(error, Exception) and not member.is_cut_short:
-                self._fail_trial(member, error)
-            over = member.end_trial()
-        self._take_back()
-        return over
-
-    def _fail_trial(self, member: StoreExchange, error: Exception) -> None:
-        text, kind = _failure(error, member.seat), type(error)
-        member.fail_trial(text, f"{kind.__module__}:{kind.__qualname__}")
-        try:
-            if self._prepared is not None:
-                self._prepared.loop.abandon()
-        except Stopped:
-            return  # the run was ending anyway
-        except Exception:  # whatever leaving raises, the failure itself is what counts
-            member.fail(text, is_yours=isinstance(error, ConfigError))
-            raise Stopped from error
 
     def _take_back(self) -> None:
         """Make what was prepared the script's own again."""
@@ -852,16 +649,6 @@ class Pace:
         if (member := self._exchange.shared) is not None:
             member.come_to_end(End.OVER)
 
-    def _say_what_did_nothing(self) -> None:
-        """Print which metrics were asked for but never measured."""
-        alone, best = self._exchange.alone, self._best
-        names = [] if alone is None else alone.rules.unmeasured()
-        calls = [f"pace.stop_when({name!r})" for name in names]
-        if best is not None and best.name is not None and not best.has_measured:
-            calls.append(f"pace.keep_best({best.name!r})")
-        for call in calls:
-            self.print(f"note: {call} did nothing: no pace.evaluate measured that metric")
-
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
         passes = self._passes
         first = passes.enter(values)
@@ -887,17 +674,6 @@ class Pace:
         passes.arrive(passes.begin + len(values))
         self._say_what_did_nothing()
         self._exchange.rest(passes.next)
-
-    def _finish_leaving(self) -> None:
-        """Leave the epoch where an exception left the loop: the others still count on us."""
-        if self._prepared is not None:
-            self._prepared.loop.finish_leaving()
-
-    def _after_prepare(self, name: str) -> Prepared:
-        """What was prepared. ConfigError: nothing yet."""
-        if self._prepared is None:
-            raise ConfigError(f"pace.{name}() comes after pace.prepare(model, optimizer, loader)")
-        return self._prepared
 
     def step(self) -> Step:
         """One step on one mini-batch; left early when its work is superseded.
@@ -969,302 +745,3 @@ class Pace:
         edits = self._after_prepare("edit_gradients").gradients.edits
         with contextlib.nullcontext() if edits is None else edits.allowed():
             yield
-
-    # -- beside the loop ------------------------------------------------------------------------
-
-    def evaluate(
-        self,
-        fn: Callable[[Any], Mapping[str, tuple[Value, Value]]],
-        loader: DataLoader[Any] | PreparedLoader | SecondLoader,
-    ) -> Totals:
-        """Sums over what ``loader`` gives, at one version, the same totals in all workers.
-
-        Its sampler, batch sampler and ``drop_last`` count. Between epochs all workers share the
-        work, each batch once; inside one, the caller does it alone at the version that it holds.
-        With several workers the order is drawn once and alike, and each batch is made under its
-        own random state, which depends only on seed, version and position, by the loader's
-        ``num_workers`` if it has any; one worker iterates the loader as plain PyTorch does. With
-        several workers, these draws do not change what the script draws afterwards.
-
-        Args:
-            fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and
-                with the model in evaluation mode. Afterwards each module is put back into its own
-                mode, by its own ``train()``.
-            loader: a DataLoader; a prepared one counts as the plain one that it was. One over an
-                iterable data set works with one worker only.
-
-        Returns:
-            name -> (sum, number of samples).
-
-        Raises:
-            ConfigError: ``fn`` returns something else; the loader gives nothing, or other samples
-                in each worker; several workers were not prepared yet.
-        """
-        self._finish_leaving()
-        prepared = self._prepared
-        is_inside = prepared is not None and prepared.loop.is_iterating
-        evaluation = Evaluation(self._exchange, prepared, self.seed, self.device)
-        totals = evaluation.totals(fn, loader)
-        if self._best is not None and prepared is not None and (is_inside or self.is_main):
-            self._best.look(totals, self.version, lambda: model_file(prepared.whole))
-        return totals
-
-    def keep_best(self, name: str, most: int = 1, mode: str | None = None) -> None:
-        """Keep the models of the best evaluations, as ``--keep-best`` keeps one.
-
-        Every ``pace.evaluate`` that measures ``name`` counts, between epochs and inside one. The
-        best model is saved in the run's folder as ``best.safetensors``; with ``most`` > 1 each one
-        that is kept also as ``best-VERSION.safetensors``. ``best.json`` lists them, the best
-        first. They load like what ``save`` writes.
-
-        Args:
-            name: of the metric.
-            most: models to keep, >= 1.
-            mode: "max" or "min": which of two is better; None: by the words of its name: less of a
-                loss, an error or a perplexity is better, and more of an accuracy.
-
-        Raises:
-            ConfigError: it was called before, a value is out of range, or the name does not tell
-                which way is better and ``mode`` is not given.
-        """
-        if self._best is not None and self._best.name is not None:
-            raise ConfigError(
-                "pace.keep_best() was called twice; only one metric can say which is best"
-            )
-        if (number := whole(most)) is None or number < 1:
-            raise ConfigError(f"pace.keep_best({name!r}): most must be >= 1, got {most!r:.60}")
-        self._best = self._best_models(name, number, mode)
-
-    def _best_models(
-        self, name: str | None = None, most: int = 1, mode: str | None = None
-    ) -> BestModels:
-        context = self._context
-        return BestModels(Path(context.run_dir or "."), context.run_identity, name, most, mode)
-
-    def stop_when(
-        self,
-        name: str,
-        *,
-        above: float | None = None,
-        below: float | None = None,
-        patience: int | None = None,
-        min_delta: float = 0.0,
-        mode: str | None = None,
-    ) -> None:
-        """End the whole run by a metric: when it is good enough, or stops improving.
-
-        Every ``pace.evaluate`` that measures ``name`` counts, also one that a worker makes alone
-        inside its loop (of several at one version the first; under local-sgd it measures that
-        worker's own weights); a resumed run counts the earlier ones, too. If it is called again,
-        each rule holds. The run ends as by ``stop``.
-
-        Args:
-            name: of the metric.
-            above, below: end where it is at least, or at most, this value.
-            patience: end after this many evaluations in a row without an improvement, >= 1.
-            min_delta: a change of at most this much is no improvement, >= 0.
-            mode: as for ``keep_best``; bounds alone need none.
-
-        Raises:
-            ConfigError: no rule is given, a value is out of range, or patience is given and the
-                name does not tell which way is better.
-
-        Example::
-
-            pace.stop_when("acc", above=0.9)
-            pace.stop_when("val_loss", patience=3)
-        """
-        self._exchange.stop_when(
-            rule_of(
-                name, above=above, below=below, patience=patience, min_delta=min_delta, mode=mode
-            )
-        )
-
-    def publish(self, model: torch.nn.Module) -> None:
-        """Declare weights that the script has changed itself to be the run's from now on.
-
-        Without this call such a change is refused. Between epochs (a reinitialised layer, pruning,
-        a loaded checkpoint) all workers get the main worker's weights when the next epoch begins;
-        an evaluation before that is refused unless all workers have made the same change. Inside
-        the loop, directly after the change, it is supported with one worker and with local-sgd:
-        there the change is part of what the worker has learned by itself. The optimizer's state
-        for each weight stays as it is; before the first epoch, and under ``python train.py``, the
-        call does nothing.
-
-        Args:
-            model: one that was prepared, or a part of it.
-
-        Raises:
-            ConfigError: it was not prepared; the call is inside the loop where an update averages
-                several workers' gradients; another worker published, and the main worker did not.
-
-        Example::
-
-            for epoch in pace.epochs(20):
-                if epoch == 10:
-                    model.head.reset_parameters()
-                    pace.publish(model)
-                for inputs, targets in loader:
-                    ...
-        """
-        prepared = self._prepared
-        modules = (
-            ()
-            if prepared is None
-            else (part for each in prepared.models for part in each.modules())
-        )
-        if prepared is None or all(part is not model for part in modules):
-            raise ConfigError(
-                f"pace.publish() was given a {type(model).__name__} that prepare() was not: "
-                "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
-            )
-        if (member := self._exchange.shared) is not None:
-            self._publish(member)
-
-    def _publish(self, member: StoreExchange) -> None:
-        if self._passes.is_before:
-            return  # the training since then includes the change
-        place = [self._passes.place.position, self._passes.next]
-        is_new = member.has_opened or place != self._published_at
-        self._published_at = place
-        if is_new:  # else a checkpoint has it, and the script repeats the call
-            member.publish(self._context.protocol)
-
-    @overload
-    def sum(self, value: float) -> float: ...
-
-    @overload
-    def sum(self, value: Tensor) -> Tensor: ...
-
-    def sum(self, value: Value) -> Tensor | float:
-        """The sum of ``value`` over all workers; all must call it between epochs.
-
-        Inside the loop (full-sync, local-sgd) all must call it equally often. Where a worker does
-        the mini-batches of one that has died, and so cannot, the run ends rather than waits.
-
-        Args:
-            value: a number, or a tensor of the same shape in every worker, which is summed
-                element by element, in one round of all workers. It takes no part in a gradient.
-
-        Returns:
-            A number for a number; for a tensor one of its shape and on its device. Floating-point
-            tensors keep their type, except that 16-bit ones become ``float32``; integers and
-            booleans become ``int64``, as by ``torch.sum``.
-
-        Raises:
-            ConfigError: a tensor is complex, or has another shape in another worker; the call is
-                inside the loader's loop where workers go at their own pace, or at a batch of fewer
-                samples than there are workers, or before it, or before ``prepare``.
-        """
-        self._finish_leaving()
-        prepared = self._prepared
-        is_inside = prepared is not None and prepared.loop.is_iterating
-        if is_inside and self.num_workers > 1 and not self._context.is_spmd:
-            raise ConfigError(
-                f"pace.sum() is inside the loader's loop, where under {self._context.protocol} "
-                "each worker has its own mini-batches and not all call it; put it between epochs"
-            )
-        few = prepared.few_samples if prepared is not None and is_inside else None
-        if few is not None:
-            raise ConfigError(
-                f"pace.sum() is inside the loader's loop, where this batch or the next has only "
-                f"{few} samples for {self.num_workers} workers, so not all call it; put it "
-                "between epochs, or give the loader drop_last=True"
-            )
-        if self.num_workers > 1 and prepared is None:
-            raise ConfigError(
-                "pace.sum() was called before pace.prepare(), where several workers first meet"
-            )
-        if isinstance(value, Tensor):
-            return _as_tensor_like(value, self._exchange.sum(_numbers_of(value)))
-        return self._exchange.sum([float(value)])[0]
-
-    @contextlib.contextmanager
-    def once(self) -> Iterator[bool]:
-        """A block that the main worker runs first, and all others after it.
-
-        For what must not happen in several workers at the same time: a download, preprocessing
-        into a cache, making a folder. It may be anywhere between ``connect`` and the end except
-        inside the loader's loop; all workers must reach it. If the main worker dies inside,
-        another one becomes the main worker and goes first. With one worker it costs nothing.
-
-        Returns:
-            (as ``with ... as is_first``) whether this worker goes first.
-
-        Raises:
-            ConfigError: it is inside the loader's loop.
-
-        Example::
-
-            with pace.once():
-                data = MNIST("data", download=True)
-        """
-        if self._prepared is not None and self._prepared.loop.is_iterating:
-            raise ConfigError(
-                "pace.once() is inside the loader's loop, where each worker has its own batches "
-                "and not all reach it; put it before the loop or between epochs, or write "
-                "if pace.is_main:"
-            )
-        with self._exchange.once() as is_first:
-            yield is_first
-
-    def save(
-        self, name: str = "model.safetensors", *, model: torch.nn.Module | None = None
-    ) -> Path:
-        """Save the model's parameters and buffers into the run's folder.
-
-        The main worker saves; in a loop over numbers (``updates`` without a loader), where each
-        number belongs to one worker, the worker that calls it: ``if number % 100 == 0:
-        pace.save()``. The file loads without Paceline:
-        ``load_state_dict(safetensors.torch.load_file(path))``.
-
-        Args:
-            model: one of several; None: all, as ``nn.ModuleList`` names them (``0.weight``).
-
-        Raises:
-            ConfigError: it was not prepared.
-        """
-        from ..checkpoints.state import save_model, save_tensors
-
-        prepared = self._after_prepare("save")
-        if model is not None and not any(model is known for known in prepared.models):
-            raise ConfigError(
-                f"pace.save(model=...) was given a {type(model).__name__} that prepare() was not"
-            )
-
-        path = Path(self._context.run_dir or ".") / name
-        if self.is_main or self._draws_alone:
-            is_within = Path(name).name == name  # else it is a path of the user's own
-            identity = self._context.run_identity if is_within else None
-            if (spread := prepared.spread) is not None:
-                save_tensors(spread.shapes(), spread.read, path, identity)
-            else:
-                save_model(prepared.whole if model is None else model, path, identity)
-        return path
-
-    def keep(self, **things: Any) -> None:
-        """Keep these in checkpoints, and restore them now if the run is resumed.
-
-        For state that the loop holds besides model, optimizer, schedulers and scaler: an averaged
-        model, a best accuracy, a sampler with a state, a ``torch.Generator``. The main worker's
-        are kept.
-
-        Args:
-            things: objects with ``state_dict()`` and ``load_state_dict()``, or generators with
-                ``get_state()`` and ``set_state()``; numbers, strings, tensors, lists and dicts in
-                them are kept, without pickle.
-
-        Raises:
-            ConfigError: an object has neither pair, or a name is given twice.
-
-        Example::
-
-            pace.keep(ema=ema_model, best=best)
-        """
-        self._exchange.has_told_place = True
-        for name, thing in things.items():
-            self._keeper.keep(name, thing)
-
-    def stop(self) -> None:
-        """End the whole run at the next step border."""
-        self._exchange.ask_to_stop()

@@ -83,9 +83,9 @@ class Agenda:
         self._overlap_steps = 0 if conditions.link is None else overlap_steps
         if self._overlap_steps and conditions.machine is not None:
             raise ConfigError(
-                f"--overlap {overlap_steps} with --like and --link: nobody knows what of a "
-                "measured exchange the next steps hide; give steps by --delay instead of --like, "
-                "or leave --link out"
+                f"--overlap {overlap_steps} with --like and --link: how much of a measured "
+                "exchange overlaps with the next steps is unknown; set step times by --delay "
+                "instead of --like, or leave --link out"
             )
         self._all_done_s = 0.0  # when the last of the members that push together had computed
         self.heap: list[Entry] = []
@@ -220,7 +220,7 @@ class Agenda:
             self._sum.refuse()
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Remove the event of a ticket's push, which will not arrive by itself any longer."""
+        """Remove the event of a ticket's push, which will no longer arrive by itself."""
         self.heap[:] = [entry for entry in self.heap if entry[2] is not ticket]
         heapify(self.heap)
 

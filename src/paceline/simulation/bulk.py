@@ -217,7 +217,7 @@ class _Pool:
 
 
 class _First(BulkDriver):
-    """k-async: the first K of P running steps make an update and begin anew; the others go on."""
+    """k-async: the first K of P running steps make an update and start again; the others go on."""
 
     def __init__(self, protocol: SyncProtocol, conditions: Conditions) -> None:
         super().__init__(protocol, conditions)

@@ -67,7 +67,7 @@ class Together:
         self._is_used: dict[str, bool] = {}
         self._traced: dict[tuple[torch.Size, torch.Size], Callable[..., Any]] = {}
         if not self._names:
-            raise self._refusal("nothing of it is trained")
+            raise self._refusal("it has no trained parameters")
         for name, module in model.named_modules():
             if why := _obstacle(module):
                 raise self._refusal(f"module {name!r} ({type(module).__name__}) {why}")

@@ -228,8 +228,8 @@ class RecordedRun:
         version = self._pulled.get(ticket[:2], ticket.version)
         if version < ticket.version:
             raise Difference(
-                f"member {ticket.member} pushed a gradient of version {version} for work that it "
-                f"was given at version {ticket.version}"
+                f"member {ticket.member} pushed a gradient of version {version} for work that was "
+                f"granted at version {ticket.version}"
             )
         held = grant._replace(ticket=ticket._replace(version=version))
         self._tickets[ticket.member] = held.ticket
@@ -267,7 +267,7 @@ class RecordedRun:
         if self._due:
             raise Difference(
                 f"after push {self.pushes}, at version {self.coordinator.version}: now "
-                f"{_describe(self._due[0])} is decided, nothing was then"
+                f"{_describe(self._due[0])} is decided, nothing was recorded"
             )
 
 

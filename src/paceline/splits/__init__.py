@@ -2,7 +2,7 @@
 
     tracing      the operations of a module; pieces: which of them must stay together
     measuring    the time and memory of each piece on this machine
-    clocks       times, measured or counted; the cost of a message where none was measured
+    clocks       times, measured or counted; the cost of a message on this machine
     parts        the parts of a cut as modules
     late_weights gradients of linear layers that are computed once for several micro-batches
     channels     pairs of layers that can be split over channels

@@ -4,7 +4,7 @@
     inputs ---|                                                                            + --> sum
               '-- first: the others          --> between --> second: the others -----------'
 
-Between the two may stand operations that treat each channel by itself and have no parameters or
+Between the two may be operations that treat each channel by itself and have no parameters or
 buffers per channel: activations, dropout, pooling, flatten, but not batch norm. So nothing is sent
 between the two layers, and one all-reduce follows them (M. Shoeybi et al., "Megatron-LM", 2019).
 AlexNet's two columns are such pairs. Composite layers of torch, such as attention, are not looked

@@ -1,8 +1,9 @@
-"""What something takes, forward and backward: by the clock, or counted where there are no numbers.
+"""Time a module's forward and backward pass, or count its operations on the meta device.
 
-A model on torch's meta device has no numbers and takes no time: its floating-point operations and
-bytes are counted, and divided by what a large product of matrices reaches here, and a copy: as
-`paceline probe` has left it in the file of ceilings, else measured on the spot. So is a message.
+A model on torch's meta device has no values to compute with: its floating-point operations and
+bytes are counted, and divided by this machine's rates of matrix products and of copies. These are
+read from the file of ceilings that `paceline probe` writes, or measured here. The cost of a message
+is measured here, too.
 """
 
 import mmap
@@ -24,10 +25,10 @@ from ..system.processors import num_cores
 from .late_weights import LateWeights
 
 _ENOUGH_S = 0.02
-"""A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
+"""A piece is run again until its runs add up to this, or it has run ``_MOST_RUNS`` times."""
 _LEAST_RUNS, _MOST_RUNS = 3, 25
 _UPDATES_S, _MOST_UPDATES = 1.0, 20
-"""So with updates, which are longer."""
+"""The same limits for whole updates, which are longer."""
 _MATRIX = 768
 _COPIED_BYTES = 1 << 26
 _ROUND_TRIPS = 100
@@ -36,12 +37,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 class TakenTimes(NamedTuple):
-    """What something takes.
+    """Seconds of a forward and backward pass.
 
     Attributes:
-        backward_s: where gradients are added to those that are there.
-        first_s: how much longer where there are none, and room is made for them.
-        late_s: of gradients that are computed afterwards, where some are.
+        backward_s: if gradients are added to existing ones.
+        first_s: how much longer it takes if there are none, and memory for them is allocated.
+        late_s: of the gradients that are computed after the backward pass.
     """
 
     forward_s: float
@@ -56,14 +57,13 @@ def median_times(rounds: Sequence[TakenTimes]) -> TakenTimes:
 
 
 class TimedClock:
-    """By the clock: after a first run the median of a few.
+    """Measures times: after one run that does not count, the median of a few.
 
-    The least of them is what a run never has: what else runs here takes from each of its steps, and
-    a product that moves large weights takes one of two times, by where its memory happens to lie.
+    The minimum would be too optimistic: other processes slow every step of a real run, and a
+    product with large weights takes one of two times, depending on where its memory lies.
 
     Args:
-        rounds: that the caller makes, of which it takes the median itself; each has its share of
-            the runs.
+        rounds: rounds of which the caller takes the median; each gets its share of the runs.
     """
 
     def __init__(self, rounds: int = 1) -> None:
@@ -73,46 +73,53 @@ class TimedClock:
     def both(
         self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
     ) -> TakenTimes:
-        """Seconds forward and backward.
+        """Return the seconds forward and backward.
 
         Args:
-            late: of ``module``; its gradients come afterwards.
+            late: layers of ``module`` whose gradients are computed after the backward pass.
         """
         late = late or LateWeights(())
-        first, more = list[tuple[float, ...]](), list[tuple[float, ...]]()
+        first_runs, later_runs = list[tuple[float, ...]](), list[tuple[float, ...]]()
         with late.kept():
             _step_late(forward, module, late)
-            while len(first) < self._least_runs or (
-                len(first) < self._most_runs and sum(map(sum, (*first, *more))) < self._enough_s
+            while len(first_runs) < self._least_runs or (
+                len(first_runs) < self._most_runs
+                and sum(map(sum, (*first_runs, *later_runs))) < self._enough_s
             ):
                 module.zero_grad(set_to_none=True)
-                first.append(_step_late(forward, module, late))
-                more.append(_step_late(forward, module, late))
-        forward_s = statistics.median(one for one, *_ in (*first, *more))
-        (back_s, late_s), (back_more_s, late_more_s) = (
-            [statistics.median(one[at] for one in taken) for at in (1, 2)]
-            for taken in (first, more)
+                first_runs.append(_step_late(forward, module, late))
+                later_runs.append(_step_late(forward, module, late))
+        forward_s = statistics.median(run[0] for run in (*first_runs, *later_runs))
+        (first_backward_s, first_late_s), (backward_s, late_s) = (
+            [statistics.median(run[column] for run in runs) for column in (1, 2)]
+            for runs in (first_runs, later_runs)
         )
-        longer_s = back_s + late_s - back_more_s - late_more_s
+        longer_s = first_backward_s + first_late_s - backward_s - late_s
         return TakenTimes(
-            forward_s, min(back_s, back_more_s), max(0.0, longer_s), min(late_s, late_more_s)
+            forward_s,
+            min(first_backward_s, backward_s),
+            max(0.0, longer_s),
+            min(first_late_s, late_s),
         )
 
     def update(self, forward: Callable[[], Any], module: nn.Module) -> float:
-        """Seconds forward and backward of an update of its own; a first one is not counted."""
-        taken = list[float]()
-        while len(taken) <= _LEAST_RUNS or (
-            len(taken) <= _MOST_UPDATES and sum(taken) < _UPDATES_S
+        """Return the seconds of a forward and backward pass without earlier gradients.
+
+        The first run does not count.
+        """
+        updates_s = list[float]()
+        while len(updates_s) <= _LEAST_RUNS or (
+            len(updates_s) <= _MOST_UPDATES and sum(updates_s) < _UPDATES_S
         ):
             module.zero_grad(set_to_none=True)
-            taken.append(sum(step_once(forward, module)))
-        return statistics.median(taken[1:])
+            updates_s.append(sum(step_once(forward, module)))
+        return statistics.median(updates_s[1:])
 
 
 def _step_late(
     forward: Callable[[], Any], module: nn.Module, late: LateWeights
 ) -> tuple[float, float, float]:
-    """Seconds forward, backward, and of what comes late."""
+    """Return the seconds forward, backward, and of the late gradients."""
     forward_s, backward_s = step_once(forward, module)
     start_s = time.perf_counter()
     late.add()
@@ -120,11 +127,11 @@ def _step_late(
 
 
 def step_once(forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
-    """Seconds forward and backward, from gradients that are ones."""
+    """Return the seconds forward and backward; the outputs' gradients are ones."""
     start_s = time.perf_counter()
     outputs = _differentiable(forward())
     middle_s = time.perf_counter()
-    ones = [torch.ones_like(one) for one in outputs]
+    ones = [torch.ones_like(output) for output in outputs]
     begin_s = time.perf_counter()
     if outputs:
         torch.autograd.backward(outputs, ones)
@@ -132,13 +139,14 @@ def step_once(forward: Callable[[], Any], module: nn.Module) -> tuple[float, flo
 
 
 class CountedClock:
-    """By what is counted, and what this machine reaches."""
+    """Estimates times from counted operations and bytes, and this machine's rates."""
 
     def __init__(self) -> None:
-        known = read_machine() if torch.get_num_threads() == num_cores() else MachineCeilings()
-        rate, width = known.get("matmul_fp32_op_per_s"), known.get("memory_copy_bytes_per_s")
-        if rate is not None and width is not None:
-            self._s_per_flop, self._s_per_byte = 1 / rate, 1 / width
+        ceilings = read_machine() if torch.get_num_threads() == num_cores() else MachineCeilings()
+        op_per_s = ceilings.get("matmul_fp32_op_per_s")
+        bytes_per_s = ceilings.get("memory_copy_bytes_per_s")
+        if op_per_s is not None and bytes_per_s is not None:
+            self._s_per_flop, self._s_per_byte = 1 / op_per_s, 1 / bytes_per_s
             return
         matrix = torch.ones(_MATRIX, _MATRIX)
         self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
@@ -147,64 +155,67 @@ class CountedClock:
     def both(
         self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
     ) -> TakenTimes:
-        """Seconds forward and backward, of which the second is said to move twice the bytes."""
-        with FlopCounterMode(display=False) as first:
+        """Return the seconds forward and backward; backward is assumed to move twice the bytes."""
+        with FlopCounterMode(display=False) as forward_flops:
             outputs = forward()
-        num_bytes = sum(one.nbytes for one in tensors_in(outputs))
-        num_bytes += sum(one.nbytes for one in module.parameters())
-        with FlopCounterMode(display=False) as second:
+        num_bytes = sum(tensor.nbytes for tensor in tensors_in(outputs))
+        num_bytes += sum(parameter.nbytes for parameter in module.parameters())
+        with FlopCounterMode(display=False) as backward_flops:
             if results := _differentiable(outputs):
-                torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+                torch.autograd.backward(results, [torch.ones_like(result) for result in results])
         return TakenTimes(
-            first.get_total_flops() * self._s_per_flop + num_bytes * self._s_per_byte,
-            second.get_total_flops() * self._s_per_flop + 2 * num_bytes * self._s_per_byte,
+            forward_flops.get_total_flops() * self._s_per_flop + num_bytes * self._s_per_byte,
+            backward_flops.get_total_flops() * self._s_per_flop + 2 * num_bytes * self._s_per_byte,
             0.0,
         )
 
 
 def moved_s_per_byte() -> float:
-    """Of a byte of memory that is read or written, by a copy with all of torch's threads."""
+    """Return the seconds to read or write a byte, by a copy with all of torch's threads."""
     source, target = torch.ones(_COPIED_BYTES // 4), torch.empty(_COPIED_BYTES // 4)
     return _least_s(lambda: target.copy_(source)) / (2 * _COPIED_BYTES)
 
 
 def fresh_s_per_byte() -> float:
-    """Of a byte of memory that the system gives anew, in large pages where it can, beyond writing
-    it: what a block takes that was given back when it was freed (system/pages.py)."""
-    taken = []
+    """Return the seconds per byte that newly mapped memory takes beyond writing it.
+
+    Large pages are used where the system has them. A block that the allocator returned to the
+    system when it was freed takes this time again (system/pages.py).
+    """
+    mapped_s = []
     for _ in range(3):
-        room = mmap.mmap(-1, _COPIED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, _COPIED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            room.madvise(mmap.MADV_HUGEPAGE)
-        bytes_in = torch.frombuffer(room, dtype=torch.uint8)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        bytes_in = torch.frombuffer(memory, dtype=torch.uint8)
         start_s = time.perf_counter()
         bytes_in.fill_(1)
         middle_s = time.perf_counter()
         bytes_in.fill_(2)
-        taken.append(2 * middle_s - start_s - time.perf_counter())
-    return max(0.0, statistics.median(taken)) / _COPIED_BYTES
+        mapped_s.append(2 * middle_s - start_s - time.perf_counter())
+    return max(0.0, statistics.median(mapped_s)) / _COPIED_BYTES
 
 
 def _least_s(work: Callable[[], object]) -> float:
-    taken = []
+    runs_s = []
     for _ in range(4):
         start_s = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - start_s)
-    return min(taken)
+        runs_s.append(time.perf_counter() - start_s)
+    return min(runs_s)
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    return [one for one in torch.utils._pytree.tree_leaves(values) if isinstance(one, Tensor)]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _differentiable(values: Any) -> list[Tensor]:
-    return [one for one in tensors_in(values) if one.requires_grad]
+    return [tensor for tensor in tensors_in(values) if tensor.requires_grad]
 
 
 @contextmanager
 def threads(num: int) -> Iterator[None]:
-    """So many of torch's threads meanwhile."""
+    """Compute with this many of torch's threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -217,22 +228,22 @@ def threads(num: int) -> Iterator[None]:
 
 
 def measure_loopback() -> LinkCost:
-    """What a message between two processes of this machine costs at least, over a socket.
+    """Measure the least cost of a message over a socket between two processes of this machine.
 
-    Latency is half of a way there and back of one byte, bandwidth that of a large message; both
-    ends are threads of this process, so what a library for messages adds is not in it. Takes about
+    Latency is half the round trip of one byte, bandwidth that of a large message. Both ends are
+    threads of this process, so the overhead of a message library is not included. Takes about
     50 ms.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        other = threading.Thread(target=_answer, args=(server,), daemon=True)
-        other.start()
+        answerer = threading.Thread(target=_answer, args=(server,), daemon=True)
+        answerer.start()
         with socket.create_connection(server.getsockname()) as end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             latency_s = min(_round_trip_s(end) for _ in range(_ROUND_TRIPS)) / 2
             data = bytes(_MESSAGE_BYTES)
-            took_s = min(_sent_s(end, data) for _ in range(3))
-        other.join()
-    return LinkCost(latency_s=latency_s, s_per_byte=max(0.0, took_s - latency_s) / _MESSAGE_BYTES)
+            large_s = min(_sent_s(end, data) for _ in range(3))
+        answerer.join()
+    return LinkCost(latency_s=latency_s, s_per_byte=max(0.0, large_s - latency_s) / _MESSAGE_BYTES)
 
 
 def _round_trip_s(end: socket.socket) -> float:
@@ -251,7 +262,7 @@ def _sent_s(end: socket.socket, data: bytes) -> float:
 
 
 def _answer(server: socket.socket) -> None:
-    """A byte for a byte, and one for a large message when all of it is here."""
+    """Answer each byte with a byte, and a large message with one once all of it has arrived."""
     end, _ = server.accept()
     buffer = bytearray(_CHUNK_BYTES)
     with end:

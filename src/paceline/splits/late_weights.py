@@ -1,16 +1,16 @@
-"""Gradients of linear layers' weights, once for several micro-batches.
+"""Compute the weight gradients of linear layers once for several micro-batches.
 
     backward of a micro-batch    dx = dy W: the part before waits for it; x and dy are kept
-    a while later                dW = dy^T x, of the rows of all that are kept
+    later                        dW = dy^T x, over the rows of all micro-batches
 
-Nobody waits for a weight's gradient, so what other parts wait for comes sooner. And for each
-micro-batch it would be made anew and added up, which moves three times as much as the weights have;
-here it is one product of more rows. A layer whose inputs are series, (B, T, n), has so many rows
-for its weights that what is kept is larger than these: it computes as always. What else a parameter
-is used for adds to it as always, too.
+No part waits for a weight's gradient, so the gradients that parts do wait for are sent sooner. It
+is also cheaper: one product with more rows, instead of one for each micro-batch that is added up,
+which moves three times the bytes of the weights. A layer whose inputs are sequences, (B, T, n),
+would have to keep more bytes than its weights have, and computes its gradients as usual. Other uses
+of a parameter add to its gradient as usual, too.
 
-Source: P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (the two halves of a backward
-pass, apart). This module must not know micro-batches or schedules.
+Source: P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (splitting the backward pass in
+two). This module must not know micro-batches or schedules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,59 +26,64 @@ _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class LateWeights:
-    """The linear layers of some modules; all but those that somebody watches or has changed.
+    """The plain linear layers of some modules, whose weight gradients are computed late.
 
-    Layers with hooks, or whose parameters have some, of another class, also of one derived from
-    ``nn.Linear``, and with a forward() of their own are left alone.
+    Layers with hooks on them or on their parameters, subclasses of ``nn.Linear``, and layers with
+    a replaced forward() are left alone.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        layers = {id(one): one for module in modules for one in module.modules()}
+        layers = {id(layer): layer for module in modules for layer in module.modules()}
         self._layers = [
-            _Layer(one) for one in layers.values() if isinstance(one, nn.Linear) and _is_plain(one)
+            _Layer(layer)
+            for layer in layers.values()
+            if isinstance(layer, nn.Linear) and _is_plain(layer)
         ]
         self.num_bytes = 0
-        """Of what was kept, the last time that it was added."""
+        """The bytes that were kept for the latest `add`."""
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Meanwhile these layers compute so."""
-        for one in self._layers:
-            one.linear.forward = partial(_forward, one)  # type: ignore[method-assign]  # taken off below
+        """Keep what the weights' gradients need, instead of computing them, inside the block."""
+        for layer in self._layers:
+            layer.linear.forward = partial(_forward, layer)  # type: ignore[method-assign]  # removed below
         try:
             yield
         finally:
-            for one in self._layers:
-                del one.linear.forward
+            for layer in self._layers:
+                del layer.linear.forward
 
     def add(self) -> None:
-        """To the weights' gradients, what is kept.
+        """Add the gradients of all that is kept to the weights' gradients.
 
-        A backward pass with a gradient: one without is a script's (script/patches.py).
+        The backward pass is called with a gradient: one without counts as the script's own
+        (script/patches.py).
         """
-        self.num_bytes = sum(x.nbytes for one in self._layers for pair in one.rows for x in pair)
-        for one in self._layers:
-            if one.rows:
-                weight, bias = one.linear.weight, one.linear.bias
-                late = _Weighed.apply(weight, bias, one.rows)  # type: ignore[no-untyped-call]  # torch's has no types
-                torch.autograd.backward([late], [torch.ones_like(late)])
+        self.num_bytes = sum(
+            tensor.nbytes for layer in self._layers for pair in layer.rows for tensor in pair
+        )
+        for layer in self._layers:
+            if layer.rows:
+                weight, bias = layer.linear.weight, layer.linear.bias
+                root = _WeightGradients.apply(weight, bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
+                torch.autograd.backward([root], [torch.ones_like(root)])
 
 
 class _Layer:
-    """A linear layer, and what its output's gradients and its inputs were, in rows."""
+    """A linear layer, and the inputs and gradients of outputs that are kept for it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
         self.anchor = torch.zeros((), requires_grad=True)
-        """A backward pass comes here also where the input needs none."""
+        """Makes the backward pass reach the layer even if its input needs no gradient."""
         self.rows: list[tuple[Tensor, Tensor]] = []
 
 
 def _is_plain(layer: nn.Linear) -> bool:
     hooks = [layer._forward_hooks, layer._forward_pre_hooks]
     hooks += [layer._backward_hooks, layer._backward_pre_hooks]
-    for one in layer.parameters():
-        hooks += [getattr(one, kind, None) or {} for kind in _HOOKS_OF_TENSORS]
+    for parameter in layer.parameters():
+        hooks += [getattr(parameter, kind, None) or {} for kind in _HOOKS_OF_TENSORS]
     return type(layer) is nn.Linear and "forward" not in vars(layer) and not any(hooks)
 
 
@@ -87,12 +92,12 @@ def _forward(layer: _Layer, x: Tensor) -> Tensor:
     if x.ndim != 2 or not (torch.is_grad_enabled() and linear.weight.requires_grad):
         return functional.linear(x, linear.weight, linear.bias)
     bias = None if linear.bias is None else linear.bias.detach()
-    made: Tensor = _Late.apply(x, layer.anchor, linear.weight.detach(), bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
-    return made
+    output: Tensor = _InputGradient.apply(x, layer.anchor, linear.weight.detach(), bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
+    return output
 
 
-class _Late(torch.autograd.Function):
-    """A linear layer whose backward pass is of its input alone."""
+class _InputGradient(torch.autograd.Function):
+    """A linear layer whose backward pass computes the gradient of its input only."""
 
     @staticmethod
     def forward(
@@ -110,14 +115,14 @@ class _Late(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        (of_output,) = gradients
-        ctx.rows.append((x, of_output))
-        of_input = of_output @ weight if ctx.needs_input_grad[0] else None
-        return of_input, None, None, None, None
+        (output_gradient,) = gradients
+        ctx.rows.append((x, output_gradient))
+        input_gradient = output_gradient @ weight if ctx.needs_input_grad[0] else None
+        return input_gradient, None, None, None, None
 
 
-class _Weighed(torch.autograd.Function):
-    """What gives a layer's parameters their gradients, so that who watches these hears of it."""
+class _WeightGradients(torch.autograd.Function):
+    """Gives a layer's parameters their gradients through autograd, so that its hooks are called."""
 
     @staticmethod
     def forward(
@@ -128,7 +133,7 @@ class _Weighed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        x, of_output = (torch.cat(one) for one in zip(*ctx.rows, strict=True))
+        x, output_gradient = (torch.cat(tensors) for tensors in zip(*ctx.rows, strict=True))
         ctx.rows.clear()
-        bias = of_output.sum(0) if ctx.needs_input_grad[1] else None
-        return of_output.t() @ x, bias, None
+        bias = output_gradient.sum(0) if ctx.needs_input_grad[1] else None
+        return output_gradient.t() @ x, bias, None

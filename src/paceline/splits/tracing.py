@@ -34,7 +34,7 @@ from ..errors import ConfigError
 from ..system.reasons import reason
 from .pieces import Pieces
 
-_DRAWS = "it draws random numbers by itself, and followed it would have drawn them once for all"
+_DRAWS = "it draws random numbers itself, which a trace would keep as constants"
 _one_at_a_time = threading.Lock()
 """torch.fx patches ``nn.Module`` for the whole process while it traces a module."""
 
@@ -58,7 +58,7 @@ class TracedModel:
         how: ``torch.fx``, ``torch.export``, ``children`` or ``whole``.
         kept: submodules that were not traced.
         batch_statistics: layers whose result in training depends on the other samples of the batch.
-        again: traces the module anew with torch.fx, in its current state; None: it was not traced
+        again: traces the module again with torch.fx, in its current state; None: it was not traced
             with torch.fx.
     """
 
@@ -146,7 +146,7 @@ def _operations(module: nn.Module, inputs: Sequence[Tensor]) -> _Operations:
     fx_trace = _by_fx(module, len(inputs))
     if not isinstance(fx_trace, KeptWhole):
         if not _computes_the_same(module, fx_trace.graph_module, inputs):
-            fx_trace = KeptWhole("", "torch.fx follows it to another result")
+            fx_trace = KeptWhole("", "its torch.fx trace computes something else")
         elif not fx_trace.kept:
             return fx_trace.graph_module, "torch.fx", [], fx_trace.again
     with contextlib.suppress(Exception), _quiet():
@@ -268,7 +268,7 @@ def _by_fx(module: nn.Module, num_inputs: int) -> _FxTrace | KeptWhole:
 def _trace_by_fx(
     module: nn.Module, num_inputs: int, constants: dict[str, Any], *, reads_buffers: bool
 ) -> _FxTrace | KeptWhole:
-    """Trace a module anew without each submodule that fails, until the trace succeeds."""
+    """Trace a module, leaving out each submodule that fails, until the trace succeeds."""
     kept: list[KeptWhole] = []
 
     def again() -> fx.GraphModule:

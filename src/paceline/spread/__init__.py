@@ -67,7 +67,7 @@ resume from it.
 *Rejected:* one member for a whole copy, which the copy's other workers follow (each batch would be
 loaded by all of them or sent, each output sent to all, and every message to a member passed on to
 several processes); for a script's own loop, schedules that call the loss themselves, in the last
-part (a script's loss line stands after ``model(x)``). The loss of a task is known: scheduled.py.
+part (a script's loss line comes after ``model(x)``). The loss of a task is known: scheduled.py.
 
 This package must not know protocols, messages or how ranks find each other.
 """

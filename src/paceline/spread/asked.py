@@ -59,8 +59,8 @@ _REFUSED: Sequence[tuple[Callable[[Context], bool], str, str]] = (
     ),
     (
         lambda c: c.steps_together,
-        "a step that all make together (closures, optimizer hooks, an "
-        "optimizer of your own that keeps numbers in its groups or looks at all parameters)",
+        "a step that all make together (closures, optimizer hooks, your own "
+        "optimizer that keeps numbers in its groups or reads all parameters)",
         "",
     ),
     (lambda c: c.compile != "none", "--compile", "--compile none"),
@@ -92,12 +92,12 @@ def split_of(argument: str | None, context: Context, exchange: Any) -> SplitName
         return None
     if exchange is None or exchange.ranks is None:
         raise ConfigError(
-            f"split {text!r} runs among ranks, which reach each other's parts: paceline launch "
+            f"split {text!r} needs ranks that can send each other tensors: paceline launch "
             f"--workers {name.size} --split {text} SCRIPT, or torchrun --nproc-per-node {name.size}"
         )
     if context.dry_run:
         raise ConfigError(
-            f"--dry-run with split {text!r}: where a model is cut is measured by all workers; "
+            f"--dry-run with split {text!r}: all workers measure where to cut the model; "
             f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
             "what each split costs"
         )
@@ -106,8 +106,8 @@ def split_of(argument: str | None, context: Context, exchange: Any) -> SplitName
             is_resumed = context.resume and without
             instead = f"{without} (the resumed run may have it)" if is_resumed else "leave it out"
             raise ConfigError(
-                f"{what} is not carried where a model is split ({text}): {instead}, or use "
-                f"--split data; what runs is full-sync over {', '.join(CARRIED[1:])}"
+                f"{what} is not supported with a split model ({text}): {instead}, or use "
+                f"--split data; full-sync over {', '.join(CARRIED[1:])} is supported"
             )
     return name
 
@@ -136,7 +136,7 @@ def refuse_objects(
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
         refused.append("an optimizer that calls its closure again (LBFGS)")
     if refused:
-        raise ConfigError(f"{refused[0]} is not carried where a model is split; use --split data")
+        raise ConfigError(f"{refused[0]} is not supported with a split model; use --split data")
 
 
 def spread_over(
@@ -334,7 +334,8 @@ def refuse_uneven_state(ranks: Ranks, optimizers: Sequence[Optimizer]) -> None:
     other = next((number for number, crc in enumerate(checksums) if crc != checksums[0]), 0)
     if other:
         raise ConfigError(
-            f"worker {other} begins with state of other parameters in its optimizer than worker 0 "
-            "(momentum, moments), and where a model is split each steps its part with its own: "
-            "optimizer.load_state_dict(...) in all workers alike, not if pace.is_main alone"
+            f"the optimizer of worker {other} begins with state (momentum, moments) of other "
+            "parameters than that of worker 0, but with a split model each worker steps its part "
+            "with its own state: call optimizer.load_state_dict(...) in all workers, not only if "
+            "pace.is_main"
         )

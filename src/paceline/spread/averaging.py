@@ -67,7 +67,7 @@ class SplitAveraging(DistributedAveraging):
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
             raise ConfigError(
-                f"{what} is not carried where a model is split: all workers compute each step "
+                f"{what} is not supported with a split model: all workers compute each step "
                 "together; use --split data"
             )
 
@@ -222,7 +222,7 @@ class SplitAveraging(DistributedAveraging):
         self._spread.stepped()
 
     def _check_shares(self, weights: Sequence[float], copy_weight: float) -> None:
-        """Raise ConfigError where a gradient was weighed otherwise than its push is."""
+        """Raise ConfigError if a gradient had another weight than its push."""
         shares = self._spread.take_shares()
         if shares is None or not copy_weight:
             return
@@ -231,6 +231,6 @@ class SplitAveraging(DistributedAveraging):
             for weight, share in zip(weights, shares, strict=True)
         ):
             raise ConfigError(
-                "step.weight is not carried where a model is split: gradients are weighed by the "
+                "step.weight is not supported with a split model: gradients are weighted by the "
                 "samples of each worker's mini-batch as they are computed; use --split data"
             )

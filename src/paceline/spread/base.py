@@ -33,7 +33,7 @@ from .meeting import Intent, Meeting, PartTask
 from .whole import SpreadState
 
 STALE = (
-    "backward() goes through what a split model gave before a step that is over, and of which "
+    "backward() goes through an output of a split model from before the last step, for which "
     "nothing is kept: call it before optimizer.step()"
 )
 
@@ -171,8 +171,8 @@ class SpreadModel(abc.ABC):
         """Serve other workers until all do what this one is about to do; return all intents."""
         if self.is_alone:
             raise ConfigError(
-                "the model is called inside pace.once(), where all others wait, and it is split: "
-                "call it outside"
+                "the split model is called inside pace.once(), where all other workers wait: call "
+                "it outside"
             )
         while True:
             intents = self._meeting.show(intent)
@@ -196,8 +196,8 @@ class SpreadModel(abc.ABC):
     def _refuse_outside(self) -> None:
         if not self._num_samples():
             raise ConfigError(
-                "backward() through a split model is outside the loop over the loader, where "
-                "no mini-batch gives its gradient a weight"
+                "backward() through a split model is called outside the loop over the loader, "
+                "where no mini-batch gives its gradient a weight"
             )
 
     def come_to_end(self, why: End = End.PUSH, num_samples: int = 0) -> None:
@@ -241,9 +241,9 @@ class SpreadModel(abc.ABC):
         """
         if not has_batch:
             raise ConfigError(
-                f"parameters get gradients that do not come through model(x), a penalty on them, "
-                f"and in this update worker {self.groups.seat} has no mini-batch whose loss gives "
-                "those to its part: use drop_last=True, weight_decay, or --split data"
+                "parameters get gradients that do not come through model(x), such as a penalty on "
+                f"them, but in this update worker {self.groups.seat} has no mini-batch whose loss "
+                "gives these to its part: use drop_last=True, weight_decay, or --split data"
             )
 
     def _ended(self) -> None:
@@ -375,7 +375,7 @@ class SpreadModel(abc.ABC):
 
 def _refuse_to_load(*_: Any, **__: Any) -> NoReturn:
     raise ConfigError(
-        "model.load_state_dict() after prepare(): the model is split, and no worker has the whole; "
+        "model.load_state_dict() after prepare(): the model is split, and no worker has all of it; "
         "load before, model.load_state_dict(...); model, optimizer, loader = pace.prepare(...)"
     )
 

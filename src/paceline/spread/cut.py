@@ -45,8 +45,8 @@ from .own_code import FollowedCode, are_equal, difference, set_by_forward
 
 _CLOSE = 1e-4
 BUFFER_CHANGES = (
-    "{}: a buffer that each forward pass in training changes, and where a model is split there is "
-    "one for each micro-batch, not for each batch; use --split data or shard"
+    "{}: a buffer that each forward pass in training changes, but a split model makes one pass for "
+    "each micro-batch, not for each batch; use --split data or shard"
 )
 _UNEVEN = 1.15
 """The ratio of speeds from which on a faster worker gets more work."""
@@ -157,7 +157,7 @@ def _refuse_other_pieces(traced: TracedModel, chosen: dict[str, Any], seat: int)
     if (num_pieces := len(traced.pieces)) != (num_first := len(chosen["part_of"])):
         raise ConfigError(
             f"worker {seat} finds {num_pieces} pieces in the model, and worker 0 {num_first}: "
-            "build it alike in all"
+            "build the same model in all"
         )
 
 
@@ -173,9 +173,9 @@ def followed(model: nn.Module, args: Sequence[Tensor]) -> FollowedCode:
         traced = trace(model, args)
         other = trace(model.eval(), args)
     if difference(traced.graph_module, other.graph_module):
-        how = ", followed by torch.export," if traced.how == "torch.export" else ""
+        how = ", traced by torch.export," if traced.how == "torch.export" else ""
         raise ConfigError(
-            f"{type(model).__name__}{how} computes by ``self.training`` outside of torch's layers, "
+            f"{type(model).__name__}{how} reads ``self.training`` outside of torch's layers, "
             "which a cut would freeze: let a layer do it (nn.Dropout), or use --split data"
         )
     return FollowedCode(traced, sets)
@@ -188,7 +188,7 @@ def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:
         return
     kept = "; ".join(f"{part.name or 'it'} is kept whole: {part.why}" for part in traced.kept[:2])
     raise ConfigError(
-        f"{name} is {num_parts} parts, and {type(traced.module).__name__} has {num_pieces} "
+        f"{name} needs {num_parts} parts, but {type(traced.module).__name__} has {num_pieces} "
         f"piece{'s' * (num_pieces > 1)} that can be cut apart{f' ({kept})' if kept else ''}: use "
         "fewer parts, or --split shard"
     )
@@ -214,9 +214,9 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, args: Sequence[T
             whole, torch.cat([first, second]), rtol=_CLOSE, atol=_CLOSE, equal_nan=True
         ):
             raise ConfigError(
-                f"{type(model).__name__} gives something else for a batch than for its halves: its "
-                "samples depend on each other, or its output has no row for each sample (a loss: "
-                "let the model return outputs, and the script compute the loss); use --split data"
+                f"{type(model).__name__} returns something else for a batch than for its halves: "
+                "its samples depend on each other, or its output has no row for each sample (for a "
+                "loss, return outputs and compute the loss in the script); use --split data"
             )
 
 
@@ -311,7 +311,7 @@ def _measured(
         sizes: samples of the largest batch that is measured, and of a mini-batch.
     """
     largest, mini_batch = sizes
-    if traced.how == "torch.export":  # its sizes are fixed: traced anew
+    if traced.how == "torch.export":  # its sizes are fixed: trace it again
         for each in MICRO_BATCHES_EACH:
             if mini_batch % each == 0:
                 args = inputs(mini_batch // each)

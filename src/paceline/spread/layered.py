@@ -4,10 +4,10 @@
                         divided ones (columns.py) -> outputs; each worker keeps those of its rows
     loss.backward()  -> meet -> gradients of all outputs to all -> backwards through the same
 
-A parameter of a divided layer lies in columns on all workers, each of which steps its own. All
+A parameter of a divided layer is in columns on all workers, each of which steps its own. All
 other parameters are whole in each worker, and their gradients are equal bit for bit: all workers
 compute the same sums over the same rows. The random numbers of a pass come from one seed, except
-within divided channels. Above 300 lines, since how a model is divided stands here, too. This module
+within divided channels. Above 300 lines, since how a model is divided is here, too. This module
 must not know the loop.
 """
 
@@ -76,8 +76,8 @@ def make_columns(
     traced = code.traced
     if traced.how == "torch.export":
         raise ConfigError(
-            f"{type(model).__name__} can only be followed by torch.export, for one size of batch, "
-            "and here all workers' batches are computed as one; use --split network"
+            f"{type(model).__name__} can only be traced by torch.export, for one batch size, but "
+            "here all workers' batches are computed as one; use --split network"
         )
     refuse_other_results(model, traced, args)
     choice = None if groups.seat else _choose(traced, args, mini_batch, groups)
@@ -85,7 +85,7 @@ def make_columns(
     if len(traced.pieces) != chosen["num_pieces"]:
         raise ConfigError(
             f"worker {groups.seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
-            f"{chosen['num_pieces']}: build it alike in all"
+            f"{chosen['num_pieces']}: build the same model in all"
         )
     pairs = tuple(pair_of(traced, nodes) for nodes in chosen["pairs"])
     if not pairs:
@@ -158,9 +158,9 @@ def _is_random(model: nn.Module, args: Sequence[Tensor]) -> bool:
         after = generator_states()
     if after[1:] != before[1:]:
         raise ConfigError(
-            f"{type(model).__name__} draws random numbers from Python's or NumPy's generator, and "
-            "where layers are divided all workers compute the same rows and would draw others: "
-            "draw from torch's (torch.rand), or use --split network or data"
+            f"{type(model).__name__} draws random numbers from Python's or NumPy's generator, but "
+            "with divided layers all workers compute the same rows and would draw different "
+            "numbers: draw from torch's (torch.rand), or use --split network or data"
         )
     return after != before
 
@@ -188,8 +188,8 @@ class ColumnModel(PipelinedModel):
         for optimizer in optimizers:
             if not is_elementwise(optimizer):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} may need whole parameters, and layers are "
-                    "divided: use torch's own SGD or Adam (and their kin), or --split network"
+                    f"{type(optimizer).__name__} may need whole parameters, but layers are "
+                    "divided: use torch's own SGD or Adam (or the like), or --split network"
                 )
         self._columns, self._random = columns, PassRandom(groups.part)
         super().__init__(module, optimizers, columns.cut, groups, num_samples)
@@ -240,8 +240,8 @@ class ColumnModel(PipelinedModel):
             if len({row[number] for row in rows}) > 1:
                 raise ConfigError(
                     f"parameter {name!r}, which all workers have whole, gets a gradient that does "
-                    "not come through model(x), and another one in each: let the model give what "
-                    "the loss needs of it, use weight_decay, or --split data"
+                    "not come through model(x), and differs between workers: let the model return "
+                    "what the loss needs of it, use weight_decay, or --split data"
                 )
 
     def _seed(self) -> int:

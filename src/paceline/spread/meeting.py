@@ -131,10 +131,9 @@ def decide(intents: Sequence[Intent], members: Sequence[int]) -> PartTask:
     for intent, seat in busy:
         if intent.odd >= 0:
             raise ConfigError(
-                f"worker {seat} calls the model with a tensor, number {intent.odd} of what it is "
-                f"given, of size {intent.odd_size} in dimension {intent.odd_dim}, and a split "
-                "model was divided for another one, that of the first batch: pad to one size, or "
-                "use --split data or shard"
+                f"worker {seat} calls the model with a tensor, number {intent.odd} of its inputs, "
+                f"of size {intent.odd_size} in dimension {intent.odd_dim}, but the model was split "
+                "for the size of the first batch: pad to one size, or use --split data or shard"
             )
     if looking := [pair for pair in busy if pair[0].doing is PartTask.LOOK]:
         busy = looking
@@ -149,14 +148,15 @@ def decide(intents: Sequence[Intent], members: Sequence[int]) -> PartTask:
         if here == there:
             here, there = f"{here} of its call {first.number}", f"of its call {intent.number}"
         raise ConfigError(
-            f"worker {seat} {here} where worker {other} {there}: a split model is computed by all "
-            "workers together, so each calls it, and backward(), as often and in the same order"
+            f"worker {seat} {here} where worker {other} {there}: all workers compute a split model "
+            "together, so each must call it, and backward(), equally often and in the same order"
         )
     for intent, other in busy[1:]:
         if intent.mode != first.mode:
             raise ConfigError(
                 f"the model is in another mode on worker {seat} than on worker {other} "
-                "(model.train(), model.eval()), and they compute it together: set it in all alike"
+                "(model.train(), model.eval()), but they compute it together: set the same mode in "
+                "all"
             )
     return first.doing
 
@@ -168,5 +168,5 @@ def _refuse_other_ends(intents: Sequence[Intent], members: Sequence[int]) -> Non
             here, there = (_END_WORDS[End(end)] for end in (intents[0].number, intent.number))
             raise ConfigError(
                 f"worker {members[0]} {here} where worker {seat} {there}: workers of a split model "
-                "come to these together, so let all do it, not one alone (if pace.is_main)"
+                "must do this together, so let all do it, not only one (if pace.is_main)"
             )

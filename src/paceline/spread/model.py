@@ -162,8 +162,8 @@ class PipelinedModel(SpreadModel):
         self._lost_s += max(busy) - mean / self.cut.balance
         shares = " | ".join(f"{part_s / sum(busy):.0%}" for part_s in busy)
         message = (
-            f"parts were busy {shares} of the time, a balance of {mean / max(busy):.0%} where "
-            f"{self.cut.balance:.0%} was predicted"
+            f"parts were busy {shares} of the time: balance {mean / max(busy):.0%}, predicted "
+            f"{self.cut.balance:.0%}"
         )
         return (message, self._lost_s) if self.groups.seat == 0 else None
 
@@ -184,7 +184,7 @@ class PipelinedModel(SpreadModel):
         if kwargs or not is_right:
             raise ConfigError(
                 f"a split model was cut for {len(shapes)} tensors of {[s.dtype for s in shapes]}, "
-                f"and is called with {[getattr(x, 'dtype', type(x).__name__) for x in args]}"
+                f"but is called with {[getattr(x, 'dtype', type(x).__name__) for x in args]}"
                 f"{' and ' + ', '.join(kwargs) if kwargs else ''}: call it as in the first batch"
             )
         if any(x.requires_grad for x in args):
@@ -192,11 +192,11 @@ class PipelinedModel(SpreadModel):
                 "a split model's inputs require gradients, which are not sent back to them"
             )
         if torch.is_autocast_enabled("cpu"):
-            raise ConfigError("autocast is not carried where a model is split: leave it out")
+            raise ConfigError("autocast is not supported with a split model: leave it out")
         if not (rows := len(args[0])):
             raise ConfigError(
-                "a split model is called with no row: leave the call out where there is none, "
-                "if len(x): ..., in all workers alike, or use --split data"
+                "a split model is called with no row: skip the call in all workers if there is "
+                "none, if len(x): ..., or use --split data"
             )
         self._check_rows(args, rows)
         chunked = [torch.split(x, self._sizes(rows)) for x in args]
@@ -243,9 +243,9 @@ class PipelinedModel(SpreadModel):
         fixed = self.cut.fixed_rows
         if fixed is not None and set(self._sizes(rows)) != {fixed}:
             raise ConfigError(
-                f"torch.export follows this model for micro-batches of {fixed} samples, and "
-                f"{rows} samples are others: use drop_last=True and a batch that all workers share "
-                "evenly, or --split data"
+                f"torch.export traced this model for micro-batches of {fixed} samples, and {rows} "
+                "samples cannot be cut into these: use drop_last=True and a batch that all workers "
+                "share evenly, or --split data"
             )
         refuse_batch_norm(self._module)
         for name in self.cut.frozen:
@@ -254,8 +254,8 @@ class PipelinedModel(SpreadModel):
         for name, layer in self._layers:
             if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
                 raise ConfigError(
-                    f"layer {name!r} has a hook, which would see the micro-batches of all workers, "
-                    "and on one of them: take it off, or use --split data or shard"
+                    f"layer {name!r} has a hook, which would get the micro-batches of all workers, "
+                    "in one of them only: remove it, or use --split data or shard"
                 )
         self.cut.code.check()
 
@@ -314,8 +314,8 @@ class PipelinedModel(SpreadModel):
             raise ConfigError(STALE)
         if not passed.kept:
             raise ConfigError(
-                "backward() was called twice on what a split model gave, which is kept for one: "
-                "add the losses up, and call it once"
+                "backward() was called twice on an output of a split model, which is kept for one "
+                "call: add up the losses, and call it once"
             )
         return passed
 
@@ -385,9 +385,8 @@ class PipelinedModel(SpreadModel):
                 owner._buffers[key] = old
             elif key not in owner._non_persistent_buffers_set:  # those are caches of any size
                 raise ConfigError(
-                    f"buffer {self._names[id(old)]!r} was made another one after prepare(), which "
-                    "parts of a split model do not have: keep its type and shape, or use "
-                    "--split data"
+                    f"buffer {self._names[id(old)]!r} was replaced after prepare(), but parts of a "
+                    "split model keep the old one: keep its type and shape, or use --split data"
                 )
 
     def _changed_buffers(self) -> int:
@@ -404,8 +403,8 @@ class PipelinedModel(SpreadModel):
         if not self._is_back:
             raise ConfigError(
                 f"parameter {self._tied[number]!r} gets a gradient that does not come through "
-                "model(x), and each part that has it would add all of that: let the model give "
-                "what the loss needs of it, use weight_decay, or --split data"
+                "model(x), which each part that has it would add: let the model return what the "
+                "loss needs of it, use weight_decay, or --split data"
             )
 
 
@@ -420,8 +419,8 @@ def refuse_uneven_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
         for hook in list((parameter._backward_hooks or {}).values()):
             if not _keeps_sums(hook, parameter):
                 raise ConfigError(
-                    f"parameter {name!r} has a hook that is not linear, and it would see the "
-                    "gradient of each micro-batch, a part of the batch's: clip by "
+                    f"parameter {name!r} has a hook that is not linear, which would get the "
+                    "gradient of each micro-batch instead of the batch's: clip by "
                     "pace.clip_grad_value_ or pace.clip_grad_norm_, or use --split data"
                 )
 

@@ -40,8 +40,8 @@ def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
         return
     if mode > 1:
         raise ConfigError(
-            "another worker calls the model with some modules in training and others not, and "
-            "here they are others (model.train(), model.eval()): set them in all workers alike"
+            "the modules that are in training mode differ from those of another worker "
+            "(model.train(), model.eval()): set the same modes in all workers"
         )
     with modes_kept(module):
         for layer in module.modules():
@@ -64,7 +64,7 @@ def refuse_batch_norm(module: nn.Module, *, is_frozen: bool = True) -> None:
     ]
     if names:
         raise ConfigError(
-            f"{', '.join(names[:3])}: batch norm looks at the whole batch, and of micro-batches it "
-            "would be another model; use nn.GroupNorm, freeze it by .eval() before prepare() and "
-            "after each model.train(), or use --split data"
+            f"{', '.join(names[:3])}: batch norm looks at the whole batch, so with micro-batches "
+            "it would compute something else; use nn.GroupNorm, freeze it by .eval() before "
+            "prepare() and after each model.train(), or use --split data"
         )

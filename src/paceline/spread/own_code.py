@@ -1,11 +1,11 @@
-"""Check that a model's own code, which no worker runs any more, still computes what its parts do.
+"""Check that a split model's own code, which no longer runs, still computes what its parts do.
 
     prepare      forward() is traced once; what it reads, ``self.tau``, becomes a constant in parts
     each pass    what it reads is checked: if it has changed, forward() is traced again and compared
     sometimes    the same without a sign of change, for what cannot be seen: globals, attributes of
                  classes
 
-What forward() sets, ``self.aux_loss = ...``, is not set any more; an object in its place raises an
+What forward() sets, ``self.aux_loss = ...``, is no longer set; an object in its place raises an
 error when it is used. Above 300 lines, since what is read and what is set are found in similar
 ways. This module must not know where a model is cut.
 """
@@ -82,7 +82,7 @@ class FollowedCode:
         self._look()
 
     def retire(self) -> None:
-        """Replace attributes that forward() set, and does not set any more."""
+        """Replace attributes that forward() set before, and sets no longer."""
         for module, name in self._set:
             vars(module)[name] = SetByForward(f"{type(module).__name__}.{name}")
 
@@ -131,12 +131,12 @@ class FollowedCode:
         if changed:
             first = changed[0]
             raise ConfigError(
-                f"{first.called} was {_shown(first.value)} when {name} was divided and is "
-                f"{_shown(first.now)}, and its parts compute with what it was: set it {_INSTEAD}"
+                f"{first.called} was {_shown(first.value)} when {name} was split and is now "
+                f"{_shown(first.now)}, but its parts compute with the old value: set it {_INSTEAD}"
             )
         raise ConfigError(
-            f"{name} computes otherwise than when it was divided, and its parts do not ({differs}):"
-            f" set what its forward() goes by {_INSTEAD}"
+            f"{name} computes something else than when it was split, but its parts do not "
+            f"({differs}): set what its forward() depends on {_INSTEAD}"
         )
 
     def _differs(self, again: Callable[[], fx.GraphModule]) -> str:
@@ -145,7 +145,7 @@ class FollowedCode:
             with kept_random_state(), torch.no_grad():
                 return difference(self.traced.graph_module, again())
         except Exception as error:  # the user's code may raise anything
-            return f"its forward() is followed no more: {reason(error)}"
+            return f"its forward() can no longer be traced: {reason(error)}"
 
 
 def difference(old: fx.GraphModule, new: fx.GraphModule) -> str:
@@ -161,7 +161,7 @@ def difference(old: fx.GraphModule, new: fx.GraphModule) -> str:
         if was is now:
             continue
         if isinstance(was, nn.Module | nn.Parameter) or not are_equal(was, now):
-            return f"{old_node.target} is another one"
+            return f"{old_node.target} has changed"
     return ""
 
 
@@ -291,8 +291,8 @@ def set_by_forward(model: nn.Module, args: Sequence[Tensor]) -> list[tuple[nn.Mo
         call() if changed else None
     except _Used as error:
         raise ConfigError(
-            f"{error.called} is changed by each forward pass, which goes by what it was: a divided "
-            f"model computes micro-batches, and not all of it in each worker; use --split data"
+            f"{error.called} is changed by each forward pass and read by the next: a split model "
+            "computes micro-batches, and no worker computes all of it; use --split data"
         ) from None
     return changed
 
@@ -327,8 +327,8 @@ class _Used(ConfigError):
     def __init__(self, called: str) -> None:
         self.called = called
         super().__init__(
-            f"{called} is set by forward(), which a divided model does not run as a whole: return "
-            f"it from forward() beside the output, or use --split data or shard"
+            f"{called} is set by forward(), which a split model does not run as a whole: return "
+            "it from forward() with the output, or use --split data or shard"
         )
 
 

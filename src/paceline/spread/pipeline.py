@@ -6,7 +6,7 @@
     inputs   of each worker -> part 0         outputs     last part -> each worker
     border   part k -> part k + 1             gradients   all of these the other way
 
-This is the order where a script's loss stands between forward and backward (gpipe: Y. Huang et al.,
+This is the order if a script's loss comes between forward and backward (gpipe: Y. Huang et al.,
 "GPipe", 2019, section 2.2); scheduled.py starts backward passes earlier, where the loss is known.
 If a worker has several parts, they are k, k + P, ... for P workers. Micro-batches of all workers
 take turns, so that no worker gets all of its outputs last. A part keeps what its backward pass
@@ -277,8 +277,8 @@ def refuse_other_sizes(tensors: Sequence[Tensor], shapes: Sequence[TensorShape],
         shape.is_of(tensor, rows) for tensor, shape in zip(tensors, shapes, strict=True)
     ):
         raise ConfigError(
-            f"a part of the model gives {[list(tensor.shape) for tensor in tensors]} for {rows} "
-            f"samples, where the first batch says "
+            f"a part of the model returns {[list(tensor.shape) for tensor in tensors]} for {rows} "
+            f"samples, but by the first batch it should be "
             f"{[list(shape.empty(rows).shape) for shape in shapes]}: sizes "
             "that depend on the data cannot cross a split model's borders; use --split data or "
             "shard"

@@ -41,9 +41,8 @@ from .units import (
 
 _GATHER, _REDUCE, _END = 0, 1, 2
 _ELSEWHERE = (
-    "backward() reaches parameters otherwise than through what model(x) gave, where they are in "
-    "pieces: let the loss look at the model's output, too, in the same backward(), or use --split "
-    "data"
+    "backward() reaches parameters otherwise than through what model(x) returned, but they are in "
+    "pieces: let the loss use the model's output, too, in the same backward(), or use --split data"
 )
 
 
@@ -76,8 +75,8 @@ class ShardedModel(SpreadModel):
         for optimizer in optimizers:
             if not is_elementwise(optimizer):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} may need whole parameters, and shards are pieces "
-                    "of them: use torch's own SGD or Adam (and their kin), or --split network"
+                    f"{type(optimizer).__name__} may need whole parameters, but shards are pieces "
+                    "of them: use torch's own SGD or Adam (or the like), or --split network"
                 )
         self._stage, self._compute = stage, module.forward
         self._orders: dict[PartTask, list[tuple[int, int]]] = {}
@@ -185,15 +184,15 @@ class ShardedModel(SpreadModel):
         copy.all_gather(event, events).wait()
         if any(other != event.tolist() for other in events.view(-1, 2).tolist()):
             raise ConfigError(
-                f"workers go through the layers of {type(self._module).__name__} in different "
-                "orders (a layer that is dropped at random?), and shards are put together by all "
-                "in one: use --split data, or let the model always compute the same layers"
+                f"workers run the layers of {type(self._module).__name__} in different orders (a "
+                "layer that is dropped at random?), but all must gather shards in one order: use "
+                "--split data, or let the model always compute the same layers"
             )
 
     def _other_order(self) -> ConfigError:
         return ConfigError(
-            f"worker {self.groups.seat} goes through the layers of {type(self._module).__name__} "
-            "otherwise than in its first pass, and shards are put together by all workers in one "
+            f"worker {self.groups.seat} runs the layers of {type(self._module).__name__} in "
+            "another order than in its first pass, but all workers must gather shards in one "
             "order: use --split data, or let the model always compute the same layers"
         )
 
@@ -298,8 +297,8 @@ class ShardedModel(SpreadModel):
         if torch.is_grad_enabled():
             raise ConfigError(
                 "backward(create_graph=True), or torch.autograd.grad with it, goes through a split "
-                "model, and gradients of its gradients would be of one worker's batch: use --split "
-                "data"
+                "model, but gradients of its gradients would be of one worker's batch only: use "
+                "--split data"
             )
         if self._shares is None:
             raise ConfigError(STALE)
@@ -348,8 +347,8 @@ class ShardedModel(SpreadModel):
             self._look_at_trained()
         if doing not in self._orders:
             raise ConfigError(
-                "the first batch, or the first since layers have thawed, has fewer samples than "
-                "there are workers, so that no pass of all has shown the order of layers: use a "
+                "the first batch, or the first since layers were unfrozen, has fewer samples than "
+                "there are workers, so the order of layers is not known in all of them: use a "
                 "larger batch"
             )
         for kind, number in self._orders[doing]:

@@ -56,7 +56,7 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
     """
     few, more = batch(_TRIED), batch(_TRIED + 1)
     if not all(_is_pair(pair) for pair in (few, more)):
-        raise ConfigError("its batches are no pair of tensors with a row for each sample")
+        raise ConfigError("its batches are not a pair of tensors with a row for each sample")
     inputs, targets = few
     if targets.shape[1:] != more[1].shape[1:]:
         raise ConfigError("its targets have rows of several sizes")
@@ -190,7 +190,7 @@ class _Done(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         if float(gradients[0]) != 1.0:
             raise ConfigError(
-                "a loss was changed before backward(), and where a model is split by a schedule "
-                "its gradients are there by then; use --split network:gpipe"
+                "a loss was changed before backward(), but a model that is split with this "
+                "schedule has computed its gradients by then; use --split network:gpipe"
             )
         return None, None

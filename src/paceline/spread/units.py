@@ -240,8 +240,8 @@ class ParameterUnit:
 def _written(name: str) -> ConfigError:
     return ConfigError(
         f"parameter {name!r} is changed by forward() (a clamp in place, an embedding's max_norm), "
-        "and where parameters are in pieces on all workers that would be lost: compute with a "
-        "tensor made of it, F.linear(x, self.weight.clamp(min=0)), or, with --split data, "
+        "which would be lost, since workers hold it in pieces: compute with a tensor made from it, "
+        "F.linear(x, self.weight.clamp(min=0)), or, with --split data, "
         f"{IN_THE_STEP}"
     )
 
@@ -377,9 +377,9 @@ def refuse_hidden(name: str, values: Any) -> None:
     for leaf in torch.utils._pytree.tree_leaves(values):
         if not isinstance(leaf, Tensor) and _hides(leaf, _DEEPEST):
             raise ConfigError(
-                f"{name} gives an object, {type(leaf).__name__}, and gradients of tensors inside "
-                "of it are not seen where parameters are in pieces: return tensors, in tuples or "
-                "dicts, and make it of them outside; or use --split data"
+                f"{name} returns an object, {type(leaf).__name__}, and gradients of tensors inside "
+                "it are not seen while parameters are in pieces: return tensors, in tuples or "
+                "dicts, and create the object from them outside; or use --split data"
             )
 
 

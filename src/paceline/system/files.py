@@ -40,8 +40,8 @@ if sys.platform != "win32":
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file",
-            errno.EISDIR: "it is a folder", errno.ENOTDIR: "it is no folder"}  # fmt: skip
+_NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is not a regular file",
+            errno.EISDIR: "it is a folder", errno.ENOTDIR: "it is not a folder"}  # fmt: skip
 """The meaning of these errors where a file or a folder was expected."""
 _TRIES, _MOST_LINKS = 3, 8
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
@@ -98,7 +98,7 @@ class OpenFolder:
         except FileExistsError as error:
             if Path(error.filename) == path:
                 raise
-            raise FileError(errno.ENOTDIR, "it is no folder", error.filename) from None
+            raise FileError(errno.ENOTDIR, "it is not a folder", error.filename) from None
         except (OSError, ValueError) as error:
             raise _file_error(error, path) from None
         return cls.open(path)
@@ -145,7 +145,7 @@ class OpenFolder:
             self.remove_file(name)
             with suppress(FileExistsError):
                 return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        raise _refused(self.path / name, "somebody makes it again and again")
+        raise _refused(self.path / name, "another process keeps creating it")
 
     def new(self, name: str) -> int:
         """Create a file to write and read. FileExistsError: the name is taken."""
@@ -200,7 +200,7 @@ class OpenFolder:
         now = os.fstat(fd)
         why = ""
         if not stat.S_ISREG(now.st_mode):
-            why = "it is no regular file"
+            why = "it is not a regular file"
         elif now.st_uid != self._owner:
             why = f"it belongs to user {now.st_uid}"
         elif now.st_nlink > 1:
@@ -356,7 +356,7 @@ def name_of(fd: int, path: Path) -> Path:
 def _regular(fd: int, path: Path) -> BufferedReader:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise _refused(path, "it is no regular file")
+        raise _refused(path, "it is not a regular file")
     return os.fdopen(fd, "rb")
 
 

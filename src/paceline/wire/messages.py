@@ -185,9 +185,13 @@ class LeaveEpoch(NamedTuple):
 
 
 class LoopLeft(NamedTuple):
-    """This member's loop over an epoch, or over all updates, ended; the code after it runs next."""
+    """This member heard that its epoch or the run is over; its loop's body may still run on."""
 
     version: int
+
+
+class OutOfLoop(NamedTuple):
+    """This member's script has left its loop over an epoch, and runs the code after it."""
 
 
 class StepLeft(NamedTuple):
@@ -680,11 +684,11 @@ class Stop(NamedTuple):
 
 
 FromMember: TypeAlias = (
-    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | LoopLeft | StepLeft | Rounds
-    | PeersLeft | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied
-    | Rested | FaultComes | SettingsNow | AskStop | AskAnew | Done | Failed | EvaluatedAlone
-    | StopWhen | StreamServed | StreamOver | StreamState | Published | TrialBegins | TrialFails
-    | TrialEnds
+    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | LoopLeft | OutOfLoop | StepLeft
+    | Rounds | PeersLeft | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled
+    | Copied | Rested | FaultComes | SettingsNow | AskStop | AskAnew | Done | Failed
+    | EvaluatedAlone | StopWhen | StreamServed | StreamOver | StreamState | Published | TrialBegins
+    | TrialFails | TrialEnds
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (

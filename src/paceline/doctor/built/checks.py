@@ -1,6 +1,6 @@
 """Find what is wrong or wasteful in a model, from one walk through it. Pure.
 
-    Severity.BUG     a layer that does not fit, linear layers in a row, layers that nobody trains
+    Severity.BUG     a layer that does not fit, linear layers in a row, unregistered layers
     Severity.COST    a bias before a batch norm, unused parameters, a softmax at the end
     Severity.NOTE    a sigmoid at the end; sizes that tensor cores pad, by their share of the
                      model's FLOPs
@@ -67,7 +67,7 @@ def _mismatches(walk: ModelWalk) -> Iterator[ModelFinding]:
         batch = " (that is the number of samples)" if layer.expected == shape[0] else ""
         yield ModelFinding(
             module=layer.name, rule="feature-mismatch", severity=Severity.BUG,
-            what=f"{layer.kind} takes {layer.expected}{batch} and is given {_by(shape)}",
+            what=f"{layer.kind} takes {layer.expected}{batch} but gets {_by(shape)}",
             fix=f"{name}={actual}",
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ def _failed(walk: ModelWalk) -> Iterator[ModelFinding]:
         yield ModelFinding(
             module="the model", rule="forward-fails", severity=Severity.BUG,
             what=f"the forward pass ends in {walk.failed}",
-            fix="what comes behind it was not looked at",
+            fix="the layers after it were not checked",
         )  # fmt: skip
 
 
@@ -97,9 +97,9 @@ def _linear_chains(walk: ModelWalk) -> Iterator[ModelFinding]:
             continue
         yield ModelFinding(
             module=run[0].name, rule="linear-chain", severity=Severity.BUG,
-            what=f"{len(run)} layers ({', '.join(layer.name for layer in run)}) follow one another "
-            "with no activation between: together they are one linear map",
-            fix="put an activation between them, or write one layer",
+            what=f"{len(run)} layers ({', '.join(layer.name for layer in run)}) follow each other without "
+            "an activation: together they are one linear map",
+            fix="put an activation between them, or use one layer",
         )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _untrained(walk: ModelWalk) -> Iterator[ModelFinding]:
     for name in walk.hidden:
         yield ModelFinding(
             module=name, rule="unregistered-modules", severity=Severity.BUG,
-            what="layers stand in a plain list or dict: parameters() does not have them",
+            what="layers are in a plain list or dict: parameters() does not return them",
             fix="nn.ModuleList(...) or nn.ModuleDict(...)",
         )  # fmt: skip
     if walk.unused:
@@ -125,7 +125,7 @@ def _untrained(walk: ModelWalk) -> Iterator[ModelFinding]:
         yield ModelFinding(
             module=walk.unused[0].rpartition(".")[0] or "the model", rule="unused-parameters",
             severity=Severity.COST, what=f"no gradient reaches {shown}{more}",
-            fix="use what they belong to in forward(), or leave it out",
+            fix="use their module in forward(), or remove it",
         )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _biases(walk: ModelWalk) -> Iterator[ModelFinding]:
         more = f" (and {len(biased) - 1} more)" if len(biased) > 1 else ""
         yield ModelFinding(
             module=biased[0], rule="bias-before-norm", severity=Severity.COST,
-            what=f"a bias right before a batch norm, which subtracts it again{more}",
+            what=f"a bias right before a batch norm, which subtracts it{more}",
             fix="bias=False",
         )  # fmt: skip
 
@@ -150,15 +150,15 @@ def _end(walk: ModelWalk) -> Iterator[ModelFinding]:
     if kind == "softmax":
         yield ModelFinding(
             module="the output", rule="softmax-into-cross-entropy", severity=Severity.COST,
-            what="the model ends in a softmax: CrossEntropyLoss has one of its own, and two of them "
-            "flatten the gradients",
-            fix="return the scores (logits) to the loss; take the softmax where they are shown",
+            what="the model ends in a softmax: CrossEntropyLoss computes another one, and two make "
+            "gradients small",
+            fix="pass logits to the loss; compute the softmax only for display",
         )  # fmt: skip
     if kind == "sigmoid":
         yield ModelFinding(
             module="the output", rule="sigmoid-at-end", severity=Severity.NOTE,
-            what="the model ends in a sigmoid: BCEWithLogitsLoss computes it with the loss, exactly",
-            fix="return the scores (logits), and use BCEWithLogitsLoss",
+            what="the model ends in a sigmoid: BCEWithLogitsLoss computes it more accurately",
+            fix="return logits, and use BCEWithLogitsLoss",
         )  # fmt: skip
 
 

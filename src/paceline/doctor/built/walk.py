@@ -306,7 +306,7 @@ def product_sizes(module: nn.Module, output_shape: tuple[int, ...]) -> tuple[int
 
 
 def hidden(model: nn.Module) -> list[str]:
-    """Return the attributes that hold layers in a plain list, tuple or dict: nobody trains them."""
+    """Return the attributes that hold layers in a plain list, tuple or dict, which no optimizer gets."""
     paths = []
     for path, module in model.named_modules():
         for name, value in vars(module).items():

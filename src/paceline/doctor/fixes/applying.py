@@ -53,7 +53,7 @@ def apply(source: ScriptFile, text: str) -> Path:
     _check_writable(path)
     if path.read_bytes() != source.raw:
         raise ConfigError(
-            f"{path} was changed since it was read, so nothing is written; ask once more"
+            f"{path} was changed since it was read, so nothing is written; run the command again"
         )
     new = source.whole(text).encode()
     backup = _backup(path)
@@ -76,10 +76,10 @@ def undo(path: Path) -> None:
     except FileNotFoundError:
         raise ConfigError(f"nothing was applied to {path}, so there is nothing to undo") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{backup} is damaged, so {path} cannot be put back from it") from None
+        raise ConfigError(f"{backup} is damaged, so {path} cannot be restored from it") from None
     if not path.is_file() or _digest(path.read_bytes()) != new_digest:
         raise ConfigError(
-            f"{path} was changed since --apply, so it is not put back; what it was is in {backup}"
+            f"{path} was changed since --apply, so it is not restored; its old text is in {backup}"
         )
     _check_writable(path)
     _replace(path, old, stat.S_IMODE(path.stat().st_mode))

@@ -54,9 +54,7 @@ def prove(text: str, edits: Sequence[Edit], recorded: Recorded) -> Proof:
         return Proof(tuple(edits), (), len(before.gradients))
     self_difference = before.first_difference(recorded(text))
     if self_difference:
-        return Proof(
-            (), (), 0, f"run twice as it is, the script differs by itself in {self_difference}"
-        )
+        return Proof((), (), 0, f"two runs of the unchanged script differ in {self_difference}")
     kept: list[Edit] = []
     dropped = []
     for edit in edits:

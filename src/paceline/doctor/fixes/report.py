@@ -50,7 +50,7 @@ class FixReport:
         elif proof.unproved:
             yield f"nothing is fixed: {proof.unproved}"
         else:
-            yield f"{self.script}: there is nothing that can be fixed without changing numbers"
+            yield f"{self.script}: nothing can be fixed without changing numbers"
         for edit, why in proof.dropped:
             yield f"left out, since it changes {why}: {edit.name} ({edit.what})"
         for bug in self.left:
@@ -61,4 +61,4 @@ class FixReport:
         for bug in self.unmended:
             yield f"left alone: {self.script}:{bug.line} {bug.rule}: {bug.fix}"
         if self.kept_in:
-            yield f"written; paceline doctor {self.script} --undo puts back what it was"
+            yield f"written; paceline doctor {self.script} --undo restores the old text"

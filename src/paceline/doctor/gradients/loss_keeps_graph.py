@@ -80,7 +80,7 @@ def _terms(value: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
-    """Write ``detach()`` behind each term that is a tensor."""
+    """Write ``detach()`` after each term that is a tensor."""
     name, value = _kept(facts, node)
     tensors = tensors_of(facts)
     for term in _terms(value) if value is not None else ():

@@ -81,7 +81,7 @@ def _through(
 def _steps_using(turn: TrainingTurn, index: int) -> Iterator[Event]:
     """Yield the steps that are meant to use the gradients of a backward pass.
 
-    A step behind the next backward pass uses them, too, unless zero_grad() comes in between. If its
+    A step after the next backward pass uses them, too, unless zero_grad() comes in between. If its
     optimizer is never zeroed, that is another mistake, and the step is not meant to use them.
 
     Args:

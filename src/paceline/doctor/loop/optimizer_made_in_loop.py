@@ -19,7 +19,7 @@ from ..findings import Severity
 from ..rule import Found, ScriptRule
 
 _RESETS = re.compile(r"^apply$|^load_state_dict$|(^|_)re_?(set|init)|(^|_)init(_|ial|$)")
-"""Methods of a model, and functions that take one, which set its weights anew."""
+"""Methods of a model, and functions that take one, which set its weights again."""
 
 
 def check(facts: Facts) -> Iterator[Found]:
@@ -56,7 +56,7 @@ def _goes_on(facts: Facts, loop: AnyLoop, constructor: cst.Call, models: Collect
 
 
 def _resets(facts: Facts, call: cst.Call, models: Collection[str]) -> bool:
-    """Whether a call sets a model's weights anew: load_state_dict(), init_weights(model) ..."""
+    """Whether a call sets a model's weights again: load_state_dict(), init_weights(model) ..."""
     name = facts.meaning(call).rpartition(".")[2]
     owner = facts.code(facts.owner(call)) if facts.method(call) else ""
     is_method = any(f"{owner}.".startswith(f"{model}.") for model in models)
@@ -66,7 +66,7 @@ def _resets(facts: Facts, call: cst.Call, models: Collection[str]) -> bool:
 
 
 def _is_counted(facts: Facts, loop: AnyLoop) -> bool:
-    """Whether a loop is over epochs or batches; one over settings or folds trains anew each time."""
+    """Whether a loop is over epochs or batches; one over settings or folds starts a new training each time."""
     if not isinstance(loop, cst.For):
         return False
     return bool(re.search(r"epoch|range\(|loader", facts.code(loop.iter))) or bool(

@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _between(chain: Chain) -> Iterator[Found]:
-    """Yield the layers that do not fit the one before; unknown layers in between start anew."""
+    """Yield the layers that do not fit the one before; an unknown layer in between starts over."""
     before: Layer | None = None
     for layer in chain.layers:
         is_layer = layer.kind == "Linear" or layer.is_conv or layer.is_norm

@@ -150,21 +150,21 @@ def _without_waits(hooks: Hooks, share: Share, on_cpu: bool) -> Knob:
         hooks.leave()
 
     bound = share(parts.WAITS, parts.PRINTS) if on_cpu else 1.0
-    name = f"{what} every so many steps"
-    fix = "read and print every so many steps: add up loss.detach() meanwhile"
+    name = f"{what} every N steps"
+    fix = "read and print every N steps: add up loss.detach() in between"
     return Setting(name, fix, on, off, place=place, bound=bound)
 
 
 def _of_process(on_cpu: bool) -> Iterator[Knob]:
     if torch.is_anomaly_enabled():
-        yield Setting("anomaly detection off", "leave torch.autograd.set_detect_anomaly out",
+        yield Setting("anomaly detection off", "remove torch.autograd.set_detect_anomaly",
                       partial(torch.autograd.set_detect_anomaly, False),
                       partial(torch.autograd.set_detect_anomaly, True))  # fmt: skip
     if torch.are_deterministic_algorithms_enabled():
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         yield Setting(
-            "algorithms that repeat to the bit off",
-            "leave torch.use_deterministic_algorithms out where no run has to repeat to the bit",
+            "deterministic algorithms off",
+            "remove torch.use_deterministic_algorithms if runs need not repeat to the bit",
             partial(torch.use_deterministic_algorithms, False),
             partial(torch.use_deterministic_algorithms, True, warn_only=warns), changes=True,
         )  # fmt: skip
@@ -189,7 +189,7 @@ def _of_device() -> Iterator[Knob]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     if cudnn.deterministic:
         yield Setting("cudnn.deterministic off",
-                      "leave cudnn.deterministic out where no run has to repeat to the bit",
+                      "remove cudnn.deterministic if runs need not repeat to the bit",
                       partial(setattr, cudnn, "deterministic", False),
                       partial(setattr, cudnn, "deterministic", True), changes=True)  # fmt: skip
     if not cudnn.benchmark:

@@ -142,7 +142,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _ending(results: dict[str, Any], is_over: bool) -> str:
     """Return how the script ended before everything was measured."""
     if is_over:
-        return "it made no step any more before all was measured"
+        return "it stopped making steps before all was measured"
     if results["how"] == "failed":
         return f"it failed before all was measured: {results['why']} ({results['where']})"
     return "it ended before all was measured"
@@ -157,13 +157,13 @@ def _why_not(
     steps = results.get("steps", 0)
     if is_over and not steps:
         return (
-            f"{script} made no step of an optimizer of torch in {run.first_s:g} s (--wait); "
-            f"if it starts more slowly give it more, else {static}"
+            f"{script} made no step of a torch optimizer in {run.first_s:g} s (--wait); "
+            f"if it needs more time to start, increase --wait, else {static}"
         )
     if is_over:
         return (
-            f"{script} made steps of an optimizer of torch, {steps} at least, and then none in "
-            f"{run.first_s + _MARGIN_S:g} s; if they take so long give it more (--wait), else "
+            f"{script} made at least {steps} steps of a torch optimizer, and then none in "
+            f"{run.first_s + _MARGIN_S:g} s; if steps take that long increase --wait, else "
             f"{static}"
         )
     before = "before enough training steps" if steps else "before a training step"
@@ -174,16 +174,16 @@ def _why_not(
     if how == "exit" and code not in (0, None):
         message = last or results["why"]
         return (
-            f"{script} ends with exit code {code} {before}, and says: {message!r}; "
-            f"its arguments stand behind its name: paceline doctor {script} ..."
+            f"{script} ends with exit code {code} {before}, and prints: {message!r}; "
+            f"pass its arguments after its name: paceline doctor {script} ..."
         )
     if how in ("returned", "exit"):
         return (
-            f"{script} ends before enough steps of an optimizer of torch in its own process; if it "
-            f"trains in processes that it begins, give it arguments with which it does not; {static}"
+            f"{script} ends before enough steps of a torch optimizer in its own process; if it "
+            f"trains in processes that it starts, pass arguments with which it does not; {static}"
         )
     by = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-    return f"{script} was ended {by} {before}{f', and says: {last!r}' * bool(last)}"
+    return f"{script} was ended {by} {before}{f', and prints: {last!r}' * bool(last)}"
 
 
 def _last_line(output: Path) -> str:

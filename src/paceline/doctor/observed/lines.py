@@ -36,7 +36,7 @@ def render_observation(script: str, observation: Observation) -> Iterator[str]:
     yield from _rejected(observation)
     if observation.ended:
         yield ""
-        yield f"{observation.ended}; what is above was measured until then"
+        yield f"{observation.ended}; the above was measured until then"
 
 
 def verdict(observation: Observation) -> str:
@@ -47,7 +47,7 @@ def verdict(observation: Observation) -> str:
         Regime.WAITS: f"{observation.share(WAITS, PRINTS):.0%} of a step waits for numbers or prints",
         Regime.COMPUTE: "most of a step is spent in matrix products and convolutions",
         Regime.BANDWIDTH: "most of a step is spent in operations that move memory",
-        Regime.OVERHEAD: f"most of a step is spent in beginning operations and in Python "
+        Regime.OVERHEAD: f"most of a step is spent in launching operations and in Python "
         f"({observation.num_operations:.0f} operations)",
     }  # fmt: skip
     sentence = f"{observation.regime.value} bound: {shares[observation.regime]}"
@@ -56,7 +56,7 @@ def verdict(observation: Observation) -> str:
         return f"{sentence}; {len(kept)} fixes together save {_percent(observation.together)}"
     if kept:
         return f"{sentence}; {kept[0].name} saves {_percent(kept[0])}"
-    return f"{sentence}; nothing to gain was found" if observation.prices else sentence
+    return f"{sentence}; no fix that helps was found" if observation.prices else sentence
 
 
 def _kept_fixes(observation: Observation) -> list[Price]:
@@ -71,7 +71,7 @@ def _kept_fixes(observation: Observation) -> list[Price]:
 def _budget(observation: Observation) -> Iterator[str]:
     yield (
         f"a step takes {_ms(observation.step_s)}; {observation.num_steps} were observed on {observation.device}, "
-        f"{observation.slow_down:.2f} times as slow for it:"
+        f"{observation.slow_down:.2f} times as slow because of it:"
     )
     for part in PARTS:
         seconds = observation.parts.get(part, 0.0)
@@ -84,7 +84,7 @@ def _budget(observation: Observation) -> Iterator[str]:
             f"{', '.join(COMPUTING[:-1])} and {COMPUTING[-1]}: "
             f"{observation.arithmetic_s / computing_s:.0%} matrix products and convolutions, "
             f"{observation.bandwidth_s / computing_s:.0%} moving memory, "
-            f"{observation.overhead_s / computing_s:.0%} beginning operations, and Python"
+            f"{observation.overhead_s / computing_s:.0%} launching operations, and Python"
         )
     if observation.op_per_s and observation.most_op_per_s:
         yield (
@@ -95,7 +95,7 @@ def _budget(observation: Observation) -> Iterator[str]:
     if observation.share(WAITS, PRINTS) > _MENTIONED:
         yield from waiting_lines(observation)
     if observation.input_saved is not None and observation.input_saved > _MENTIONED:
-        yield f"with batches that cost nothing it would take {observation.input_saved:.0%} less"
+        yield f"if batches took no time a step would take {observation.input_saved:.0%} less"
 
 
 def _worth(observation: Observation) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _worth(observation: Observation) -> Iterator[str]:
     if not kept:
         return
     yield ""
-    yield "worth it here, each beside those before it:"
+    yield "worth it here, each in addition to those before it:"
     for price in kept:
         yield f"  {_where(price)}{price.fix}"
         yield f"      saves {_interval(price)}"
@@ -119,7 +119,7 @@ def _mathematics(observation: Observation) -> Iterator[str]:
     ]
     if prices:
         yield ""
-        yield "changes the mathematics, so that it is yours to decide:"
+        yield "changes the mathematics, so you decide:"
     for price in prices:
         yield f"  {_where(price)}{price.fix}"
         yield f"      saves {_interval(price)}"
@@ -134,14 +134,16 @@ def _rejected(observation: Observation) -> Iterator[str]:
     counts = {
         "inside the noise or under 2 %": sum(price.high >= 0 for price in nothing),
         "slower": sum(price.high < 0 for price in nothing),
-        "not to be told from noise": sum(price.outcome is PriceOutcome.UNKNOWN for price in tried),
+        "not distinguishable from noise": sum(
+            price.outcome is PriceOutcome.UNKNOWN for price in tried
+        ),
     }
     parts = [f"{number} {what}" for what, number in counts.items() if number]
     yield ""
     yield f"{', '.join([f'{len(tried)} tried', *parts])}; not suggested:"
     for price in others:
         is_clear = price.outcome is PriceOutcome.NOTHING
-        interval = _interval(price) if is_clear else f"cannot be told: {_interval(price)}"
+        interval = _interval(price) if is_clear else f"not distinguishable: {_interval(price)}"
         reason = price.reason or interval
         yield from textwrap.wrap(
             f"{price.name}: {reason}", _WIDTH, initial_indent="  ", subsequent_indent="      "

@@ -3,7 +3,7 @@
     A B | B A | A B | ...        log(A : B) of each pair; mean, and its 95 % interval by Student's t
 
 Other load on the machine affects both sides. The comparison ends early once the interval is on one
-side of 2 %; if it never is, the answer is that the fix cannot be told from noise. This module must
+side of 2 %; if it never is, the answer is that the fix is not distinguishable from noise. This module must
 not know what a fix is, nor measure.
 
 Source: Georges, Buytaert, Eeckhout, Statistically Rigorous Java Performance Evaluation, OOPSLA

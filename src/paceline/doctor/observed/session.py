@@ -217,7 +217,7 @@ class Session:
             return replace(base, outcome=PriceOutcome.NOTHING, reason=reason)
         for other in kept:
             if is_same_kind(knob, other):
-                return replace(base, reason=f"{other.name} is worth it, and sets the same")
+                return replace(base, reason=f"{other.name} is worth it, and sets the same thing")
         left_s = self._end_s - perf_counter()
         if left_s < 2 * (knob.settle + 2) * self._step_s:
             return replace(base, reason="no time was left")
@@ -225,9 +225,9 @@ class Session:
         try:
             yield from self._compare([knob], pairs, left_s * _SHARE)
         except Exception as error:  # a fix may fail in any way in the script
-            return replace(base, reason=f"it cannot be had here: {_line(error)}")
+            return replace(base, reason=f"it does not work here: {_line(error)}")
         if knob.failed:
-            return replace(base, reason=f"it cannot be had here: {knob.failed}")
+            return replace(base, reason=f"it does not work here: {knob.failed}")
         return _with_result(base, pairs)
 
     def _together(self, kept: Sequence[Knob]) -> Steps[Price]:

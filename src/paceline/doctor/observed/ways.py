@@ -86,7 +86,7 @@ class ChannelsLastWay(Way):
     """Convolution weights and images with their channels last in memory."""
 
     name = "channels_last"
-    fix = "model.to(memory_format=torch.channels_last), and the same of the pictures"
+    fix = "model.to(memory_format=torch.channels_last), and the same for the images"
 
     def turn(self, is_on: bool) -> None:
         super().turn(is_on)

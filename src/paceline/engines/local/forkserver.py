@@ -1,11 +1,11 @@
-"""The process that members are forked from: it imported torch once and touched no device.
+"""The process that members are forked from: it imports torch once and uses no device.
 
     launcher --socket--> fork server --fork--> member, member, ...
 
 The user's process is never forked, so it may have used its accelerator. The fork server has one
 thread, watches the launcher through the socket and kills every member when it is gone; a member
-dies with the fork server. It is also told when one is stopped, as nobody else is, and kills one on
-request: its number cannot be another's by then, since the fork server has not let go of it.
+dies with the fork server. As their parent it also hears when a member is stopped, and it kills a
+member on request: that pid cannot be reused before the fork server has reaped the member.
 
     launcher -> fork server    a spec, with descriptors   {"kill": member}
                            {"empty": 0}: end all members  {"adopt": settings}: serve another run
@@ -15,8 +15,8 @@ request: its number cannot be another's by then, since the fork server has not l
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
 
-Above 300 lines since the folder that its members' own processes use stands here, too: it is the
-fork server's, from its first moment to its last. This module must not know what a member does.
+Above 300 lines since the temporary folder of the members' own processes is here, too: the fork
+server owns it from start to end. This module must not know what a member does.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ from .preload import import_once
 
 _MAX_BYTES = 1 << 20
 _UNABLE = 71
-"""The exit code of who could not be begun (EX_OSERR)."""
+"""Exit code of a process that could not be started (EX_OSERR)."""
 _MOST_LETTERS = 500
 _IN_EVERY_MEMBER = ("torch", "torch._dynamo", "numpy.ctypeslib", "cloudpickle", "safetensors.torch")
-"""Each would import them: the first optimizer, the first array that is shared, the model's end."""
+"""Each member would import them: for its first optimizer, shared array, and saved model."""
 
 
 class ProcessConfig(dict[str, Any]):
-    """What multiprocessing keeps for a process, where its folder is made when it is first used.
+    """The settings that multiprocessing keeps for a process; makes its folder at the first use.
 
-    Nobody is left to take it away where launcher and fork server are both killed in one moment, and
-    none is made once the fork server is gone: the launcher has taken it away by then.
+    If launcher and fork server are killed at the same moment, no process is left to remove the
+    folder. None is made once the fork server is gone: the launcher has removed it by then.
 
     Attributes:
         server: the fork server's process.
@@ -65,39 +65,39 @@ class ProcessConfig(dict[str, Any]):
     server = 0
 
     def get(self, key: str, default: Any = None) -> Any:
-        found = super().get(key, default)
-        if key != "tempdir" or found is None:
-            return found
-        is_there = not self._is_over() and _is_there(found)
+        value = super().get(key, default)
+        if key != "tempdir" or value is None:
+            return value
+        is_there = not self._is_over() and _is_there(value)
         if self._is_over():
             with contextlib.suppress(OSError):
-                os.rmdir(found)  # made in the moment in which it ended
+                os.rmdir(value)  # made just as the fork server ended
             if multiprocessing.parent_process() is not None:
-                os._exit(1)  # begun by a member, which is dying: nobody waits for this process
+                os._exit(1)  # started by a member, which is dying: nothing waits for this process
             return None
         if not is_there:
             return None
-        _prepare_end(found)
-        return found
+        _prepare_end(value)
+        return value
 
     def _is_over(self) -> bool:
         return read_vitals(self.server).state is ProcessState.ENDED
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        """For one that is begun anew, which may not know this class: the folder is there then."""
+        """For a spawned process, which may not have this class: the folder exists by then."""
         return dict, ({**self, "tempdir": self.get("tempdir")},)
 
     def copy(self) -> "ProcessConfig":
-        """For a process that is begun by this one."""
+        """For a process that this one starts."""
         return ProcessConfig(self)
 
 
 _user = 0
-"""The process that has used the folder: it looks whether it is there, at its end and on failure."""
+"""The pid that has used the folder: it checks at its end and on failure that it is there."""
 
 
 def _prepare_end(folder: str) -> None:
-    """See ``_end_without``; before all that this process would take away by itself."""
+    """Register ``_end_without``, to run before this process removes anything by itself."""
     global _user
     if _user != os.getpid():
         _user = os.getpid()
@@ -105,16 +105,16 @@ def _prepare_end(folder: str) -> None:
 
 
 def _end_without(folder: str) -> None:
-    """End at once where the folder is gone: what this process would take away went with it.
+    """End at once if the folder is gone, and with it what this process would remove.
 
-    Not so a member, which has its end to tell.
+    A member does not: it still has to report its end.
     """
     if multiprocessing.parent_process() is not None and not os.path.isdir(folder):
         os._exit(1)
 
 
 def _but_for_folder_gone(say: Callable[[Exception, object], None], folder: str) -> Any:
-    """What says that a batch cannot be handed on, but for: its socket's folder went in between."""
+    """Wrap the handler of a batch that cannot be sent: silent where its socket's folder is gone."""
 
     def on_error(error: Exception, item: object) -> None:
         if _user == os.getpid():
@@ -125,18 +125,18 @@ def _but_for_folder_gone(say: Callable[[Exception, object], None], folder: str) 
 
 
 def _is_there(folder: str) -> bool:
-    """Whether a folder of one's own is there now; where it cannot be, each makes one for itself."""
+    """Whether the folder exists now and is ours; if not, each process makes one for itself."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def use_temp_dir(folder: str) -> None:
-    """Let multiprocessing use this folder, here and in all that is forked from here."""
+    """Have multiprocessing use this folder, here and in all forked processes."""
     this: Any = multiprocessing.process.current_process()
     ProcessConfig.server = os.getpid()
     this._config = ProcessConfig(this._config, tempdir=folder)
@@ -148,8 +148,8 @@ class ForkServer:
     """Forks members on request and reports how they end.
 
     Args:
-        scratch: the folder for what their own processes lay down, as the sockets by which a
-            DataLoader's workers hand on their batches; it goes with the fork server.
+        scratch: the folder for files of their own processes, such as the sockets by which a
+            DataLoader's workers send their batches; removed when the fork server ends.
     """
 
     def __init__(self, launcher: socket.socket, scratch: str) -> None:
@@ -182,7 +182,7 @@ class ForkServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def give_up(self, reason: str) -> NoReturn:
-        """No member can ever be forked here: say so and end."""
+        """Report that no member can be forked here, and end."""
         self._tell({"unable": reason[:_MOST_LETTERS]})
         os._exit(_UNABLE)
 

@@ -1,11 +1,11 @@
-"""Modules that a user wants imported once, before members are forked: `--preload lightning`.
+"""Imports modules once, before members are forked: `--preload lightning`.
 
-    launcher      are there such modules?      -> the run begins
-    fork server   imports them, and is still a process that can be forked      -> members
+    launcher      checks that they exist                                 -> the run begins
+    fork server   imports them, and checks that it can still be forked   -> members
 
-A member has them from its first line, in the state in which the import left them, so what a script
-sets for an import (an environment variable, say) comes too late: that is why nothing is imported
-here that was not asked for. This module must not know what a run does.
+Members start with these modules already imported, so what a script sets for an import (an
+environment variable, for example) comes too late. So only modules that the user names are imported
+here. This module must not know what a run does.
 """
 
 import gc
@@ -20,53 +20,53 @@ from ...errors import ConfigError
 
 
 def check_modules(names: Sequence[str]) -> None:
-    """Before anything begins; nothing is imported for it.
+    """Check that these modules exist, without importing them.
 
     Raises:
-        ConfigError: there is no such module, or it is no name of one.
+        ConfigError: a module does not exist, or this is not the name of a module.
     """
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(
-                f"preload: {name!r} is not a module as an import names it: --preload lightning"
+                f"preload: {name!r} is not the name of a module, as in --preload lightning"
             )
         top = name.partition(".")[0]
         if top not in sys.modules and importlib.util.find_spec(top) is None:
             raise ConfigError(
-                f"preload: there is no module {top!r} here; name one that the script imports: "
+                f"preload: there is no module {top!r} here; name a module that the script imports: "
                 "--preload lightning"
             )
 
 
 def import_once(names: Sequence[str], search_path: Sequence[str]) -> None:
-    """Import what is not there yet, in the process that is forked.
+    """Import these modules in the process that is forked.
 
     Args:
-        search_path: where modules are also looked for.
+        search_path: further folders with modules.
 
     Raises:
-        ConfigError: one cannot be imported, or leaves a process that cannot be forked.
+        ConfigError: a module cannot be imported, or the process cannot be forked afterwards.
     """
-    missing = [one for one in names if one not in sys.modules]
+    missing = [name for name in names if name not in sys.modules]
     if not missing:
         return
-    with _found_in(search_path):
+    with _with_path(search_path):
         for name in missing:
             try:
                 importlib.import_module(name)
-            except Exception as error:  # a library may raise anything, and it is told
+            except Exception as error:  # a library may raise anything; the user is told
                 raise ConfigError(
                     f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
                 ) from error
             _refuse_unforkable(name)
     gc.collect()
-    gc.freeze()  # so members do not get their own copy of each page that would be looked at
+    gc.freeze()  # so a collection in a member does not copy the pages that it reads
 
 
 @contextmanager
-def _found_in(search_path: Sequence[str]) -> Iterator[None]:
+def _with_path(search_path: Sequence[str]) -> Iterator[None]:
     before = sys.path[:]
-    sys.path += [one for one in search_path if one not in before]
+    sys.path += [folder for folder in search_path if folder not in before]
     try:
         yield
     finally:
@@ -74,16 +74,16 @@ def _found_in(search_path: Sequence[str]) -> Iterator[None]:
 
 
 def _refuse_unforkable(name: str) -> None:
-    """Raise ConfigError where threads would be missing in what is forked, or a device broken."""
+    """Raise ConfigError if the import started threads or a GPU, which forked workers cannot use."""
     tasks = "/proc/self/task"
     if os.path.isdir(tasks) and (num := len(os.listdir(tasks)) - 1):
         raise ConfigError(
-            f"preload: {name} begins {num} thread{'s' * (num > 1)} when it is imported, which "
-            "workers that are forked would not have: leave it out"
+            f"preload: {name} starts {num} thread{'s' * (num > 1)} when it is imported, which "
+            "forked workers would not have: leave it out"
         )
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ConfigError(
-            f"preload: {name} uses a GPU when it is imported, which workers that are forked could "
-            "not: leave it out"
+            f"preload: {name} uses a GPU when it is imported, which forked workers cannot do "
+            "afterwards: leave it out"
         )

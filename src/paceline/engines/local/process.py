@@ -1,7 +1,7 @@
-"""A member from its fork to its end: its output, its signals, its program, its last words.
+"""A member from its fork to its end: its output, its signals, its program, its last message.
 
 This module must not know protocols or messages beyond ``Done`` and ``Failed``. Above 300 lines
-with all that last words may be about.
+because of all the errors that its last message may describe.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ from .stack import (
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
 _NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
-"""What torch says where its own process group is asked for and there is none."""
+"""Torch's errors where a script uses a process group of torch's own and there is none."""
 _HINT_OF_GROUP = (
     "paceline launch makes no process group of torch's own: leave that line out where the script "
     "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"

@@ -1,15 +1,15 @@
-"""Where in its program a member is, asked from outside while it hangs.
+"""Finds out from outside which line of its program a member is at, also while it hangs.
 
-    launcher --signal--> member: between two instructions of Python    --> file --> words
-             --signal-->         no answer: by a handler in C, at once
+    launcher --signal--> member: a Python handler, between two instructions --> file --> text
+             --signal-->         no answer: a handler in C, at once
 
-The second runs also while other C code holds the interpreter's lock, so a member that hangs in a
-library still shows the line that called it. But frames that change while they are read end a
-process: one in some hundred that computes in Python would die of the question. So it is asked only
-where the first was heard and no frame can change: the thread sleeps, or has used the processor
-since without coming back from C. A stopped process runs nothing, and the kernel says so. By a third
-signal a member that is busy by itself is asked to look what there is to do. What its last error
-says is read here, too. This module must not know why somebody asks.
+The C handler also runs while other C code holds the interpreter's lock, so a member that hangs in a
+library still shows the line that called it. But reading frames while they change crashes a process:
+about one in a hundred that compute in Python. So the second signal is sent only where the first got
+no answer and no frame can change: the thread sleeps, or has used the processor since without
+returning from C. A stopped process runs nothing, and the kernel reports it. A third signal asks a
+member that runs the script's own code to look for work. Tracebacks in a script's last error are
+read here, too. This module must not know why a member is asked.
 """
 
 import contextlib
@@ -28,37 +28,37 @@ from types import FrameType
 from ...system.vitals import ProcessState, catches, read_thread, read_vitals
 
 _FIRST = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
-"""From here on neither the C library nor batch systems use one."""
+"""Neither the C library nor batch systems use signals from here on."""
 _WHERE = signal.SIGUSR2 if _FIRST is None else _FIRST
-"""The one that Python answers."""
+"""The signal with a Python handler."""
 _WHERE_IN_C = None if _FIRST is None else _FIRST + 1
 _HURRY = None if _FIRST is None else _FIRST + 2
-"""The one by which a member is asked to look what there is to do."""
+"""The signal that asks a member to look for work."""
 _HALF_DONE = os.path.join("torch", "optim")
-"""In there schedulers and optimizers are between two states."""
+"""In this folder schedulers and optimizers may be between two states."""
 _PACKAGE = Path(__file__).parents[2]
 _NOT_A_USERS = (f"{_PACKAGE}{os.sep}", f"{os.path.dirname(os.__file__)}{os.sep}", "<frozen")
-"""How names of files of Paceline's and Python's own begin. Scripts may lie below Python's prefix:
-of a system's Python that is /usr, and images work in /usr/src."""
+"""Prefixes of Paceline's and Python's own files. Scripts may be below Python's prefix: a system's
+Python has /usr, and containers often work in /usr/src."""
 _INSTALLED = ("site-packages", "dist-packages")
 _TRACED = "Traceback (most recent call last):"
 _TRACED_FRAME = re.compile(r'  File "(.+?)", line (\d+), in (\S+)')
 _CALLS = (os.path.join("local", "process.py"), os.path.join("system", "interpreter.py"))
 _IS_SCRIPT = "trainer.py"
-"""Files of Paceline's own: those that call a script, and one that is as good as a script."""
+"""Files of Paceline that call a script, and one that takes the place of a script."""
 _ANSWER_S = 0.3
 _IN_C_S = 0.05
-"""Seconds of the processor: Python comes to its next instruction in less."""
+"""Seconds of CPU time: Python reaches its next instruction in less."""
 _MOST_ASKED, _BETWEEN_LINES = 3, "???"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>\S+)')
 
 _OF_EMPTY = (ValueError, TypeError, IndexError, RuntimeError)
 _EMPTY = re.compile(r"\b(non-)?empty\b|at least (one|two)|, got 0\)|raised StopIteration")
-"""What Python, NumPy and torch say of a list that has nothing in it; a generator of ``next``."""
+"""Words in the errors of Python, NumPy and torch about an empty list; or about ``next``."""
 
 
 class StackProbe:
-    """What one member shows of itself.
+    """Reads where one member is.
 
     Attributes:
         pid: of the member, 0 before it is known.
@@ -71,10 +71,10 @@ class StackProbe:
         self.fd = self._file.fileno()
 
     def describe(self, does: str = "is") -> str:
-        """Where it is: ``it sleeps at data.py:88 in __getitem__``; asks and waits a moment.
+        """Return where it is: ``it sleeps at data.py:88 in __getitem__``; waits for its answer.
 
         Args:
-            does: what it does there.
+            does: the verb in the answer.
         """
         vitals = read_vitals(self.pid)
         if self._file.closed or vitals.state is ProcessState.ENDED:
@@ -105,7 +105,7 @@ class StackProbe:
         return [(one["file"], one["line"], one["name"]) for one in _FRAME.finditer(text)]
 
     def _answer(self, number: int) -> str:
-        """What it says to this signal, in a moment; "": nothing."""
+        """Its answer to this signal, after up to 0.3 s; "": none."""
         seen = 0 if self._file.closed else os.fstat(self.fd).st_size  # of questions before
         if not self._send(number):
             return ""
@@ -127,7 +127,7 @@ class StackProbe:
         return True
 
     def hurry(self) -> None:
-        """Let it look what there is to do, where its script's own code runs."""
+        """Ask it to look for work, if it runs the script's own code."""
         if _HURRY is not None:
             self._send(_HURRY)
 
@@ -137,7 +137,7 @@ class StackProbe:
 
 
 def show_standing(descriptor: int) -> None:
-    """In a member's main thread: answer where it is, on this descriptor, from now on."""
+    """In a member's main thread: from now on write its frames to this descriptor when asked."""
 
     def answer(number: int, frame: FrameType | None) -> None:
         faulthandler.dump_traceback(file=descriptor, all_threads=False)
@@ -149,10 +149,10 @@ def show_standing(descriptor: int) -> None:
 
 
 def look_when_hurried(look: Callable[[], None]) -> None:
-    """In a member: ``look`` when it is asked to, between two lines of the script's own code.
+    """In a member: call ``look`` when asked to, between two lines of the script's own code.
 
-    Python calls a handler between two of its instructions, in the main thread. Where that is inside
-    Paceline nothing is done: it looks by itself, or soon returns, and is asked again.
+    Python calls a handler between two of its instructions, in the main thread. Inside Paceline's
+    code the handler does nothing: that code looks by itself, or returns soon, and is asked again.
     """
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -178,13 +178,13 @@ def _is_in_own_code(frame: FrameType | None) -> bool:
 
 def is_foreign(filename: str) -> bool:
     """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
-    return filename.startswith(_NOT_A_USERS) or any(one in filename for one in _INSTALLED)
+    return filename.startswith(_NOT_A_USERS) or any(folder in filename for folder in _INSTALLED)
 
 
 def end_of_traceback(text: str) -> list[str]:
-    """Of an error that tells of another process by its traceback: which one, where, and what.
+    """Return process, place and message from an error that quotes another process's traceback.
 
-    ``torch.multiprocessing.spawn`` and a DataLoader's workers tell so; empty: it tells of none.
+    ``torch.multiprocessing.spawn`` and a DataLoader's workers raise such; empty: it quotes none.
     """
     head, is_told, traced = text.rpartition(_TRACED)
     if not is_told:
@@ -200,10 +200,10 @@ def end_of_traceback(text: str) -> list[str]:
 
 
 def lacks_batches(error: Exception) -> bool:
-    """Whether a script has failed for want of batches, behind a stop that left its loader empty.
+    """Whether a script failed because a stop left its loader without batches.
 
-    A loop over nothing binds no name, adds nothing up, fills no list, and ``next`` finds no batch:
-    code that cannot do without fails then. Whatever may be another error is none of these.
+    An empty loop binds no name, sums nothing, fills no list, and ``next`` gets no batch; code that
+    needs them fails. An error that may have another cause does not count.
     """
     if isinstance(error, NameError):
         return isinstance(error, UnboundLocalError) or _is_bound_somewhere(error)
@@ -215,9 +215,9 @@ def lacks_batches(error: Exception) -> bool:
 
 
 def _is_bound_somewhere(error: NameError) -> bool:
-    """Whether code that was at work binds this name, as a loop may; else it is misspelt."""
+    """Whether a function in the traceback binds this name, as a loop may; else it is misspelt."""
     return any(
-        one.opname.startswith("STORE_") and one.argval == error.name
+        instruction.opname.startswith("STORE_") and instruction.argval == error.name
         for frame, _ in traceback.walk_tb(error.__traceback__)
-        for one in dis.get_instructions(frame.f_code)
+        for instruction in dis.get_instructions(frame.f_code)
     )

@@ -1,11 +1,11 @@
-"""The channels to all members at once: what they said, and what they have not taken yet.
+"""The channels to all members: their messages, and messages that they have not received yet.
 
     member 0 --\\
     member 1 ----> poll -> (member, message), ...        (member, message), ... -> member 1
     member 2 --/
 
-Nobody is waited for: what a member does not take, since it is stopped or busy, is kept for it. This
-module must not know what a message leads to, nor what a member is.
+Sending never waits: messages to a member that is stopped or busy are kept until it receives them.
+This module must not know what a message leads to, nor what a member is.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ class Switchboard:
     """The coordinator's ends of all channels.
 
     Args:
-        other: looked at as well, while it is waited for what members say.
-        make_channel: of this process's end of a pair.
+        other: a further descriptor to poll while waiting for members.
+        make_channel: makes a channel from this process's end of a socket pair.
     """
 
     def __init__(
@@ -42,33 +42,33 @@ class Switchboard:
         self._members: dict[int, int] = {}
         """By descriptor."""
         self._late: set[int] = set()
-        """Members that have not taken yet what they were sent."""
+        """Members with messages that could not be sent yet."""
         self._other = other
         self._poll = select.poll()
         self._poll.register(other, select.POLLIN)
 
     def look_at(self, other: int) -> None:
-        """The one that is looked at as well is this one from now on."""
+        """From now on poll this descriptor instead of the other one."""
         self._poll.unregister(self._other)
         self._other = other
         self._poll.register(other, select.POLLIN)
 
     @property
     def members(self) -> list[int]:
-        """Who is heard."""
+        """Members whose channels are open."""
         return list(self._channels)
 
     def open(self, member: int, end: socket.socket) -> None:
-        """From now on this member is heard."""
+        """Open this member's channel."""
         self._ends[member] = end
         self._channels[member] = self._make_channel(end)
         self._members[end.fileno()] = member
         self._poll.register(end, select.POLLIN)
 
     def hear(self, timeout_s: float) -> tuple[list[Said], bool]:
-        """What members said, [] after ``timeout_s``; and whether the other one has something."""
+        """Members' messages, [] after ``timeout_s``; and whether ``other`` is readable."""
         self._send_rest()
-        said: list[Said] = []
+        heard: list[Said] = []
         has_other = False
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             if descriptor == self._other:
@@ -76,34 +76,34 @@ class Switchboard:
                 continue
             member = self._members[descriptor]
             try:
-                said += [(member, message) for message in self._channels[member].receive(False)]
+                heard += [(member, message) for message in self._channels[member].receive(False)]
             except OSError:
                 self._poll.unregister(descriptor)
-        return said, has_other
+        return heard, has_other
 
     def hang_up(self, member: int) -> list[Said]:
-        """A member has ended: what it had said before; nothing is kept of it."""
-        said: list[Said] = []
+        """A member has ended: close its channel and return its last messages."""
+        heard: list[Said] = []
         channel, end = self._channels.pop(member), self._ends.pop(member)
         with contextlib.suppress(OSError):
             while messages := channel.receive(False):
-                said += [(member, message) for message in messages]
+                heard += [(member, message) for message in messages]
         self._late.discard(member)
         del self._members[end.fileno()]
         with contextlib.suppress(KeyError):
             self._poll.unregister(end)
         end.close()
-        return said
+        return heard
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
-        """All that goes to one member goes as one; to who has ended goes nothing."""
+        """Send each member its messages as one; messages to members that ended are dropped."""
         outbox: dict[int, list[ToMember]] = {}
         for member, message in messages:
             if member in self._channels:
                 outbox.setdefault(member, []).append(message)
-        for member, its in outbox.items():
+        for member, member_messages in outbox.items():
             try:
-                self._channels[member].send_all(its)
+                self._channels[member].send_all(member_messages)
             except OSError as error:
                 self._refuse(member, error)
             if self._channels[member].is_late:
@@ -122,7 +122,7 @@ class Switchboard:
                 self._refuse(member, error)
 
     def _refuse(self, member: int, error: OSError) -> None:
-        """What cannot be sent now, or never: who is gone is told of by the fork server."""
+        """Handle a failed send: the fork server reports members that are gone."""
         if error.errno == errno.EMSGSIZE:
             raise LinkError(
                 f"a message of {SocketChannel.PIECE_BYTES:,} bytes does not go through a socket of "

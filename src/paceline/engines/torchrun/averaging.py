@@ -83,9 +83,8 @@ class RankAveraging(DistributedAveraging):
             self._mean = torch.zeros_like(self._mean) if self._along is None else self._along.mean
             places = self._replica.layout.parameters.places
             self._views = [place.view(self._mean) for place in places]
-            self._bucket_of = {
-                number: index for index, one in enumerate(self._buckets) for number in one.numbers
-            }
+            buckets = enumerate(self._buckets)
+            self._bucket_of = {n: index for index, bucket in buckets for n in bucket.numbers}
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
             self._own_grads = OwnGradients(self._replica)
             self._replica.leave_to(self._own_grads)
@@ -118,15 +117,15 @@ class RankAveraging(DistributedAveraging):
             )
 
     def _spans(self) -> list[Span]:
-        return [one.span for one in self._buckets] or super()._spans()
+        return [bucket.span for bucket in self._buckets] or super()._spans()
 
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
         self._under_way = UnderWay(GroupLink(self._group))
         self._missing = [
-            sum(self._replica.parameters[number].requires_grad for number in one.numbers)
-            for one in self._buckets
+            sum(self._replica.parameters[number].requires_grad for number in bucket.numbers)
+            for bucket in self._buckets
         ]
         self._sent: dict[int, Sent] = {}
         self._num_edits = self._own_grads.num_edits
@@ -171,7 +170,7 @@ class RankAveraging(DistributedAveraging):
         if share and index == self._num_alone:
             bucket.multiply(self._replica.parameters, self._views, share)
         elif share:
-            for number in [one for one in bucket.numbers if not self._is_sent(one)]:
+            for number in [number for number in bucket.numbers if not self._is_sent(number)]:
                 self._multiply(number, share)
         if self._compressed is not None:  # what it is given has its share already
             exchanging = self._compressed.begin(index, self._mean, float(share > 0.0), self._mean)

@@ -69,12 +69,12 @@ class TorchrunEngine(Engine):
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         """Let the ranks' scripts go on; ranks that are not needed (a dry run) wait for the end."""
         zero = self._zero
-        self._members = {one.seat: one.member for one in specs}
-        self._seats = {one.member: one.seat for one in specs}
+        self._members = {spec.seat: spec.member for spec in specs}
+        self._seats = {spec.member: spec.seat for spec in specs}
         zero.began(str(specs[0].context["run_dir"]))
-        for one in specs:
-            zero.post.tell(one.seat, [Begin(json.dumps(asdict(one)))])
-        return {one.member: (one.seat, zero.where[one.seat][1]) for one in specs}
+        for spec in specs:
+            zero.post.tell(spec.seat, [Begin(json.dumps(asdict(spec)))])
+        return {spec.member: (spec.seat, zero.where[spec.seat][1]) for spec in specs}
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []

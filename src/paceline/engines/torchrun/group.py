@@ -42,24 +42,24 @@ from .world import RankOfWorld
 
 _MEET_S = 30.0
 _LONGEST = datetime.timedelta(days=30)
-"""Others may wait for a rank that evaluates or saves by itself; who has died is told of at once."""
+"""Others may wait for a rank that evaluates or saves by itself; a death is noticed at once."""
 _TOLD_S = 10.0
-"""Within which the end of the run is told after a connection has broken."""
+"""Time in which the end of the run is heard after a connection has broken."""
 _LEAVE_S = 5.0
 _SMALL_BYTES = 1 << 20
-"""Of a sum along a tree, at most."""
+"""The largest sum along a tree."""
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
 """Seconds of silence, seconds between questions, and how many: a machine is gone after a minute. A
 switch that begins anew takes less."""
 _TAG: Final = 7001
-"""Of the words by which ranks leave; the script's own sends are in other groups."""
+"""The tag of the messages by which ranks leave; the script's own sends are in other groups."""
 
 
 class RankGroup(TorchGroup):
-    """What this rank does together with all others.
+    """The collective operations of this rank with all others.
 
     Args:
-        lost: is told of the next rank where it has died.
+        lost: called with the next rank when it has died.
         is_near: whether all are on one machine.
 
     Raises:
@@ -109,7 +109,7 @@ class RankGroup(TorchGroup):
         return Made()
 
     def begin_to_share(self, tensor: Tensor) -> Pending:
-        """Rank 0's bytes for all, on a CPU; the others' become those."""
+        """Broadcast rank 0's bytes, on a CPU, into the tensors of all others."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         return self._watched(self._gloo.broadcast([tensor], options))
@@ -138,7 +138,7 @@ class RankGroup(TorchGroup):
             self.break_off(error)
 
     def break_off(self, error: RuntimeError) -> NoReturn:
-        """A rank has died. Whoever hears of it first says so, and the process ends meanwhile."""
+        """A rank has died: wait until the rank that hears of it first has reported it."""
         time.sleep(_TOLD_S)
         raise LinkError(
             f"worker {self._rank.rank} has lost the others ({_first_line(error)})"
@@ -157,7 +157,7 @@ class RankGroup(TorchGroup):
                 self._lost(following)
 
     def leave(self) -> bool:
-        """In order, with all others; whether they do, too."""
+        """Leave in order, with all others; return whether they did, too."""
         self._is_leaving = True
         before = (self._rank.rank - 1) % self._rank.size
         try:
@@ -169,7 +169,7 @@ class RankGroup(TorchGroup):
 
 
 class MachineKeepalives:
-    """Tells of machines that are gone without a word.
+    """Reports machines that disappear without closing their connections.
 
         rank 0 --> rank 1 --> rank 2 --> rank 0      one to the next rank, and one to where all meet
 
@@ -200,7 +200,7 @@ class MachineKeepalives:
         threading.Thread(target=_watch_machines, args=(ends,), daemon=True).start()
 
     def _listen(self) -> str:
-        """Where the rank before this one connects to; "": it cannot."""
+        """The address to which the rank before this one connects; "": it cannot."""
         try:
             address = _own_address()
             kind = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -211,7 +211,7 @@ class MachineKeepalives:
 
 
 def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) -> None:
-    """Each with what is told where it does not answer any more; returns when all have ended."""
+    """Watch addresses, each with what to call when it stops answering; return when all ended."""
     with selectors.DefaultSelector() as selector:
         for address, gone in ends:
             with suppress(OSError):
@@ -226,7 +226,7 @@ def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) 
 
 
 def keep_alive(link: socket.socket) -> None:
-    """From now on the kernel asks whether the other machine is there; what waits, waits."""
+    """Have the kernel ask whether the other machine is there; reads wait without a limit."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
@@ -235,7 +235,7 @@ def keep_alive(link: socket.socket) -> None:
 
 
 def _is_cut_off(link: Any) -> bool:
-    """Whether nobody answers; a process that has ended is told of by gloo's connection to it."""
+    """Whether the machine does not answer; gloo's own connection reports a process that ended."""
     try:
         link.recv(1)
     except ConnectionError:
@@ -246,10 +246,12 @@ def _is_cut_off(link: Any) -> bool:
 
 
 def _own_address() -> str:
-    """By which other ranks reach this one, as gloo finds it: of an interface, or of its name."""
+    """The address at which other ranks reach this one, as gloo finds it."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     kinds = (socket.AF_INET, socket.AF_INET6)
-    own = [one for one in psutil.net_if_addrs().get(interface, ()) if one.family in kinds]
+    own = [
+        address for address in psutil.net_if_addrs().get(interface, ()) if address.family in kinds
+    ]
     if own:
         return str(own[0].address)
     found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
@@ -257,10 +259,10 @@ def _own_address() -> str:
 
 
 class RankPart(TorchGroup, PeerGroup):
-    """Some of the ranks, by their numbers among them; their deaths are the whole group's.
+    """A part of the ranks, numbered within it; a death in it is one in the whole group.
 
     Args:
-        name: that no other part has.
+        name: unique among the parts.
         ranks: in the order of their numbers here.
     """
 
@@ -291,7 +293,7 @@ class RankPart(TorchGroup, PeerGroup):
 
 
 class _Watched:
-    """An operation that a death breaks with a cause."""
+    """An operation whose error, at a death, names the cause."""
 
     def __init__(self, group: RankGroup, work: Any) -> None:
         self._group, self._work = group, work
@@ -309,9 +311,9 @@ def _first_line(error: Exception) -> str:
 
 
 def why_unreachable() -> str:
-    """Why another machine would not reach this one by gloo, which takes what its name leads to.
+    """Return why other machines cannot reach this one by gloo, which uses its host name's address.
 
-    "": it would, as far as can be seen here.
+    "": they can, as far as can be seen here.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return ""

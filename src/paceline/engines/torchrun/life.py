@@ -70,12 +70,12 @@ from .post import (
 from .world import RankOfWorld, boot_of_machine, environment_anew
 
 ANEW = -1
-"""The code of an end that is none: the process begins anew."""
+"""The exit code of a process that restarts."""
 _OVER_S = 60.0
-"""Within which the end of all is told to a rank whose script has ended wrongly."""
+"""Time in which a rank whose script failed hears of the end of the run."""
 _JOIN_S = 5.0
 _COME_S = 3.0
-"""Within which a task comes to its end where all is over; else it waits for others, or computes."""
+"""Time in which a task ends once the run is over; else it waits for others, or computes."""
 
 
 class RankLife:
@@ -105,7 +105,7 @@ class RankLife:
         self.channel = StoreChannel(self.place, rank.rank, self._heard, self._unreachable)
         self._context: Context | None = None
         self.controller: threading.Thread | None = None
-        """Of the first rank: what runs the controller."""
+        """On the first rank: the thread that runs the controller."""
 
     # -- the beginning --------------------------------------------------------------------------
 
@@ -122,10 +122,12 @@ class RankLife:
             self.channel.say(EndAsked(number))
 
         is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        hear_alone((one for one in REASONS if one != signal.SIGHUP or not is_under_nohup), ask)
+        hear_alone(
+            (number for number in REASONS if number != signal.SIGHUP or not is_under_nohup), ask
+        )
 
     def _report_by_excepthook(self) -> None:
-        """What the script raises is told to the controller, which says why once."""
+        """Report the script's exceptions to the controller, which prints the reason once."""
         before = sys.excepthook
 
         def failed(
@@ -137,10 +139,10 @@ class RankLife:
         sys.excepthook = failed
 
     def meet(self, settings: str) -> None:
-        """Meet all others, and make the groups.
+        """Meet all other ranks, and make the groups.
 
         Args:
-            settings: that this rank was started with.
+            settings: of this rank, at its start.
         """
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
@@ -156,7 +158,7 @@ class RankLife:
             )
 
     def begin(self) -> Context:
-        """Become a member of the run: what ``worker.current_pace`` finds from now on."""
+        """Become a member of the run, which ``worker.current_pace`` finds from now on."""
         heard = self._news.get()
         assert isinstance(heard, Begin)
         assert self._group is not None
@@ -247,7 +249,7 @@ class RankLife:
             self._exit(1)
 
     def _lost(self, seat: int) -> None:
-        """The next rank has died; in the watch's thread."""
+        """The next rank has died; called in the watch's thread."""
         if self._over.is_set():
             return
         if seat:
@@ -270,7 +272,7 @@ class RankLife:
     # -- the end --------------------------------------------------------------------------------
 
     def _tell_failure(self, error: BaseException) -> bool:
-        """Whether somebody says why the script has failed."""
+        """Whether the reason for the script's failure has been, or will be, reported."""
         if not hasattr(self, "channel"):  # it has reached nobody
             say(f"error: {error}")
             return True
@@ -288,7 +290,7 @@ class RankLife:
         return False
 
     def _leave(self) -> None:
-        """The script is over, or has failed; it may be a process that the script has forked."""
+        """The script ended or failed; this may be a process that the script forked."""
         if os.getpid() != self._pid:
             return
         self._is_leaving = True
@@ -317,12 +319,12 @@ class RankLife:
         self.channel.send(Done())
 
     def _await_over(self, code: int) -> None:
-        """Until all have come to their ends."""
+        """Wait until all ranks have ended."""
         self._has_come.set()
         self._over.wait(_OVER_S if code else None)
 
     def _await_threads(self) -> None:
-        """Python ends, and aborts where a thread comes back from torch's code meanwhile."""
+        """Join the threads: Python aborts if one returns from torch's code while it ends."""
         self.channel.join(_JOIN_S)
         if self._exchange is not None and self._exchange.hooks.spread is not None:
             self._exchange.hooks.spread.close()
@@ -339,16 +341,16 @@ class RankLife:
 
 
 def context_of(spec: MemberSpec, rank: RankOfWorld) -> Context:
-    """What the controller says of the run, with what only this rank knows."""
+    """The context from the controller, with the values that only this rank has."""
     known = Context.read(spec.context)
     return replace(known, is_own_process=True, local_rank=rank.local_rank)
 
 
 def begin_anew(times: int) -> NoReturn:
-    """This process becomes what it was when it was begun; who has begun it does not notice.
+    """Restart this process in place; the process that started it does not notice.
 
     Args:
-        times: that it has done so, this one included.
+        times: restarts so far, this one included.
     """
     for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
         with suppress(OSError):  # it is none
@@ -361,7 +363,7 @@ def begin_anew(times: int) -> NoReturn:
 def _averaging(
     group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
 ) -> Averaging:
-    """How updates are made: of the whole model in each rank, or of its part."""
+    """How updates are made: each rank updates the whole model, or its part."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
     return RankAveraging(group, copy, barrier, hooks, route)
@@ -370,43 +372,45 @@ def _averaging(
 def _price(
     group: RankGroup, compressed: CompressedGradient, *, is_in_buckets: bool
 ) -> CompressionPrice:
-    """What compressing costs, of the gradients as they are cut here."""
+    """The price of compressing the gradients as they are cut here."""
     if is_in_buckets:
-        compressed.cut([one.span for one in make_buckets(compressed.section, compressed.device)])
+        compressed.cut(
+            [bucket.span for bucket in make_buckets(compressed.section, compressed.device)]
+        )
     return price_between(group, compressed, line_bytes=LINE_BYTES)
 
 
 def say(text: str) -> None:
-    """To the user, whatever became of the stream."""
+    """Print to the user; a closed stream is ignored."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
 def random_digests() -> tuple[str, ...]:
-    """Of the states of Python's, NumPy's and torch's random numbers, and torch's seed."""
+    """Digests of the random states of Python, NumPy and torch, and torch's seed."""
     states: list[object] = [random.getstate()]
     numpy = sys.modules.get("numpy")
     states.append("" if numpy is None else [*map(str, numpy.random.get_state())])
     states.append(torch.get_rng_state().tolist())
-    digests = [hashlib.sha256(repr(one).encode()).hexdigest()[:16] for one in states]
+    digests = [hashlib.sha256(repr(state).encode()).hexdigest()[:16] for state in states]
     return (*digests, str(torch.initial_seed()))
 
 
 _NEAR = 1 << 32
-"""Seeds that lie so near each other were given by the script, as its own and the rank's number."""
+"""Seeds at most this far apart were set by the script, as a seed plus the rank's number."""
 
 
 def unseeded(digests: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """Of the ranks' states: which random numbers the script has not seeded before ``connect``.
+    """Return the random generators that the script has not seeded before ``connect``.
 
-    Unseeded, every process begins with others. What the script has seeded stays as it is.
+    Unseeded generators differ between processes. Those that the script has seeded stay as they are.
     """
-    found = []
+    differing = []
     for number, name in enumerate(GENERATORS):
-        if len({one[number] for one in digests}) > 1:
-            found.append(name)
-    seeds = [int(one[-1]) for one in digests]
-    if max(seeds) - min(seeds) < _NEAR and "torch" in found:
-        found.remove("torch")
-    return tuple(found)
+        if len({member_digests[number] for member_digests in digests}) > 1:
+            differing.append(name)
+    seeds = [int(member_digests[-1]) for member_digests in digests]
+    if max(seeds) - min(seeds) < _NEAR and "torch" in differing:
+        differing.remove("torch")
+    return tuple(differing)

@@ -49,7 +49,7 @@ LINE_BYTES = (_LINE_WORDS + _OFFER_WORDS + 1 + 4 * MOST_SCHEDULES) * WORD_BYTES
 """Of what a rank shows in a round, but for which gradients it has."""
 _SHARE_WORD = len(Line._fields)
 """Behind a line: see averaging.py."""
-_LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(one + i for one in SCALE for i in range(6)))
+_LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(word + i for word in SCALE for i in range(6)))
 """Words that go with the main member's block."""
 _SCHEDULES = ((RHYTHMS, MOST_SCHEDULES), (COUNTS, 2 * MOST_SCHEDULES), (ARGUMENTS, MOST_SCHEDULES))
 _FIRST = 1
@@ -143,14 +143,14 @@ class RankCarrier:
         """It goes to all others as soon as they come for it."""
         assert self._store is not None
         self.settle()
-        words = torch.tensor([self.control[one] for one in _LAID])
+        words = torch.tensor([self.control[word] for word in _LAID])
         block = self._store.blocks[self._store.current]
-        self._under_way = [self._group.begin_to_share(one) for one in (words, block)]
+        self._under_way = [self._group.begin_to_share(tensor) for tensor in (words, block)]
 
     def settle(self) -> None:
         """All have what was shared: the block may change."""
-        for one in self._under_way:
-            one.wait()
+        for transfer in self._under_way:
+            transfer.wait()
         self._under_way = []
 
     def take(self) -> None:
@@ -158,9 +158,9 @@ class RankCarrier:
         assert self._store is not None
         words = torch.empty(len(_LAID), dtype=torch.int64)
         self._group.begin_to_share(words).wait()
-        found = dict(zip(_LAID, words.tolist(), strict=True))
-        self._group.begin_to_share(self._store.blocks[found[VERSION] & 1]).wait()
-        for index, value in found.items():
+        values = dict(zip(_LAID, words.tolist(), strict=True))
+        self._group.begin_to_share(self._store.blocks[values[VERSION] & 1]).wait()
+        for index, value in values.items():
             self.control[index] = value
 
 
@@ -247,7 +247,7 @@ class GatheredLines(Barrier):
             self._size = size
             self._mine = torch.zeros(size, dtype=torch.uint8)
             self._all = torch.zeros(self._control.num_seats * size, dtype=torch.uint8)
-            self._own, self._every = (_view(one) for one in (self._mine, self._all))
+            self._own, self._every = (_view(words) for words in (self._mine, self._all))
         return present
 
     def _take(self) -> None:

@@ -35,7 +35,7 @@ class Hello(NamedTuple):
     """Up: this rank is there.
 
     Attributes:
-        settings: that it was started with, as JSON.
+        settings: its settings at the start, as JSON.
         random: digests of its random states, see ``life.unseeded``.
         unreachable_why: why no other machine reaches it, "" where one does.
         boot: what the machine's kernel has drawn as it began; two may have one name.
@@ -56,20 +56,20 @@ class Lost(NamedTuple):
 
 
 class EndAsked(NamedTuple):
-    """Up: this rank has got a signal that asks for the end."""
+    """Up: this rank has received a signal that asks for the end."""
 
     number: int
 
 
 class Bye(NamedTuple):
-    """Up: it has heard that all is over."""
+    """Up: this rank has heard that the run is over."""
 
 
 class Meet(NamedTuple):
-    """Down: all are there, and make their groups.
+    """Down: all ranks are there, and make their groups.
 
     Attributes:
-        seeds: the random numbers that begin with the run's seed: the script had seeded no others.
+        seeds: the random generators that get the run's seed: those that the script had not seeded.
         is_near: whether all are on one machine.
     """
 
@@ -90,7 +90,7 @@ class CallOff(NamedTuple):
 
 
 class RunOver(NamedTuple):
-    """Down: the run is over; the exit code, and what only this rank can say of it."""
+    """Down: the run is over; the exit code, and a text that only this rank prints."""
 
     code: int
     said: str = ""
@@ -103,10 +103,10 @@ DOWN: Final[Codec[Any]] = Codec(ToMember | Down)
 
 
 class StoreChannel:
-    """The member's end of the talk; see ``wire.channel.Channel``.
+    """The member's end of the channel; see ``wire.channel.Channel``.
 
     Args:
-        heard: is given what is of no member: `Meet`, `Begin`, `CallOff`, `RunOver`.
+        heard: called with messages to the rank itself: `Meet`, `Begin`, `CallOff`, `RunOver`.
         lost: is told that nothing more is heard, and why; "": the meeting place is gone.
     """
 
@@ -134,7 +134,7 @@ class StoreChannel:
     def send(self, message: FromMember) -> None:
         messages, self._held = [*self._held, message], []
         if self._seat:  # the first one tells of rounds, by the clock that the controller reads
-            messages = [one for one in messages if not isinstance(one, Rounds)]
+            messages = [message for message in messages if not isinstance(message, Rounds)]
         if messages:
             self._outbox.put(_SEAT.pack(self._seat) + UP.encode(messages))
 
@@ -142,17 +142,17 @@ class StoreChannel:
         self._held.append(message)
 
     def say(self, message: Up) -> None:
-        """Of this rank, beside what its member says; from any thread, and a signal's handler."""
+        """Send a message of the rank itself; from any thread, or a signal handler."""
         self._outbox.put(_SEAT.pack(self._seat) + UP.encode([message]))
 
     def flush(self, within_s: float) -> None:
-        """Return when all that was sent is on its way."""
+        """Return when all messages are in the store."""
         done = threading.Event()
         self._outbox.put(done)
         done.wait(within_s)
 
     def join(self, within_s: float) -> None:
-        """After the last word: return when nothing is heard any more."""
+        """After the last message: return when the listening thread has ended."""
         self._listener.join(within_s)
 
     def die(self) -> None:
@@ -198,12 +198,12 @@ class StoreChannel:
                 self._fail(str(error))
                 return
             messages: list[ToMember] = []
-            for one in heard:
-                if isinstance(one, Meet | Begin | CallOff | RunOver):
-                    self._is_over |= isinstance(one, RunOver)
-                    self._heard(one)
+            for message in heard:
+                if isinstance(message, Meet | Begin | CallOff | RunOver):
+                    self._is_over |= isinstance(message, RunOver)
+                    self._heard(message)
                 else:
-                    messages.append(one)
+                    messages.append(message)
             if messages:
                 self._inbox.put(messages)
         self._inbox.put(None)
@@ -216,7 +216,7 @@ class StoreChannel:
 
 
 class ControllerPost:
-    """Rank 0's other end: what all ranks say, and what each of them is told."""
+    """Rank 0's end: the messages of all ranks, and messages to each of them."""
 
     def __init__(self, place: MeetingPlace, size: int) -> None:
         self.size = size
@@ -226,16 +226,16 @@ class ControllerPost:
         self._reader.start()
 
     def hear(self, timeout_s: float) -> list[tuple[int, FromMember | Up]]:
-        """What was said, with who said it, in one order; [] after ``timeout_s``."""
-        said: list[tuple[int, FromMember | Up]] = []
+        """Return the ranks' messages with their seats, in one order; [] after ``timeout_s``."""
+        heard: list[tuple[int, FromMember | Up]] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                seat, messages = self._said.get(timeout=0.0 if said else timeout_s)
-                said += [(seat, one) for one in messages]
-        return said
+                seat, messages = self._said.get(timeout=0.0 if heard else timeout_s)
+                heard += [(seat, message) for message in messages]
+        return heard
 
     def tell(self, seat: int, messages: Sequence[ToMember | Down]) -> None:
-        """To this rank, in order. LinkError: the meeting place is gone."""
+        """Send messages to this rank, in order. LinkError: the meeting place is gone."""
         try:
             self._store.queue_push(f"down/{seat}", DOWN.encode(messages))
         except RuntimeError as error:
@@ -246,7 +246,7 @@ class ControllerPost:
             self.tell(seat, [message])
 
     def close(self) -> None:
-        """Hear nothing more: a process must not end with a thread in the midst of torch's code."""
+        """Stop listening: a process must not end while a thread is in torch's code."""
         with contextlib.suppress(RuntimeError):
             self._store.queue_push("up", _NOTHING)
         self._reader.join(1.0)
@@ -264,7 +264,7 @@ class ControllerPost:
 
 
 def _read_said(seat: int, frame: bytes) -> list[FromMember | Up]:
-    """What a rank said; of one that speaks otherwise, that it has failed, and why."""
+    """Decode a rank's messages; for a rank of another version, return that it failed, and why."""
     try:
         return UP.decode(frame)
     except WireError as error:

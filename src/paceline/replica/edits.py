@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from itertools import cycle
 
 from ..errors import ConfigError
-from ..replica.own_gradients import OwnGradients
-from ..replica.replica import Replica
+from .own_gradients import OwnGradients
+from .replica import Replica
 
 _STRETCH_BYTES = 512 * 1024
 """Summed twice a step, which takes 50 us in all (results/edits.md)."""
