@@ -218,3 +218,39 @@ def test_an_end_that_nobody_could_copy_is_said(
     (tmp_path / "train.py").write_text(SCRIPT.format(hang=hang, **places))
     with pytest.raises(LinkError, match="no worker came to copy it; it is in no checkpoint"):
         run_script(tmp_path / "train.py", tmp_path, workers=2, path="peers")
+
+
+SUMS = """
+import time, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+
+class Slow(nn.Linear):
+    def forward(self, inputs):
+        time.sleep(0.4 if pace.worker == 1 else 0.0)
+        return super().forward(inputs)
+
+model = nn.Sequential(*[Slow(4, 4) for _ in range(8)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(800, 4)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(1):
+    for (inputs,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(inputs).mean().backward()
+            pace.sum(1.0)
+            optimizer.step()
+"""
+
+
+def test_a_sum_before_the_step_ends_where_the_other_workers_step_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    """Worker 0 sums while worker 1 computes until its step is cancelled, and leaves its peers."""
+    script = tmp_path / "train.py"
+    script.write_text(SUMS)
+    run = run_script(script, tmp_path, workers=2, seconds=1.0)
+    assert run.summary.ended == "1 seconds are over"

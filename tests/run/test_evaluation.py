@@ -1,5 +1,6 @@
 """What all members do together: an evaluation, each position once, and sums of alike numbers."""
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,19 +50,22 @@ def test_names_that_follow_from_the_data_are_summed_where_they_are() -> None:
     assert book.totals() == {"cats": (1.0, 2.0), "dogs": (2.0, 4.0)}
 
 
-def calls_of(*members: int) -> tuple[Calls, list[tuple[int, Any]]]:
+def calls_of(
+    *members: int, left_peers: Collection[int] = ()
+) -> tuple[Calls, list[tuple[int, Any]]]:
     """Calls of these members, and what they are told."""
     told: list[tuple[int, Any]] = []
     run: Any = SimpleNamespace(
         crew=members,
         is_open=False,
+        ending="",
         roster={
             one: SimpleNamespace(seat=one, has_arrived=True, has_joined=True) for one in members
         },
         coordinator=SimpleNamespace(epoch=0),
         dispatch=SimpleNamespace(tell=lambda *what: told.append(what)),
     )
-    return Calls(run, lambda totals: None), told
+    return Calls(run, lambda totals: None, lambda member: member in left_peers), told
 
 
 def test_how_far_each_loader_fetches_ahead_is_its_own_affair() -> None:
@@ -138,6 +142,19 @@ def test_a_sum_behind_a_last_step_that_all_made_is_one_of_all() -> None:
     calls.heard_end(1)
     calls.sum(1, SumValues((2.0,)))
     assert told == [(0, Summed((3.0,))), (1, Summed((3.0,)))]
+
+
+def test_after_a_stop_a_sum_waits_for_no_member_whose_cancelled_step_left_its_peers() -> None:
+    """It waits until the summing member has left them too, which that does at its step."""
+    left_peers = set[int]()
+    calls, told = calls_of(0, 1, left_peers=left_peers)
+    calls.sum(0, SumValues((1.0,)))
+    left_peers.add(1)
+    calls.left_peers()
+    assert told == [], "the run is not stopped: member 1 comes to this sum"
+    calls._run.ending = "6 seconds are over"
+    calls.left_peers()
+    assert told == [(0, Summed((1.0,)))]
 
 
 def test_without_a_stop_a_sum_waits_also_for_members_that_have_left_the_loop() -> None:

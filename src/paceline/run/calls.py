@@ -15,9 +15,9 @@ of its loop's body, and leaves the loop. A sum waits for the members that can st
     BEHIND     OutOfLoop                    all members
 
 A stage waits only for itself and earlier ones, and the stop, the rest of a body or a death moves
-each member on, so no sums wait for each other. One case is open: between peers a step that is
-cancelled waits until all have left the round, and a member in a sum before its step has not; a
-user's stop ends it after 3 s.
+each member on, so no sums wait for each other. Between peers a member whose step is cancelled waits
+until all have left the round, and a member in a sum before its step leaves it only at that step: so
+no sum waits for a member that has left its round.
 
 All sums of one answer are of one stage and get the same total. In IN_LOOP and BEHIND they are the
 same call in the script. In AT_END a member whose step was cancelled skips the rest of the block: of
@@ -144,6 +144,7 @@ class Calls:
 
     Args:
         evaluated: called with the totals of an evaluation.
+        has_left_peers: whether a member left its round between peers, and waits until all have.
 
     Attributes:
         are_inside: whether members have summed inside an epoch, in their loops.
@@ -151,9 +152,15 @@ class Calls:
 
     are_inside = False
 
-    def __init__(self, run: RunState, evaluated: Callable[[Totals], None]) -> None:
+    def __init__(
+        self,
+        run: RunState,
+        evaluated: Callable[[Totals], None],
+        has_left_peers: Callable[[int], bool],
+    ) -> None:
         self._run = run
         self._evaluated = evaluated
+        self._has_left_peers = has_left_peers
         self._shared: EvaluationBook | None = None
         """The evaluation that members share."""
         self._first_count: Count | None = None
@@ -233,6 +240,11 @@ class Calls:
         self._is_stopped = True
         self._close_sums()
 
+    def left_peers(self) -> None:
+        """A member left its round between peers; if the run ends, its step was cancelled."""
+        if self._run.ending:
+            self._close_sums()
+
     def heard_end(self, member: int) -> None:
         """A member has heard that its epoch or the run is over; its loop's body may still run."""
         self._heard_end[member] = self._run.coordinator.epoch
@@ -311,9 +323,17 @@ class Calls:
             return
         for stage in _Stage:
             group = self._summing(stage)
-            awaited = {number for number in self._run.crew if self._stage(number) <= stage}
-            if group and awaited <= set(group):
+            if group and self._awaited(stage) <= set(group):
                 self._answer_sum(group)
+
+    def _awaited(self, stage: _Stage) -> set[int]:
+        """The members that can still come to a sum at this stage."""
+        return {
+            number
+            for number in self._run.crew
+            if self._stage(number) <= stage
+            and not (self._run.ending and self._has_left_peers(number))
+        }
 
     def _answer_sum(self, group: Sequence[int]) -> None:
         columns = zip(*(self._sums.pop(number) for number in group), strict=True)

@@ -114,7 +114,7 @@ class Controller:
         self._run = RunState(engine, settings, trace, observer, log, origin.resumption, clock)
         self._make_queue = make_queue
         self._peers = Peers(self._run, lambda number: self._checkpointing.at_round(number))
-        self._calls = Calls(self._run, self._evaluated)
+        self._calls = Calls(self._run, self._evaluated, self._peers.has_left)
         self._descriptions: dict[int, Description] = {}
         self._newcomers = Newcomers(self._run, self._peers)
         self._borders = EpochBorders(self._run, self._peers, self._newcomers, self.stop)
@@ -216,7 +216,7 @@ class Controller:
             messages.OutOfLoop: lambda member, _: self._calls.out_of_loop(member),
             messages.StepLeft: pushes.superseded,
             messages.Rounds: self._peers.heard,
-            messages.PeersLeft: self._peers.interrupted,
+            messages.PeersLeft: self._peer_left,
             messages.Mended: self._peers.mended,
             messages.Count: self._calls.count,
             messages.Counted: self._calls.counted,
@@ -487,6 +487,10 @@ class Controller:
             )
 
     # -- beside the pushes ----------------------------------------------------------------------
+
+    def _peer_left(self, member: int, message: messages.PeersLeft) -> None:
+        self._peers.interrupted(member, message)
+        self._calls.left_peers()
 
     def _evaluated(self, totals: Totals) -> None:
         self._hear_metrics(self._run.coordinator.version, totals, is_inside=False)
