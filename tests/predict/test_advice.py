@@ -36,29 +36,22 @@ def test_two_profiles_of_one_second_have_a_folder_each(
     assert len(set(folders)) == 2
 
 
-def test_a_profile_that_fails_leaves_no_empty_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("launch_run", RuntimeError("no process could be started")),
+        ("of_flags", ConfigError("a flag is wrong")),
+    ],
+)
+def test_a_profile_that_fails_or_is_refused_leaves_no_empty_folder(
+    name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(*_: object) -> Summary:
-        raise RuntimeError("no process could be started")
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(advice, "launch_run", fail)
+    monkeypatch.setattr(advice, name, fail)
     task = load_task("quadratic", 2, None)
-    with pytest.raises(RuntimeError, match="no process"):
-        advice._measure(Question(task="quadratic", workers=2), task, 4, lambda text: None)
-    assert not list(tmp_path.glob("runs/*"))
-
-
-def test_flags_that_are_refused_leave_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ConfigError("a flag is wrong")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(advice, "of_flags", refuse)
-    task = load_task("quadratic", 2, None)
-    with pytest.raises(ConfigError, match="a flag is wrong"):
+    with pytest.raises(type(error), match=str(error)):
         advice._measure(Question(task="quadratic", workers=2), task, 4, lambda text: None)
     assert not list(tmp_path.glob("runs/*"))
