@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import runpy
 import subprocess
 from pathlib import Path
@@ -253,6 +254,63 @@ def test_a_sum_over_a_batch_is_noted() -> None:
     summed = text.replace("nll_loss(output, target)", 'nll_loss(output, target, reduction="sum")')
     (note,) = judge(Source(summed), "train.py").notes
     assert note.startswith("train.py:30 sums the loss over a batch")
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_sum"),
+    [
+        ("F.nll_loss(output, target, size_average=False)", True),
+        ("((output - target) ** 2).sum()", True),
+        ("0.5 * torch.sum(output) + F.nll_loss(output, target)", True),
+        ("-(output * target).sum()", True),
+        ("output.sum(1).mean()", False),
+        ("torch.sum(output, 1).mean()", False),
+        ("output.sum() / len(output)", False),
+        ("F.nll_loss(output, target) * (output.sum() / 2)", False),
+    ],
+)
+def test_what_sums_a_loss(loss: str, is_sum: bool) -> None:
+    text = (HERE / "plain" / "functions.py").read_text()
+    changed = text.replace("F.nll_loss(output, target)", loss, 1)
+    assert changed != text
+    notes = judge(Source(changed), "train.py").notes
+    assert any("sums the loss over a batch" in note for note in notes) is is_sum
+
+
+def test_a_sum_that_is_divided_later_is_a_mean() -> None:
+    text = (HERE / "plain" / "functions.py").read_text()
+    line = "        loss = F.nll_loss(output, target)\n"
+    assert line in text
+    for divided in ("loss = loss / len(output)", "loss /= len(output)"):
+        lines = f"        loss = output.sum()\n        {divided}\n"
+        assert judge(Source(text.replace(line, lines)), "train.py").notes == ()
+
+
+def test_a_sum_over_a_batch_that_each_worker_draws_itself_is_as_large_as_before() -> None:
+    script = """\
+import torch
+x, y = torch.ones(8, 3), torch.ones(8, 1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(500):
+    loss = ((model(x) - y) ** 2).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    (note,) = judge(Source(script), "train.py").notes
+    assert note.startswith("train.py:5 random numbers are seeded")
+    assert note.endswith("workers compute the same, and a DataLoader shares them")
+
+
+def test_ranks_of_ddp_average_sums_already() -> None:
+    text = (HERE / "ddp" / "module_level.py").read_text()
+    loss = re.search(r"loss = (.*)\n", text)
+    assert loss is not None
+    summed = text.replace(loss[1], f"({loss[1]}).sum()")
+    verdict = judge(Source(summed), "train.py")
+    assert 'batch="per-worker"' in verdict.diff
+    assert not any("sums the loss" in note for note in verdict.notes)
 
 
 def test_a_mean_over_tokens_is_noted() -> None:

@@ -62,7 +62,7 @@ class PlanFlags:
     seed
         Seed of the data's order, the weights and the stragglers.
     seconds
-        About how many seconds the race may take.
+        About how many seconds the race may compute; on a busy machine it takes longer.
     target_accuracy
         Advise the protocol that first reaches this test accuracy (0 to 1), and say when.
     target_loss

@@ -74,6 +74,10 @@ def check(program: ScriptProgram) -> CheckResult:
     return judge(source, str(path), _MARK if text.startswith(_MARK) else "")
 
 
+_PER_WORKER = 'batch="per-worker"'
+"""What ``prepare`` is given where a batch of the loader is one worker's, as under DDP."""
+
+
 def judge(source: Source, name: str, mark: str = "") -> CheckResult:
     """Return the change that a script's text needs.
 
@@ -94,7 +98,7 @@ def judge(source: Source, name: str, mark: str = "") -> CheckResult:
         reason = error.why if isinstance(error, CannotDerive) else ""
         return CheckResult(script=name, reason=by_hand(source, name, reason))
     further_notes = [
-        *notes_of_loop(source.text, name),
+        *notes_of_loop(source.text, name, is_per_worker=_PER_WORKER in after),
         note_of_writes(ported, name),
         left_over(ported),
     ]

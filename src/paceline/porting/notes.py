@@ -1,12 +1,10 @@
 """The notes that ``launch --check`` prints beside a diff.
 
-    a loss that is a sum, a mean over all samples, a learning rate set by hand, state carried from
-    iteration to iteration, a computation with an iteration's number, collections, a second loader,
-    a break
+    a summed loss, a mean over all samples, a learning rate set by hand, state carried on from an
+    iteration, a computation with its number, collections, a second loader, a break
         ->  a sentence each, with its line
 
-None of them prevents the change. This module must not know how a
-diff is made.
+None of them prevents the change. This module must not know how a diff is made.
 """
 
 import re
@@ -27,19 +25,23 @@ _BY_HAND = (
     "together (k-sync, async and the like) their loops end at different versions; for batch in "
     "pace.updates(n, loader) ends at the same version in all"
 )
+_DEPTH = 8
 
 
-def notes_of_loop(text: str, name: str) -> Iterator[str]:
+def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Iterator[str]:
     """Yield sentences on what changes with several workers, for the user to decide.
 
     Args:
         text: the script.
         name: its path, with which each sentence begins.
+        is_per_worker: whether a batch of the loader is one worker's.
     """
     script = SourceTree(text)
     flow = Flow(script)
     training = Stepping(flow)
-    yield from _notes_of_sums(training, name)
+    if training.loop.loader is not None and not is_per_worker:  # workers share a batch
+        yield from _notes_of_sums(training, name)
+    yield from _notes_of_targets(script, name)
     yield from _notes_of_means(training, name)
     yield from _notes_of_together(training, name)
     if training.loop.numbers is not None:
@@ -53,7 +55,8 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
         yield (
             f"{name}:{script.line(training.loop.node)} random numbers are seeded by an iteration's "
             "number, in whichever worker draws them, and differ from those of the script as it is; "
-            "what one worker draws is a mini-batch"
+            "an iteration's data are one worker's mini-batch: if they are all of the data, workers "
+            "compute the same, and a DataLoader shares them"
         )
         yield from _notes_of_numbers(training, name)
         yield from _notes_of_skips(training, name)
@@ -75,20 +78,16 @@ def notes_of_loop(text: str, name: str) -> Iterator[str]:
 
 def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
     """Yield notes on losses that are sums over a batch."""
-    script, flow = training.flow.script, training.flow
-    for node in flow.reached([training.loop.node.body]):
-        for call in (part for part in script.within(node) if isinstance(part, cst.Call)):
-            origins = [call, *(flow.origins(call.func) if call.func is not node else ())]
-            keywords = [by_name(origin) for origin in origins if isinstance(origin, cst.Call)]
-            if any(
-                "reduction" in arguments and "sum" in script.code(arguments["reduction"])
-                for arguments in keywords
-            ):
-                yield (
-                    f"{name}:{script.line(call)} sums the loss over a batch, and workers average "
-                    "their sums: with K workers an update is 1/K as large; use the mean, or "
-                    "multiply the learning rate by K"
-                )
+    script = training.flow.script
+    for line in sorted({script.line(call) for call in _summed_losses(training)}):
+        yield (
+            f"{name}:{line} sums the loss over a batch, and workers average their sums: with K "
+            "workers an update is 1/K as large; use the mean, or multiply the learning rate by K"
+        )
+
+
+def _notes_of_targets(script: SourceTree, name: str) -> Iterator[str]:
+    """Yield notes on losses that are means over some of the targets."""
     for call in script.every_call:
         if "ignore_index" in by_name(call):
             yield (
@@ -97,6 +96,52 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
                 "different numbers of targets write with pace.step() as step: and step.weight = "
                 "float((y != index).sum())"
             )
+
+
+def _summed_losses(training: Stepping) -> Iterator[cst.Call]:
+    """Yield the calls in the loop that sum a loss over a batch."""
+    script, flow = training.flow.script, training.flow
+    for node in flow.reached([training.loop.node.body]):
+        for call in (part for part in script.within(node) if isinstance(part, cst.Call)):
+            origins = [call, *(flow.origins(call.func) if call.func is not node else ())]
+            if any(_asks_for_sum(script, origin) for origin in origins):
+                yield call
+            if isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward":
+                yield from _sums_in(flow, call.func.value)
+
+
+def _asks_for_sum(script: SourceTree, call: cst.BaseExpression) -> bool:
+    """Whether a loss is asked for its sum: ``reduction="sum"``, ``size_average=False``."""
+    if not isinstance(call, cst.Call):
+        return False
+    keywords = {name: script.code(value) for name, value in by_name(call).items()}
+    return "sum" in keywords.get("reduction", "") or keywords.get("size_average") == "False"
+
+
+def _sums_in(flow: Flow, value: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
+    """Yield ``x.sum()`` and ``torch.sum(x)`` where a loss is one, or has one added to it."""
+    script, origins = flow.script, flow.origins(value)
+    divided = {
+        script.code(part.target)
+        for part in script.within(script.scope(value))
+        if isinstance(part, cst.AugAssign) and isinstance(part.operator, cst.DivideAssign)
+    }
+    if script.code(value) in divided or any(map(_is_quotient, origins)) or depth > _DEPTH:
+        return  # a mean
+    for origin in origins:
+        if isinstance(origin, cst.UnaryOperation):
+            yield from _sums_in(flow, origin.expression, depth + 1)
+        elif isinstance(origin, cst.BinaryOperation):
+            for side in (origin.left, origin.right):
+                yield from _sums_in(flow, side, depth + 1)
+        elif isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
+            is_torch = script.meaning(origin.func) == "torch.sum"
+            if origin.func.attr.value == "sum" and len(origin.args) == int(is_torch):
+                yield origin
+
+
+def _is_quotient(value: cst.BaseExpression) -> bool:
+    return isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Divide)
 
 
 def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:

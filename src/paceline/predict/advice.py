@@ -58,7 +58,7 @@ class Question:
         delay, slow: stragglers beside the measured times, as on the command line.
         mini_batch_size: None: the task's batch, shared by all workers.
         protocols: None: those of ``family``.
-        race_s: about how many real seconds the race may take.
+        race_s: about how many seconds the race may compute; on a busy machine it takes longer.
     """
 
     task: str

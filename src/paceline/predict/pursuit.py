@@ -1,13 +1,14 @@
-"""Protocols that race to a target in virtual time, with real gradients: which is there first.
+"""Protocols that race to a target in virtual time, with real gradients: which reaches it first.
 
-    all contenders      looked at ever 2 % later     the worse half leaves as the budget runs down
-    the first eight     again with other seeds       the median of their times; whose median is
-                                                     far behind leaves after three
+    all contenders      measured every 2 % later     the worse half leaves as the budget runs down
+    the first eight     again with other seeds       the median of their times; after three seeds
+                                                     those far behind the best leave
 
 A training loss is reached when the mean over the pushes of the last fifth of the time is, as a live
-run would report it; a test accuracy when the mean of four looks, each over some test samples, is.
-Where none reaches it within the budget, the nearest comes first. This module must not know
-where the conditions come from, nor how it is shown.
+run would report it; a test accuracy when the mean of four measurements is, each over some test
+samples. If no protocol reaches the target within the budget, the nearest comes first. The budget
+counts computing time, as in race.py. This module must not know where the conditions come from, nor
+how it is shown.
 """
 
 import math
@@ -24,18 +25,19 @@ from ..report.ranking import Standing
 from .race import Racer, Training, count_wins, ranked
 
 NUM_FINALISTS, MOST_SEEDS, FEWEST_SEEDS = 8, 9, 3
-"""One seed tells little: times to a loss differ by a tenth and more from seed to seed."""
+"""One seed is not enough: times to a loss differ by a tenth and more from seed to seed."""
 _STRETCH = 1.02
-_NUM_LOOKS, _LOOK_STRETCH = 4, 1.05
-"""Of an accuracy: as many are averaged, and so much time lies between them."""
+"""Factor by which the time grows from one measurement of a loss to the next."""
+_NUM_ACCURACIES, _ACCURACY_STRETCH = 4, 1.05
+"""How many accuracies are averaged, and the factor between their times."""
 _FIRST_PUSHES = 4
-"""Pushes of each worker before the first look, about."""
+"""Pushes of each worker before the first measurement, about."""
 _LEAVE_AT = (0.15, 0.3, 0.45)
 """Shares of the budget at which the worse half leaves, if not enough have reached the target."""
 _BEHIND = 1.2
-"""A finalist whose median is this many times the best one's is out."""
+"""A finalist whose median is this many times the best one's leaves."""
 _ROUND_SHARE = 0.6
-"""Of the budget: for the first round; the rest is for the finalists' other seeds."""
+"""Share of the budget for the first round; the rest is for the finalists' other seeds."""
 _TIME = attrgetter("to_target_s")
 
 
@@ -60,26 +62,26 @@ class Goal:
 
     @property
     def value(self) -> float:
-        wanted = self.loss if self.accuracy is None else self.accuracy
-        assert wanted is not None
-        return wanted
+        target = self.loss if self.accuracy is None else self.accuracy
+        assert target is not None
+        return target
 
     @property
-    def num_looks(self) -> int:
-        """How many looks are averaged; a loss is a mean already."""
-        return 1 if self.accuracy is None else _NUM_LOOKS
+    def num_measurements(self) -> int:
+        """How many measurements are averaged; a loss is already a mean."""
+        return 1 if self.accuracy is None else _NUM_ACCURACIES
 
     @property
     def stretch(self) -> float:
-        """From one look to the next the time grows by this factor."""
-        return _STRETCH if self.accuracy is None else _LOOK_STRETCH
+        """The factor by which the time grows from one measurement to the next."""
+        return _STRETCH if self.accuracy is None else _ACCURACY_STRETCH
 
-    def look(self, contender: Racer) -> float:
-        """What is measured, of the contender's newest version."""
+    def measure(self, contender: Racer) -> float:
+        """The loss of the contender, or the accuracy of its newest version."""
         return contender.standing.loss if self.accuracy is None else contender.accuracy()
 
     def missing(self, value: float) -> float:
-        """How far this value is from the target; 0 or less: reached."""
+        """The distance of this value from the target; 0 or less: reached."""
         return value - self.value if self.accuracy is None else self.value - value
 
 
@@ -91,39 +93,41 @@ class Pursuer:
     ) -> None:
         self._contender = Racer(protocol, training, conditions)
         self._goal = goal
-        self._looks: deque[float] = deque(maxlen=goal.num_looks)
+        self._measured: deque[float] = deque(maxlen=goal.num_measurements)
         self.standing = self._contender.standing
         self.reached_s = math.inf
 
     @property
     def value(self) -> float:
-        """The mean of the last looks."""
-        return statistics.fmean(self._looks) if self._looks else math.nan
+        """The mean of the last measurements."""
+        return statistics.fmean(self._measured) if self._measured else math.nan
 
     @property
     def rank_key(self) -> tuple[float, float]:
+        """Sorts by the time to the target, then by the distance from it."""
         missing = self._goal.missing(self.value)
         return self.reached_s, missing if math.isfinite(missing) else math.inf
 
     def advance(self, until_s: float) -> None:
-        """Train until then, and look; one that has reached the target stays where it is."""
+        """Train until the virtual time and measure; does nothing once the target is reached."""
         if self.reached_s < math.inf:
             return
         goal, contender = self._goal, self._contender
         before = self.standing.updates
         contender.advance(until_s)
         if self.standing.updates == before:
-            return  # each look is at another version
-        self._looks.append(goal.look(contender))
+            return  # each measurement is of another version
+        self._measured.append(goal.measure(contender))
         value, best = self.value, self.standing.best
         if math.isfinite(value) and (best is None or goal.missing(value) < goal.missing(best)):
             self.standing.best = value
         is_judged = goal.accuracy is not None or contender.is_judged
-        if is_judged and len(self._looks) == goal.num_looks and goal.missing(value) <= 0:
+        is_full = len(self._measured) == goal.num_measurements
+        if is_judged and is_full and goal.missing(value) <= 0:
             self.reached_s = contender.virtual_s
 
     def run(self, start_s: float, limit_s: float) -> float:
-        """The time to the target, or inf where it is not reached within the limit."""
+        """The time to the target; inf if it is not reached within the limit."""
         until_s = start_s
         while self.reached_s == math.inf and until_s < limit_s:
             self.advance(until_s)
@@ -142,27 +146,29 @@ def pursue(
     """Let protocols race to the target.
 
     Args:
-        budget_s: about how many real seconds it may take.
+        budget_s: about how many seconds of computing it may take.
 
     Returns:
-        The first one first; ``target_s`` has the times of those that ran with several seeds.
+        The first to reach it first; ``target_s`` has a time per seed of those that reached it.
     """
     field = [Pursuer(text, training, conditions, goal) for text in protocols]
-    begun_s = time.perf_counter()
+    begun_s = time.thread_time()
 
     def share() -> float:
-        return (time.perf_counter() - begun_s) / budget_s
+        """The share of the budget that is used."""
+        return (time.thread_time() - begun_s) / budget_s
 
     steps_s = [conditions.mean_step_s(worker) for worker in range(conditions.num_workers)]
     first_s = _FIRST_PUSHES * statistics.fmean(steps_s)
     field, out = _first_round(field, first_s, goal.stretch, share, say)
-    ranking = [one.standing for one in (*field, *out)]
-    finalists = [one for one in field if one.reached_s < math.inf][:NUM_FINALISTS]
+    ranking = [pursuer.standing for pursuer in (*field, *out)]
+    there = [pursuer for pursuer in field if pursuer.reached_s < math.inf]
+    finalists = there[:NUM_FINALISTS]
     if finalists:
         ordered = _finals(finalists, training, conditions, goal, first_s, share, say)
         ranking[: len(finalists)] = ordered
         if len(ordered) > 1:
-            count_wins(ordered, [one.target_s for one in ordered[:2]])
+            count_wins(ordered, [standing.target_s for standing in ordered[:2]])
     else:
         _go_on(field[0], goal.stretch, share, say)
     return ranked(ranking)
@@ -175,15 +181,16 @@ def _first_round(
     share: Callable[[], float],
     say: Callable[[str], None],
 ) -> tuple[list[Pursuer], list[Pursuer]]:
-    """All of them, until enough are there or the time is up; who is left, and who has left."""
+    """Advance all until enough have reached the target; return those left and those that left."""
     until_s, out, leave_at = first_s, list[Pursuer](), list(_LEAVE_AT)
     while True:
-        for one in field:
-            one.advance(until_s)
-        num_there = sum(one.reached_s < math.inf for one in field)
-        field.sort(key=lambda one: one.rank_key)
+        for pursuer in field:
+            pursuer.advance(until_s)
+        num_there = sum(pursuer.reached_s < math.inf for pursuer in field)
+        field.sort(key=lambda pursuer: pursuer.rank_key)
         if num_there >= min(NUM_FINALISTS, len(field)) or share() > _ROUND_SHARE:
-            say(f"{num_there} of {len(field)} are there after {until_s:.3g} virtual seconds")
+            say(f"{num_there} of {len(field)} have reached the target after {until_s:.3g} virtual "
+                "seconds")  # fmt: skip
             return field, out
         if leave_at and share() > leave_at[0]:
             leave_at.pop(0)
@@ -199,25 +206,25 @@ def _finals(
     finalists: list[Pursuer], training: Training, conditions: Conditions, goal: Goal,
     first_s: float, share: Callable[[], float], say: Callable[[str], None],
 ) -> list[Standing]:  # fmt: skip
-    """Those who were there, with other seeds; the first one first."""
+    """Run those that reached the target with other seeds; return their standings, best first."""
     limit_s = 2.0 * max(finalist.reached_s for finalist in finalists)
     field, out = [finalist.standing for finalist in finalists], list[Standing]()
     for finalist in finalists:
         finalist.standing.target_s = (finalist.reached_s,)
     for extra in range(1, MOST_SEEDS):
         if extra >= FEWEST_SEEDS:
-            best_s = min(one.to_target_s for one in field)
-            behind = [one for one in field if one.to_target_s > _BEHIND * best_s]
+            best_s = min(map(_TIME, field))
+            behind = [standing for standing in field if _TIME(standing) > _BEHIND * best_s]
             out = sorted(behind, key=_TIME) + out
-            field = [one for one in field if one not in behind]
+            field = [standing for standing in field if standing not in behind]
             if share() > 1.0 or len(field) == 1:
                 break
         seed = training.seed + extra
-        say(f"{' and '.join(one.protocol for one in field)}: seed {seed}")
+        say(f"{' and '.join(standing.protocol for standing in field)}: seed {seed}")
         again = replace(training, seed=seed)
-        others = replace(conditions, seed=conditions.seed + extra)
+        reseeded = replace(conditions, seed=conditions.seed + extra)
         for standing in field:
-            pursuer = Pursuer(standing.protocol, again, others, goal)
+            pursuer = Pursuer(standing.protocol, again, reseeded, goal)
             standing.target_s += (pursuer.run(first_s, limit_s),)
     return sorted(field, key=_TIME) + out
 
@@ -225,7 +232,7 @@ def _finals(
 def _go_on(
     leader: Pursuer, stretch: float, share: Callable[[], float], say: Callable[[str], None]
 ) -> None:
-    """Nobody is there yet: the leader alone, for as long again."""
+    """None has reached the target yet: advance the leader alone, for as long again."""
     until_s = leader.standing.virtual_s
     while leader.reached_s == math.inf and share() < 2.0:
         until_s *= stretch

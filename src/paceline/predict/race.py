@@ -5,10 +5,11 @@
     the last two          once more with other seeds: which is ahead how often
 
 Every contender trains its own model at exactly the stale parameters that its protocol gives it
-(simulation/training.py), so what staleness and smaller batches cost is measured and not assumed.
-Its loss is the one that a live run would report, a mean over many pushes: that of one version alone
-jumps from update to update. This module must not know where the conditions come from, nor how the
-result is shown.
+(simulation/training.py), so the cost of staleness and of smaller batches is measured, not assumed.
+Its loss is the one that a live run would report, a mean over many pushes: the loss of one version
+jumps from update to update. The budget counts this thread's computing time, not wall time: on a
+busy machine a race takes longer, but compares as much. This module must not know where the
+conditions come from, nor how the result is shown.
 """
 
 import math
@@ -35,9 +36,9 @@ from ..workloads.base import Task
 PROBE_SAMPLES = 1000
 """Test samples on which an accuracy is measured."""
 LAST_SHARE = 0.2
-"""Of a contender's time: whose pushes its loss is the mean of."""
+"""Share of a contender's time; its loss is the mean over the pushes of this last part."""
 FEWEST_SAMPLES = 1000
-"""A mean over fewer is at a target by luck."""
+"""A mean over fewer samples can reach a target by luck."""
 _DIVERGED, _FIRST_PUSHES = 100.0, 20
 """A protocol whose loss is this many times that of the first pushes has diverged."""
 
@@ -65,11 +66,11 @@ class _RacedWork(TrainingWork):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.heard: list[_PushLoss] = []
+        self.push_losses: list[_PushLoss] = []
 
     def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
         fact = super().push(ticket, leases, at_s)
-        self.heard.append(_PushLoss(at_s, fact.loss, fact.num_samples))
+        self.push_losses.append(_PushLoss(at_s, fact.loss, fact.num_samples))
         return fact
 
 
@@ -103,31 +104,31 @@ class Racer:
         standing.loss = self.loss()
 
     def loss(self) -> float:
-        """Mean training loss of its last fifth; inf: it diverged, or nothing was pushed then."""
+        """Mean training loss of the last fifth; inf: it diverged, or nothing was pushed in it."""
         last = self._last()
         finite = [push for push in last if math.isfinite(push.loss)]
         if 2 * len(finite) <= len(last):  # a few non-finite losses are skipped
             return math.inf
         value = _mean(finite)
-        first = [push for push in self.work.heard[:_FIRST_PUSHES] if math.isfinite(push.loss)]
+        first = [push for push in self.work.push_losses[:_FIRST_PUSHES] if math.isfinite(push.loss)]
         return value if first and value <= _DIVERGED * abs(_mean(first)) else math.inf
 
     @property
     def is_judged(self) -> bool:
         """Whether its loss is a mean over enough samples to be compared with a target."""
-        wanted = min(FEWEST_SAMPLES, self.work.num_samples)
-        return sum(push.num_samples for push in self._last()) >= wanted
+        fewest = min(FEWEST_SAMPLES, self.work.num_samples)
+        return sum(push.num_samples for push in self._last()) >= fewest
 
     def _last(self) -> list[_PushLoss]:
         """The pushes of the last fifth of its time."""
-        heard, since_s = self.work.heard, (1.0 - LAST_SHARE) * self.virtual_s
-        first = len(heard)
-        while first and heard[first - 1].at_s >= since_s:
+        losses, since_s = self.work.push_losses, (1.0 - LAST_SHARE) * self.virtual_s
+        first = len(losses)
+        while first and losses[first - 1].at_s >= since_s:
             first -= 1
-        return heard[first:]
+        return losses[first:]
 
     def accuracy(self) -> float:
-        """Accuracy of the newest version over the first test samples; 0.0 where none counts.
+        """Accuracy of the newest version over the first test samples; 0.0 if no sample counts.
 
         Invariant: ``check_accuracy`` has passed the task.
         """
@@ -140,7 +141,7 @@ class Racer:
         return right / count if count else 0.0
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        """What the newest version says of them."""
+        """The outputs of the newest version, in evaluation mode."""
         self.work.load_newest()
         model = self.work.model
         was_training = model.training
@@ -179,7 +180,7 @@ def race(
     """Let protocols race until two are left, and those two again with other seeds.
 
     Args:
-        budget_s: about how many real seconds it may take.
+        budget_s: about how many seconds of computing it may take.
 
     Returns:
         The best first; protocols that left the race later come before those that left earlier.
@@ -197,47 +198,47 @@ def race(
         say(f"round {number + 1} of {num_rounds}: {field[0].standing.protocol} is ahead of "
             f"{len(field) - 1} after {until_s:.3g} virtual seconds")  # fmt: skip
         keep = max(2, math.ceil(len(field) / 2))
-        out = [one.standing for one in field[keep:]] + out
+        out = [racer.standing for racer in field[keep:]] + out
         field = field[:keep]
         if len(field) <= 2:
             break
         until_s *= 2
-    ranking = [one.standing for one in field] + out
+    ranking = [racer.standing for racer in field] + out
     if len(field) == 2:
         _race_again(ranking, training, conditions, until_s, say)
     return ranked(ranking)
 
 
 def ranked(standings: list[Standing]) -> list[Standing]:
-    """Set the rank of each by its place; return the same list."""
+    """Set each rank to its place in the list; return the same list."""
     for rank, standing in enumerate(standings, start=1):
         standing.rank = rank
     return standings
 
 
 def count_wins(pair: Sequence[Standing], values: Sequence[Sequence[float]]) -> None:
-    """Set how often each of two was below the other, over the seeds that both were run with."""
+    """Set how often each of the two was below the other, over the seeds that both ran with."""
     seeds = list(zip(*values, strict=False))
     pair[0].wins = sum(a < b for a, b in seeds)
     pair[1].wins = sum(b < a for a, b in seeds)
 
 
 def _first_lap_s(field: Sequence[Racer], share_s: float) -> float:
-    """Virtual seconds that all together compute in about ``share_s``, found by trying."""
-    lap_s, start_s = 0.0, time.perf_counter()
+    """Virtual seconds for which the field computes about ``share_s``, found by trying."""
+    lap_s, start_s = 0.0, time.thread_time()
     while True:
-        lap_s = max(one.virtual_s for one in field) * 1.5 if lap_s else _one_update_s(field)
-        for one in field:
-            one.advance(lap_s)
-        passed_s = time.perf_counter() - start_s
-        if passed_s >= share_s / 2.5:
+        lap_s = max(racer.virtual_s for racer in field) * 1.5 if lap_s else _one_update_s(field)
+        for racer in field:
+            racer.advance(lap_s)
+        if time.thread_time() - start_s >= share_s / 2.5:
             return lap_s
 
 
 def _one_update_s(field: Sequence[Racer]) -> float:
-    for one in field:
-        one.advance(1e-9)
-    return max(one.virtual_s for one in field)
+    """Virtual seconds after which each has made an update."""
+    for racer in field:
+        racer.advance(1e-9)
+    return max(racer.virtual_s for racer in field)
 
 
 def _race_again(

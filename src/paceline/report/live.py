@@ -22,6 +22,25 @@ from .terminal import render_summary
 from .text import format_duration
 
 
+class WorkerCounts(Protocol):
+    """What is counted of one worker: its pushes, their samples, and where its time went."""
+
+    @property
+    def pushes(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def compute_s(self) -> float: ...
+    @property
+    def input_s(self) -> float: ...
+    @property
+    def wait_s(self) -> float: ...
+    @property
+    def push_s(self) -> float: ...
+    @property
+    def superseded_s(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
     """What one worker did so far."""
@@ -38,6 +57,21 @@ class WorkerProgress:
     push_share: float
     mean_staleness: float
     """Versions."""
+
+    @classmethod
+    def of(
+        cls, counts: WorkerCounts, *, worker: int, state: str, trained_s: float, staleness: int
+    ) -> "WorkerProgress":
+        """From counts over ``trained_s`` seconds; ``staleness`` is the sum over its pushes."""
+        total_s = counts.compute_s + counts.wait_s + counts.push_s + counts.superseded_s
+        share = 1.0 / total_s if total_s else 0.0
+        return cls(
+            worker=worker, state=state, pushes=counts.pushes,
+            samples_per_s=counts.samples / trained_s if trained_s else 0.0,
+            compute_share=counts.compute_s * share, input_share=counts.input_s * share,
+            wait_share=counts.wait_s * share, push_share=counts.push_s * share,
+            mean_staleness=staleness / counts.pushes if counts.pushes else 0.0,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

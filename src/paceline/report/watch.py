@@ -102,28 +102,14 @@ class WatchedRun:
         return Header(fields=fields)
 
     def _worker_progress(self, worker: int, trained_s: float) -> WorkerProgress:
-        worker_tally = self.tally.workers[worker]
-        total_s = (
-            worker_tally.compute_s
-            + worker_tally.wait_s
-            + worker_tally.push_s
-            + worker_tally.superseded_s
-        )
-        share = 1.0 / total_s if total_s else 0.0
         is_between = bool(self.tally.epochs) and self.tally.epochs[-1].is_whole
         state = "between epochs" if is_between else "training"
-        return WorkerProgress(
+        return WorkerProgress.of(
+            self.tally.workers[worker],
             worker=worker,
             state=state if worker in self._alive else "gone",
-            pushes=worker_tally.pushes,
-            samples_per_s=worker_tally.samples / trained_s if trained_s else 0.0,
-            compute_share=worker_tally.compute_s * share,
-            input_share=worker_tally.input_s * share,
-            wait_share=worker_tally.wait_s * share,
-            push_share=worker_tally.push_s * share,
-            mean_staleness=self._staleness.get(worker, 0) / worker_tally.pushes
-            if worker_tally.pushes
-            else 0.0,
+            trained_s=trained_s,
+            staleness=self._staleness.get(worker, 0),
         )
 
 

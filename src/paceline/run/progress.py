@@ -173,7 +173,7 @@ class ProgressMeter:
                 samples_per_s=samples / trained_s if trained_s else 0.0,
                 loss=self.loss,
                 eta_s=eta_s,
-                workers=tuple(self._one(entry, trained_s) for entry in self._latest()),
+                workers=tuple(self._worker_progress(entry, trained_s) for entry in self._latest()),
             )
         )
 
@@ -213,20 +213,14 @@ class ProgressMeter:
         by_seat = {entry.seat: entry for entry in self._roster.members.values()}
         return [by_seat[seat] for seat in sorted(by_seat)]
 
-    def _one(self, entry: RosterEntry, trained_s: float) -> WorkerProgress:
-        total_s = entry.compute_s + entry.wait_s + entry.push_s + entry.superseded_s
-        share = 1.0 / total_s if total_s else 0.0
+    def _worker_progress(self, entry: RosterEntry, trained_s: float) -> WorkerProgress:
         state = "training" if entry.is_alive and self._is_training else "between epochs"
         if entry.seat in self._slow and self._is_training:
             state = f"slow {self._slow[entry.seat].factor:.1f}x"
-        return WorkerProgress(
+        return WorkerProgress.of(
+            entry,
             worker=entry.seat,
             state=state if entry.is_alive else "gone",
-            pushes=entry.pushes,
-            samples_per_s=entry.samples / trained_s if trained_s else 0.0,
-            compute_share=entry.compute_s * share,
-            input_share=entry.input_s * share,
-            wait_share=entry.wait_s * share,
-            push_share=entry.push_s * share,
-            mean_staleness=entry.staleness_versions / entry.pushes if entry.pushes else 0.0,
+            trained_s=trained_s,
+            staleness=entry.staleness_versions,
         )
