@@ -268,7 +268,7 @@ class Stepping(OptimizerSteps):
                 loop = self._choose(call, chain)
                 loops[loop.node] = loop
         if not loops:
-            raise CannotDerive(self._by_hand_reason() or _NO_LOOP)
+            raise CannotDerive(self._by_hand_reason() or self._hidden_step_reason() or _NO_LOOP)
         if len(loops) > 1:
             lines = " and ".join(str(script.line(node)) for node in loops)
             raise CannotDerive(
@@ -276,6 +276,18 @@ class Stepping(OptimizerSteps):
                 "into separate scripts, or into one function that takes the loader as an argument"
             )
         return next(iter(loops.values()))
+
+    def _hidden_step_reason(self) -> str:
+        """Return a sentence if a loop computes gradients, but where it steps is not seen."""
+        for call in self.script.calls("backward"):
+            if any(self.flow.around(call)):
+                return (
+                    f"line {self.script.line(call)} computes gradients in a loop, but no "
+                    "optimizer.step() was found: a step inside another object "
+                    "(optimizer.step_and_update_lr()) is not seen; call the torch optimizer's "
+                    "step() in the loop, or write the lines yourself"
+                )
+        return ""
 
     def _by_hand_reason(self) -> str:
         """Return a sentence if parameters are changed without an optimizer; else an empty text."""
