@@ -57,4 +57,4 @@ def test_a_worker_has_at_most_as_many_threads_as_the_user_has_exported(
     """As torch would by itself; all workers together have no more than there are cores."""
     monkeypatch.setattr(lives, "num_cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", exported)
-    assert lives._usual_threads(2) == threads
+    assert lives._default_threads(2) == threads

@@ -37,7 +37,7 @@ from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt
 from ..wire.messages import Failed, Whose
-from .job import JobFolder, refuse_of_tasks, said_of, settings_of_ranks
+from .job import JobFolder, refuse_of_tasks, settings_json, settings_of_ranks
 from .launcher import Host, launch_run
 
 _SAY_S, _GIVE_UP_S = 30.0, 600.0
@@ -91,7 +91,7 @@ def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
     if rank.rank == 0:
         life.controller = RunThread(life, program, read)
         life.controller.start()
-    life.meet(said_of(settings_of_ranks(read(), rank)))
+    life.meet(settings_json(settings_of_ranks(read(), rank)))
     return life.begin()
 
 
@@ -145,7 +145,7 @@ class RunThread(threading.Thread):
         resolved = self._read()
         self._is_json = resolved.settings.json
         refuse_of_tasks(self._program, resolved)
-        settings = self._folder.found(resolved, settings_of_ranks(resolved, self._life.rank))
+        settings = self._folder.restore(resolved, settings_of_ranks(resolved, self._life.rank))
         observer = choose_observer(settings.json)
         try:
             self._meet(observer.note)
