@@ -63,7 +63,7 @@ def test_numbers_that_cannot_be_are_refused(
     nodes: int | None, workers: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        Nodes.asked(nodes, workers)
+        Nodes.from_flags(nodes, workers)
 
 
 def test_another_number_of_workers_is_refused() -> None:

@@ -153,7 +153,7 @@ def _run_among_ranks(
         ConfigError: these ranks are impossible, or a script is given a setting of tasks.
     """
     rank = find_rank(os.environ)
-    cluster = Nodes.asked(nodes.nodes, nodes.workers_per_node)
+    cluster = Nodes.from_flags(nodes.nodes, nodes.workers_per_node)
     if rank is not None:
         if cluster is not None:
             cluster.check(rank.size)

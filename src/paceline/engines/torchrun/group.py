@@ -321,6 +321,6 @@ def why_unreachable() -> str:
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
-        return f"its own name {name!r} leads to no address"
+        return f"its host name {name!r} resolves to no address"
     is_inner = all(one.startswith("127.") or one == "::1" for one in found)
-    return f"its own name {name!r} leads to {sorted(found)[0]}" if is_inner else ""
+    return f"its host name {name!r} resolves to {sorted(found)[0]}" if is_inner else ""
