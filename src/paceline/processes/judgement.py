@@ -163,9 +163,7 @@ def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
     parent = snapshot.by_pid.get(process.parent)
     if parent is None or parent.start_ticks > process.start_ticks:
         return True
-    if (
-        not parent.exe or not process.exe
-    ):  # unreadable: it may be the real parent, unless it is init
+    if not (parent.exe and process.exe):  # unreadable: it may be the real parent; init is not
         return parent.pid == _INIT
     if role is Role.LOADER_WORKER:  # its loader is in a process with torch, or in its fork server
         return not (parent.has_torch or _FORKED_FROM in " ".join(parent.command))

@@ -3,10 +3,11 @@
     connect -> place -> Hello | Meet -> group | Begin -> exchange -> script -> Done | RunOver -> end
                                                          raises -> Failed    |
 
-What ends a rank: its script does (then it waits until all have ended); its script raises (the
-controller is told, says why once, and tells all); `RunOver` comes while it does something else.
-Nobody waits for a process that hangs in a collective: it is left there. Above 300 lines, since a
-rank's beginning and each of its ends are read together. This module must not know what runs.
+A rank ends when its script ends (it then waits until all have ended), when its script raises (it
+reports this to the controller, which prints the reason once and ends all), or when `RunOver` comes
+while it does something else. A thread that hangs in a collective is abandoned. Above 300 lines,
+since a rank's beginning and each of its ends are read together. This module must not know what
+runs.
 """
 
 import atexit
@@ -72,17 +73,17 @@ from .world import RankOfWorld, boot_of_machine, environment_anew
 ANEW = -1
 """The exit code of a process that restarts."""
 _OVER_S = 60.0
-"""Time in which a rank whose script failed hears of the end of the run."""
+"""Time for a rank whose script failed to receive the end of the run."""
 _JOIN_S = 5.0
-_COME_S = 3.0
-"""Time in which a task ends once the run is over; else it waits for others, or computes."""
+_TASK_END_S = 3.0
+"""Time for a task to end once the run is over; after it, it waits for others, or computes."""
 
 
 class RankLife:
     """This process as one rank; there is one in a process.
 
     Args:
-        rank: which.
+        rank: of this process.
 
     Raises:
         LinkError: the meeting place cannot be reached.
@@ -96,13 +97,13 @@ class RankLife:
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
-        self._is_leaving = self._has_failed = self._has_told = self._performs = False
-        self._has_come = threading.Event()
+        self._is_leaving = self._has_failed = self._has_reported = self._performs = False
+        self._has_ended = threading.Event()
         self.carrier: RankCarrier
         self._spec: MemberSpec | None = None
         self._exchange: StoreExchange | None = None
         self._group: RankGroup | None = None
-        self.channel = StoreChannel(self.place, rank.rank, self._heard, self._unreachable)
+        self.channel = StoreChannel(self.place, rank.rank, self._handle, self._report_unreachable)
         self._context: Context | None = None
         self.controller: threading.Thread | None = None
         """On the first rank: the thread that runs the controller."""
@@ -110,59 +111,58 @@ class RankLife:
     # -- the beginning --------------------------------------------------------------------------
 
     def begin_to_talk(self) -> None:
-        """Hear how the script ends, and signals.
+        """From now on report the end of the script, and signals, to the controller.
 
-        A batch system sends them to every process: the controller decides when the run ends.
+        A batch system sends signals to every process: the controller decides when the run ends.
         """
         atexit.register(self._leave)
         if threading.current_thread() is not threading.main_thread():
             return
 
-        def ask(number: int, frame: FrameType | None) -> None:
+        def ask_for_end(number: int, frame: FrameType | None) -> None:
             self.channel.say(EndAsked(number))
 
         is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        hear_alone(
-            (number for number in REASONS if number != signal.SIGHUP or not is_under_nohup), ask
-        )
+        numbers = (number for number in REASONS if number != signal.SIGHUP or not is_under_nohup)
+        hear_alone(numbers, ask_for_end)
 
     def _report_by_excepthook(self) -> None:
         """Report the script's exceptions to the controller, which prints the reason once."""
-        before = sys.excepthook
+        previous_hook = sys.excepthook
 
-        def failed(
+        def report(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            if os.getpid() != self._pid or not self._tell_failure(error.with_traceback(trace)):
-                before(kind, error, trace)
+            if os.getpid() != self._pid or not self._report_failure(error.with_traceback(trace)):
+                previous_hook(kind, error, trace)
 
-        sys.excepthook = failed
+        sys.excepthook = report
 
     def meet(self, settings: str) -> None:
         """Meet all other ranks, and make the groups.
 
         Args:
-            settings: of this rank, at its start.
+            settings: this rank's settings, as JSON.
         """
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
             boot_of_machine(),
         ))  # fmt: skip
-        heard = self._news.get()
-        assert isinstance(heard, Meet)
-        self._seeds = heard.seeds
-        self._group = RankGroup(self.place, self.rank, self._lost, is_near=heard.is_near)
-        if not heard.is_near:
+        message = self._news.get()
+        assert isinstance(message, Meet)
+        self._seeds = message.seeds
+        self._group = RankGroup(self.place, self.rank, self._report_lost, is_near=message.is_near)
+        if not message.is_near:
             self._keepalives = MachineKeepalives(
-                self.place, self.rank, self._lost, self._unreachable
+                self.place, self.rank, self._report_lost, self._report_unreachable
             )
 
     def begin(self) -> Context:
         """Become a member of the run, which ``worker.current_pace`` finds from now on."""
-        heard = self._news.get()
-        assert isinstance(heard, Begin)
+        message = self._news.get()
+        assert isinstance(message, Begin)
         assert self._group is not None
-        self._spec = spec = MemberSpec(**json.loads(heard.spec))
+        self._spec = spec = MemberSpec(**json.loads(message.spec))
         self._context = context = context_of(spec, self.rank)
         group, seat = self._group, spec.seat
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
@@ -174,10 +174,10 @@ class RankLife:
             everyone=group, part=partial(RankPart, group, self.place),
             words=partial(self.place.client, "asks"), share=group.begin_to_share,
         )  # fmt: skip
-        if not context.dry_run:  # in which no other rank takes part
+        if not context.dry_run:  # no other rank takes part in a dry run
             price = partial(_price, group, is_in_buckets=not context.is_difference)
             self._exchange.price = price
-        if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
+        if context.threads is not None:  # else OMP_NUM_THREADS, from torchrun or the user, holds
             torch.set_num_threads(context.threads)
         worker.start_context(self._exchange, context, seeds=self._seeds)
         return context
@@ -185,10 +185,10 @@ class RankLife:
     _seeds: tuple[str, ...] = ()
 
     def may_begin_anew(self) -> None:
-        """Nothing is lost where this process begins anew, as it was begun, and all others do.
+        """Allow a restart of all ranks where it pays off; none of them may lose state by it.
 
-        The launcher must keep the meeting place meanwhile. Each time it has to be worth twice as
-        much as the time before: what is measured may never come to what is predicted.
+        The launcher must keep the store meanwhile. Each further restart has to be worth twice as
+        much as the one before, since the measured gain may never reach the predicted one.
         """
         assert self._context is not None
         if self.rank.is_hosted and self._context.checkpoints and self._exchange is not None:
@@ -205,51 +205,54 @@ class RankLife:
         self._await_over(code)
         self._exit(code or self._code)
 
-    # -- what is heard from the controller, in the listener's thread ------------------------------
+    # -- messages from the controller, in the listener's thread -----------------------------------
 
-    def _heard(self, message: Down) -> None:
+    def _handle(self, message: Down) -> None:
         if isinstance(message, CallOff):
             control = self.carrier.control
             control.set_and_wake(control.cancelled[self.rank.rank], message.serial + 1)
         elif isinstance(message, RunOver):
-            self._end_with(message)
+            self._end(message)
         else:
             self._news.put(message)
 
-    def _end_with(self, message: RunOver) -> None:
+    def _end(self, message: RunOver) -> None:
         self._code = message.code
-        if message.said:
-            say(message.said)
+        if message.text:
+            say(message.text)
         self.channel.say(Bye())
         self.channel.flush(1.0)
         self._over.set()
-        is_late = self._performs and not self._has_come.wait(_COME_S)
-        if is_late or not self._is_leaving:  # it waits for somebody, or computes, for nobody
+        is_late = self._performs and not self._has_ended.wait(_TASK_END_S)
+        if is_late or not self._is_leaving:  # it waits or computes in vain
             self._exit(message.code)
 
-    def _unreachable(self, why: str = "") -> None:
-        """Nothing more is heard from where all met.
+    def _report_unreachable(self, why: str = "") -> None:
+        """Print that no more messages come from the store, and end.
 
         Args:
-            why: this rank alone cannot hear; "": the place is gone, and rank 0, torchrun itself or
-                its machine, without a word: said once on each machine, that of the first ranks may
-                be gone with it.
+            why: why this rank alone gets none; "": the store is gone, and with it rank 0, torchrun
+                or its machine. This is printed once on each machine, since the first one may be
+                gone, too.
         """
         is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
         if (why or is_first_here) and not self._over.is_set():
-            who = "torchrun" if self.rank.is_hosted else "worker 0"
-            gone = (
-                f"{who} ended, and {self.rank.place}, where all workers met, with it; begun again "
-                "with PACELINE_RESUME=auto the run goes on from its newest checkpoint"
+            host = "torchrun" if self.rank.is_hosted else "worker 0"
+            text = (
+                f"{host} has ended, and the store at {self.rank.place} with it; start again with "
+                "PACELINE_RESUME=auto to continue from the newest checkpoint"
             )
-            say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {gone}")
+            say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {text}")
         self._code = self._code or 1
         self._over.set()
         if not self._is_leaving:
             self._exit(1)
 
-    def _lost(self, seat: int) -> None:
-        """The next rank has died; called in the watch's thread."""
+    def _report_lost(self, seat: int) -> None:
+        """Report that the next rank has died; called in the thread that watches it.
+
+        If it was rank 0, the controller is gone, so this rank ends all others itself.
+        """
         if self._over.is_set():
             return
         if seat:
@@ -257,28 +260,28 @@ class RankLife:
             return
         text = (
             "error: worker 0 ended: its process is gone, and the controller of the run with it; "
-            "torchrun --max-restarts 3 begins all again, from the newest checkpoint"
+            "torchrun --max-restarts 3 restarts all workers from the newest checkpoint"
         )
         try:
-            post = self.place.client()
+            store = self.place.client()
         except LinkError:  # gone with the machine
-            self._unreachable()
+            self._report_unreachable()
             return
         with suppress(RuntimeError):
-            for other in range(1, self.rank.size):
-                said = text if other == self.rank.rank else ""
-                post.queue_push(f"down/{other}", DOWN.encode([RunOver(1, said)]))
+            for rank in range(1, self.rank.size):
+                message = RunOver(1, text if rank == self.rank.rank else "")
+                store.queue_push(f"down/{rank}", DOWN.encode([message]))
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _tell_failure(self, error: BaseException) -> bool:
-        """Whether the reason for the script's failure has been, or will be, reported."""
-        if not hasattr(self, "channel"):  # it has reached nobody
+    def _report_failure(self, error: BaseException) -> bool:
+        """Report the script's failure; return whether the reason is, or will be, printed."""
+        if not hasattr(self, "channel"):  # the store could not be reached
             say(f"error: {error}")
             return True
         self._is_leaving = self._has_failed = True
         if self._spec is not None and self._exchange is not None:
-            self._has_told = True
+            self._has_reported = True
             code = process.tell_end(error, self.channel, self._spec, self._exchange)
             self._has_failed = code != 0
             return True
@@ -290,23 +293,23 @@ class RankLife:
         return False
 
     def _leave(self) -> None:
-        """The script ended or failed; this may be a process that the script forked."""
+        """End this rank after its script; does nothing in a process that the script forked."""
         if os.getpid() != self._pid:
             return
         self._is_leaving = True
-        if not (self._has_failed or self._has_told) and self._exchange is not None:
+        if not (self._has_failed or self._has_reported) and self._exchange is not None:
             self._finish(self._exchange)
         self._await_over(int(self._has_failed))
         self._await_threads()
-        is_by_hand = self._has_failed or self._has_told or self._code
-        if is_by_hand or self._group is None or not self._group.leave():
+        is_early = self._has_failed or self._has_reported or self._code
+        if is_early or self._group is None or not self._group.leave():
             self._exit(self._code or int(self._has_failed))
 
     def _finish(self, exchange: StoreExchange) -> None:
         try:
             worker.finish()
         except BaseException as error:  # the user's code may raise anything, and the others wait
-            self._tell_failure(error)
+            self._report_failure(error)
             return
         if exchange.grant() is not None and not exchange.is_stopped:
             text = (
@@ -319,12 +322,12 @@ class RankLife:
         self.channel.send(Done())
 
     def _await_over(self, code: int) -> None:
-        """Wait until all ranks have ended."""
-        self._has_come.set()
+        """Wait until the run is over."""
+        self._has_ended.set()
         self._over.wait(_OVER_S if code else None)
 
     def _await_threads(self) -> None:
-        """Join the threads: Python aborts if one returns from torch's code while it ends."""
+        """Join the threads: Python aborts if a thread returns from torch's code while it exits."""
         self.channel.join(_JOIN_S)
         if self._exchange is not None and self._exchange.hooks.spread is not None:
             self._exchange.hooks.spread.close()
@@ -342,8 +345,8 @@ class RankLife:
 
 def context_of(spec: MemberSpec, rank: RankOfWorld) -> Context:
     """The context from the controller, with the values that only this rank has."""
-    known = Context.read(spec.context)
-    return replace(known, is_own_process=True, local_rank=rank.local_rank)
+    context = Context.read(spec.context)
+    return replace(context, is_own_process=True, local_rank=rank.local_rank)
 
 
 def begin_anew(times: int) -> NoReturn:
@@ -352,9 +355,9 @@ def begin_anew(times: int) -> NoReturn:
     Args:
         times: restarts so far, this one included.
     """
-    for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
-        with suppress(OSError):  # it is none
-            os.set_inheritable(number, False)
+    for descriptor in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
+        with suppress(OSError):  # not open
+            os.set_inheritable(descriptor, False)
     os.environ |= environment_anew(times)
     os.environ.pop("PACELINE_STARTED_BY", None)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -363,7 +366,7 @@ def begin_anew(times: int) -> NoReturn:
 def _averaging(
     group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
 ) -> Averaging:
-    """How updates are made: each rank updates the whole model, or its part."""
+    """The averaging of a rank that updates the whole model, or its part of a divided one."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
     return RankAveraging(group, copy, barrier, hooks, route)
@@ -372,7 +375,7 @@ def _averaging(
 def _price(
     group: RankGroup, compressed: CompressedGradient, *, is_in_buckets: bool
 ) -> CompressionPrice:
-    """The price of compressing the gradients as they are cut here."""
+    """The price of compressing the gradients, cut as they are here."""
     if is_in_buckets:
         compressed.cut(
             [bucket.span for bucket in make_buckets(compressed.section, compressed.device)]
@@ -404,7 +407,8 @@ _NEAR = 1 << 32
 def unseeded(digests: list[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the random generators that the script has not seeded before ``connect``.
 
-    Unseeded generators differ between processes. Those that the script has seeded stay as they are.
+    Unseeded generators differ between processes. Generators that the script has seeded stay as they
+    are.
     """
     differing = []
     for number, name in enumerate(GENERATORS):

@@ -93,7 +93,7 @@ class RunOver(NamedTuple):
     """Down: the run is over; the exit code, and a text that only this rank prints."""
 
     code: int
-    said: str = ""
+    text: str = ""
 
 
 Up: TypeAlias = Hello | Lost | EndAsked | Bye
