@@ -1,15 +1,15 @@
-"""The rendezvous of all ranks: the store of torch's own process groups.
+"""The meeting place of all ranks: the store (``TCPStore``) of torch's own process groups.
 
     torchrun    keeps it, and tells its ranks where        srun, mpirun    rank 0 opens it
 
-    rank K   a token -> "registrations" -> rank 0   which answers with the life that all are in
-             <----------- the life ------------   until all are in it
+    rank K   a token -> "registrations" -> rank 0   which answers with the number of the life
+             <----------- the life ------------   until all ranks have it
 
 A store kept by torchrun outlives its ranks: restarted ranks must not read earlier messages. Each of
 its agents counts restarts by itself and differently, so rank 0 counts lives in the store, and each
 rank asks it. One text is kept from life to life.
 
-This module must not know what is said there.
+This module must not know which messages go through the store.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
 _KEPT = "paceline/kept"
 _LOOK_S = (0.001, 0.02)
-"""Between two checks for an answer, at first and at most; the store's own wait is deaf to signals.
+"""Between two checks for an answer, at first and at most; no signal is handled in the store's wait.
 """
 _ERRORS_ONLY = 2
-"""Of torch's C++ log: 1 is with warnings (TORCH_CPP_LOG_LEVEL)."""
+"""A level of torch's C++ log; 1 includes warnings (TORCH_CPP_LOG_LEVEL)."""
 
 
 class MeetingPlace:
     """The store that all ranks connect to.
 
     Attributes:
-        rank: this one, with its life of the job.
+        rank: this rank, with its life of the job.
 
     Raises:
         LinkError: this rank cannot reach it, or rank 0 cannot open it.
@@ -57,7 +57,7 @@ class MeetingPlace:
         if not rank.is_hosted:
             _log_errors_only()
         self._root = self._connect(hosts=hosts)
-        """The server itself, if this rank hosts it: it lives as long as this process."""
+        """If this rank hosts the store, the server itself, which ends with this process."""
         self._registrar: threading.Thread | None = None
         if rank.is_hosted:
             self.rank = replace(rank, life=self._life())
@@ -83,7 +83,7 @@ class MeetingPlace:
             raise _gone(error) from None
 
     def close_registration(self) -> None:
-        """All ranks are in, or none is expected: later ranks are of another life."""
+        """Close this life once all ranks are in it, or none is expected; later ranks get another."""
         if self._registrar is not None:
             with contextlib.suppress(RuntimeError):
                 self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
@@ -91,21 +91,21 @@ class MeetingPlace:
             self._registrar = None
 
     def _life(self) -> int:
-        """The life of the job that this rank and those started with it are in; from 1."""
+        """The number of the life of the job that this rank is in, from 1."""
         try:
             if self.rank.rank:
                 return self._ask_life()
             life = int(self._root.add(_LIVES, 1))
         except RuntimeError as error:
             raise _gone(error) from None
-        asked = self._connect(hosts=False)
-        asked.set_timeout(_FOR_EVER)
-        self._registrar = threading.Thread(target=_answer, args=(asked, life), daemon=True)
+        store = self._connect(hosts=False)
+        store.set_timeout(_FOR_EVER)
+        self._registrar = threading.Thread(target=_answer, args=(store, life), daemon=True)
         self._registrar.start()
         return life
 
     def _ask_life(self) -> int:
-        """Ask rank 0, which answers as soon as it is there, also to ranks that are gone by then."""
+        """Ask rank 0, which answers once it has started, even ranks that have died meanwhile."""
         token, wait_s = f"paceline/{uuid.uuid4().hex}", _LOOK_S[0]
         self._root.queue_push(_REGISTRATIONS, token)
         while not self._root.check([token]):
@@ -115,8 +115,8 @@ class MeetingPlace:
 
     def _connect(self, *, hosts: bool) -> TCPStore:
         rank = self.rank
-        if not (hosts or _is_reached(rank)):
-            raise LinkError(_unreached(rank, hosts=hosts, error=""))
+        if not (hosts or _is_reachable(rank)):
+            raise LinkError(_why_unreachable(rank, hosts=hosts, error=""))
         try:
             return TCPStore(
                 rank.address, rank.port, None, hosts,
@@ -124,7 +124,7 @@ class MeetingPlace:
                 wait_for_workers=False, multi_tenant=True,
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
-            raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
+            raise LinkError(_why_unreachable(rank, hosts=hosts, error=str(error))) from None
 
 
 def _gone(error: RuntimeError) -> LinkError:
@@ -144,13 +144,13 @@ def _log_errors_only() -> None:
     May go when its TCPStore warns only once. The user's own setting stays.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        with contextlib.suppress(OSError, ValueError):  # of another system, of another torch
+        with contextlib.suppress(OSError, ValueError):  # no such library, or no such flag in it
             library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
             ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _ERRORS_ONLY
 
 
-def _is_reached(rank: RankOfWorld) -> bool:
-    """Whether the store accepts connections; torch's own failed attempt prints its stack."""
+def _is_reachable(rank: RankOfWorld) -> bool:
+    """Whether the store accepts connections; torch would print its stack if it does not."""
     end_s = time.monotonic() + _REACH_S
     while (left_s := end_s - time.monotonic()) > 0:
         try:
@@ -162,19 +162,19 @@ def _is_reached(rank: RankOfWorld) -> bool:
     return False
 
 
-def _unreached(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
+def _why_unreachable(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
     if hosts:
-        first = error.strip().partition("\n")[0]
+        cause = error.strip().partition("\n")[0]
         return (
-            f"worker 0 cannot open {rank.place}, where all workers meet ({first}): another process "
+            f"worker 0 cannot open {rank.place}, where all workers meet ({cause}): another process "
             "may have that port; set MASTER_PORT to a free one"
         )
     try:
         socket.getaddrinfo(rank.address, rank.port)
-    except OSError as unknown:
+    except OSError as unknown_host:
         return (
             f"worker {rank.rank} cannot find {rank.address} of {rank.place}, where all workers "
-            f"meet ({unknown.strerror}): set MASTER_ADDR to an address of worker 0's machine"
+            f"meet ({unknown_host.strerror}): set MASTER_ADDR to an address of worker 0's machine"
         )
     return (
         f"worker {rank.rank} cannot reach {rank.place}, where all workers meet, within "
