@@ -1,8 +1,8 @@
 """The torchrun engine: its members were started by another launcher, one per rank.
 
-A thread of rank 0 runs the controller over it. Starting, ending and restarting processes is up to
-the launcher: this engine has no `Processes`. A rank that dies is reported by the one before it
-(group.py), and ends the run. This module must not know protocols or plans.
+A thread of rank 0 runs the controller over it. The launcher starts, ends and restarts processes, so
+this engine has no `Processes`. A rank that dies is reported by the previous one (group.py), and
+ends the run. This module must not know protocols or plans.
 """
 
 import json
@@ -19,15 +19,15 @@ from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankZero:
-    """What the controller's thread uses of the rank that it runs in.
+    """The parts of rank 0 that the controller's thread uses.
 
     Attributes:
-        memory: returns its arena and control words, called once the store is laid out.
-        where: of each rank, its process and machine in words, and its process id.
-        lost: ranks that have died; filled here.
-        asked: called when a rank got a signal that asks for the end.
+        memory: returns its arena and control words; called when the store is laid out.
+        where: rank -> its process and machine in words, and its process id.
+        lost: ranks that have died; the engine adds to it.
+        asked: called when a rank has got a signal that asks for the end.
         began: called when the folder of the run is known.
-        is_one_machine: whether all ranks are on it.
+        is_one_machine: whether all ranks are on one machine.
     """
 
     post: ControllerPost
@@ -44,10 +44,10 @@ class TorchrunEngine(Engine):
 
     Args:
         num_seats: ranks.
-        zero: of this process; None: it was not started as a rank.
+        zero: rank 0's parts; None: this process was not started as a rank.
 
     Raises:
-        ConfigError: this process is no rank.
+        ConfigError: this process is not a rank.
     """
 
     traits = Traits(
@@ -57,7 +57,7 @@ class TorchrunEngine(Engine):
     def __init__(self, num_seats: int, zero: RankZero | None = None) -> None:
         if zero is None:
             raise ConfigError(
-                "engine 'torchrun' is not started by a setting: write torchrun --nproc-per-node "
+                "engine 'torchrun' is not chosen by a setting: run torchrun --nproc-per-node "
                 f"{num_seats} SCRIPT, and leave the setting out"
             )
         self._zero = zero
@@ -67,7 +67,7 @@ class TorchrunEngine(Engine):
         self._seats: dict[int, int] = {}
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        """Let the ranks' scripts go on; ranks that are not needed (a dry run) wait for the end."""
+        """Let the ranks' scripts continue; ranks without a member (a dry run) wait for the end."""
         zero = self._zero
         self._members = {spec.seat: spec.member for spec in specs}
         self._seats = {spec.member: spec.seat for spec in specs}
@@ -84,7 +84,7 @@ class TorchrunEngine(Engine):
             elif isinstance(message, Lost):
                 events += self._left(message.seat)
             elif not isinstance(message, Hello | Bye):
-                # A rank that is not needed (a dry run) only ever reports a failure.
+                # A rank that is not needed (a dry run) reports nothing but a failure.
                 member = self._members.get(seat, min(self._members.values()))
                 events.append((member, message))
         return events
@@ -101,18 +101,18 @@ class TorchrunEngine(Engine):
         outbox: dict[int, list[ToMember]] = {}
         for member, message in messages:
             outbox.setdefault(self._seats[member], []).append(message)
-        for seat, its in outbox.items():
+        for seat, seat_messages in outbox.items():
             if seat not in self._zero.lost:
-                self._zero.post.tell(seat, its)
+                self._zero.post.tell(seat, seat_messages)
 
     def cancel(self, member: int, serial: int) -> None:
         self._zero.post.tell(self._seats[member], [CallOff(serial)])
 
     def lay_out(self, num_bytes: int) -> StoreView:
-        """Rank 0's own memory: it pins checkpoints, and its words show the others what is asked."""
+        """Use rank 0's own memory: checkpoints are pinned in it, and its words reach all others."""
         memory, control = self._zero.memory()
         memory.grow(num_bytes)
         return StoreView(memory, control)
 
     def close(self) -> None:
-        """Nothing: the ranks are told in launch/ranks.py, after the end has been reported."""
+        """Do nothing: launch/ranks.py ends the ranks, after the end has been reported."""

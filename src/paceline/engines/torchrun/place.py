@@ -73,17 +73,17 @@ class MeetingPlace:
         try:
             self._root.set(_KEPT, text)
         except RuntimeError as error:
-            raise _gone(error) from None
+            raise gone(error) from None
 
     def kept(self) -> str:
         """The text that rank 0 of an earlier life kept; "": none."""
         try:
             return self._root.get(_KEPT).decode() if self._root.check([_KEPT]) else ""
         except RuntimeError as error:
-            raise _gone(error) from None
+            raise gone(error) from None
 
     def close_registration(self) -> None:
-        """Close this life once all ranks are in it, or none is expected; later ranks get another."""
+        """Close this life when all ranks are in it, or none is expected; later ones get another."""
         if self._registrar is not None:
             with contextlib.suppress(RuntimeError):
                 self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
@@ -97,7 +97,7 @@ class MeetingPlace:
                 return self._ask_life()
             life = int(self._root.add(_LIVES, 1))
         except RuntimeError as error:
-            raise _gone(error) from None
+            raise gone(error) from None
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
         self._registrar = threading.Thread(target=_answer, args=(store, life), daemon=True)
@@ -127,7 +127,8 @@ class MeetingPlace:
             raise LinkError(_why_unreachable(rank, hosts=hosts, error=str(error))) from None
 
 
-def _gone(error: RuntimeError) -> LinkError:
+def gone(error: RuntimeError) -> LinkError:
+    """The error when the store does not answer any more."""
     return LinkError(f"the store at which all workers meet is gone: {error}")
 
 

@@ -1,12 +1,11 @@
 """Messages between ranks, through the store at which torch's own process groups meet.
 
-    rank K   send -> teller ------ queue "up" -------> reader -> events      rank 0
+    rank K   send -> sender ------ queue "up" -------> reader -> hear        rank 0
              receive <- listener <- queue "down/K" <-- tell                  (the controller)
 
-Each thread has a connection of its own, since one that waits keeps its connection. Nobody's step
-waits for a message on its way: who sends hands it to the teller. A rank that cannot be reached any
-more is told of by another one (`Lost`), and the end of all by `RunOver`. This module must not know
-what a message leads to.
+Each thread has a connection of its own, since a waiting call blocks its connection. No step waits
+for a message in flight: a thread sends it. Another rank reports one that cannot be reached any more
+(`Lost`); `RunOver` ends all ranks. This module must not know what a message leads to.
 """
 
 import contextlib
@@ -20,11 +19,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
-from ...errors import LinkError
 from ...wire.channel import HungUp
 from ...wire.codec import Codec, WireError
 from ...wire.messages import Failed, FromMember, Rounds, ToMember, Whose
-from .place import MeetingPlace
+from .place import MeetingPlace, gone
 
 _FLUSH_S = 10.0
 _NOTHING = b""
@@ -32,13 +30,13 @@ _SEAT = struct.Struct("<i")
 
 
 class Hello(NamedTuple):
-    """Up: this rank is there.
+    """Up: this rank has started.
 
     Attributes:
         settings: its settings at the start, as JSON.
         random: digests of its random states, see ``life.unseeded``.
-        unreachable_why: why no other machine reaches it, "" where one does.
-        boot: what the machine's kernel has drawn as it began; two may have one name.
+        unreachable_why: why other machines cannot reach it; "": they can.
+        boot: the id of its machine's boot; two machines may have the same name.
     """
 
     host: str
@@ -62,15 +60,15 @@ class EndAsked(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """Up: this rank has heard that the run is over."""
+    """Up: this rank knows that the run is over."""
 
 
 class Meet(NamedTuple):
-    """Down: all ranks are there, and make their groups.
+    """Down: all ranks have started, and make their groups.
 
     Attributes:
-        seeds: the random generators that get the run's seed: those that the script had not seeded.
-        is_near: whether all are on one machine.
+        seeds: the random generators that get the run's seed: those that the script has not seeded.
+        is_near: whether all ranks are on one machine.
     """
 
     seeds: tuple[str, ...]
@@ -84,7 +82,7 @@ class Begin(NamedTuple):
 
 
 class CallOff(NamedTuple):
-    """Down: leave the step, if it works on no later serial than this one."""
+    """Down: leave the step, unless the rank works on a later serial than this one."""
 
     serial: int
 
@@ -106,34 +104,34 @@ class StoreChannel:
     """The member's end of the channel; see ``wire.channel.Channel``.
 
     Args:
-        heard: called with messages to the rank itself: `Meet`, `Begin`, `CallOff`, `RunOver`.
-        lost: is told that nothing more is heard, and why; "": the meeting place is gone.
+        handle: called with messages to the rank itself: `Meet`, `Begin`, `CallOff`, `RunOver`.
+        lost: called with the reason why no more messages come; "": the store is gone.
     """
 
     def __init__(
         self,
         place: MeetingPlace,
         seat: int,
-        heard: Callable[[Down], None],
+        handle: Callable[[Down], None],
         lost: Callable[[str], None],
     ) -> None:
-        self._seat, self._heard, self._lost = seat, heard, lost
+        self._seat, self._handle, self._lost = seat, handle, lost
         self._held: list[FromMember] = []
         self._outbox: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[list[ToMember] | None] = queue.SimpleQueue()
         self._is_over = False
-        tells, self._listener = (
-            threading.Thread(target=work, args=(place.client(),), daemon=True)
-            for work in (self._tell, self._listen)
+        sender, self._listener = (
+            threading.Thread(target=target, args=(place.client(),), daemon=True)
+            for target in (self._send_all, self._listen)
         )
-        tells.start()
+        sender.start()
         self._listener.start()
 
-    # -- what a member says ---------------------------------------------------------------------
+    # -- from the member ------------------------------------------------------------------------
 
     def send(self, message: FromMember) -> None:
         messages, self._held = [*self._held, message], []
-        if self._seat:  # the first one tells of rounds, by the clock that the controller reads
+        if self._seat:  # rank 0 alone reports rounds, by the clock that the controller reads
             messages = [message for message in messages if not isinstance(message, Rounds)]
         if messages:
             self._outbox.put(_SEAT.pack(self._seat) + UP.encode(messages))
@@ -146,13 +144,13 @@ class StoreChannel:
         self._outbox.put(_SEAT.pack(self._seat) + UP.encode([message]))
 
     def flush(self, within_s: float) -> None:
-        """Return when all messages are in the store."""
+        """Return when all messages are in the store, at most ``within_s`` later."""
         done = threading.Event()
         self._outbox.put(done)
         done.wait(within_s)
 
     def join(self, within_s: float) -> None:
-        """After the last message: return when the listening thread has ended."""
+        """After the last message: wait for the end of the listening thread."""
         self._listener.join(within_s)
 
     def die(self) -> None:
@@ -163,7 +161,7 @@ class StoreChannel:
         self.flush(_FLUSH_S)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _tell(self, store: Store) -> None:
+    def _send_all(self, store: Store) -> None:
         while True:
             frame = self._outbox.get()
             if isinstance(frame, threading.Event):
@@ -175,7 +173,7 @@ class StoreChannel:
                 self._fail()
                 return
 
-    # -- what it hears --------------------------------------------------------------------------
+    # -- to the member --------------------------------------------------------------------------
 
     def receive(self, is_blocking: bool = True) -> list[ToMember]:
         try:
@@ -183,29 +181,29 @@ class StoreChannel:
         except queue.Empty:
             return []
         if messages is None:
-            self._inbox.put(None)  # for who asks again
+            self._inbox.put(None)  # for the next call
             raise HungUp("the coordinator is gone")
         return messages
 
     def _listen(self, store: Store) -> None:
         while not self._is_over:
             try:
-                heard = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
+                messages = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
             except RuntimeError:
                 self._fail()
                 return
             except WireError as error:
                 self._fail(str(error))
                 return
-            messages: list[ToMember] = []
-            for message in heard:
+            to_member: list[ToMember] = []
+            for message in messages:
                 if isinstance(message, Meet | Begin | CallOff | RunOver):
                     self._is_over |= isinstance(message, RunOver)
-                    self._heard(message)
+                    self._handle(message)
                 else:
-                    messages.append(message)
-            if messages:
-                self._inbox.put(messages)
+                    to_member.append(message)
+            if to_member:
+                self._inbox.put(to_member)
         self._inbox.put(None)
 
     def _fail(self, why: str = "") -> None:
@@ -221,32 +219,32 @@ class ControllerPost:
     def __init__(self, place: MeetingPlace, size: int) -> None:
         self.size = size
         self._store = place.client()
-        self._said: queue.SimpleQueue[tuple[int, list[FromMember | Up]]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[int, list[FromMember | Up]]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(place.client(),), daemon=True)
         self._reader.start()
 
     def hear(self, timeout_s: float) -> list[tuple[int, FromMember | Up]]:
         """Return the ranks' messages with their seats, in one order; [] after ``timeout_s``."""
-        heard: list[tuple[int, FromMember | Up]] = []
+        received: list[tuple[int, FromMember | Up]] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                seat, messages = self._said.get(timeout=0.0 if heard else timeout_s)
-                heard += [(seat, message) for message in messages]
-        return heard
+                seat, messages = self._received.get(timeout=0.0 if received else timeout_s)
+                received += [(seat, message) for message in messages]
+        return received
 
     def tell(self, seat: int, messages: Sequence[ToMember | Down]) -> None:
         """Send messages to this rank, in order. LinkError: the meeting place is gone."""
         try:
             self._store.queue_push(f"down/{seat}", DOWN.encode(messages))
         except RuntimeError as error:
-            raise LinkError(f"the store at which all workers meet is gone: {error}") from None
+            raise gone(error) from None
 
     def tell_all(self, message: Down) -> None:
         for seat in range(self.size):
             self.tell(seat, [message])
 
     def close(self) -> None:
-        """Stop listening: a process must not end while a thread is in torch's code."""
+        """Stop reading: a process must not end while a thread is in torch's code."""
         with contextlib.suppress(RuntimeError):
             self._store.queue_push("up", _NOTHING)
         self._reader.join(1.0)
@@ -260,11 +258,11 @@ class ControllerPost:
             if frame == _NOTHING:
                 return
             (seat,) = _SEAT.unpack_from(frame)
-            self._said.put((seat, _read_said(seat, frame[_SEAT.size :])))
+            self._received.put((seat, _decode(seat, frame[_SEAT.size :])))
 
 
-def _read_said(seat: int, frame: bytes) -> list[FromMember | Up]:
-    """Decode a rank's messages; for a rank of another version, return that it failed, and why."""
+def _decode(seat: int, frame: bytes) -> list[FromMember | Up]:
+    """Decode a rank's messages; a rank of another version becomes ``Failed`` with the reason."""
     try:
         return UP.decode(frame)
     except WireError as error:
