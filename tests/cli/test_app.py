@@ -105,6 +105,28 @@ def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
     assert f"Usage: paceline {verb}" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("launch", "launch [OPTIONS] SCRIPT [ARGS...]"),
+        ("doctor", "doctor [OPTIONS] [SCRIPT] [ARGS...]"),
+        ("report", "report [OPTIONS] [RUN]"),
+        ("bench collectives", "bench collectives [OPTIONS] [OPERATION]"),
+        ("plan", "plan --workers INT [OPTIONS] TASK"),
+    ],
+)
+def test_the_usage_line_names_the_arguments(words: str, usage: str, paceline: Run) -> None:
+    code, out, _ = paceline(*words.split(), "--help")
+    assert code == 0
+    assert f"Usage: paceline {usage}\n" in out
+
+
+def test_a_launch_without_a_script_says_what_to_write(paceline: Run) -> None:
+    code, _, err = paceline("launch", "--workers", "2")
+    assert code == 2
+    assert "no script was named; write e.g. paceline launch --workers 4 train.py" in err
+
+
 def test_the_help_of_a_run_names_every_setting(paceline: Run) -> None:
     for verb in ("train", "launch"):
         _, out, _ = paceline(verb, "--help")
