@@ -1,6 +1,7 @@
 """The command line: its help, its errors, its exit codes, its JSON."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,16 @@ def test_flags_become_settings(paceline: Run, launched: Launched) -> None:
         workers=4, protocol="k-sync:3", slow=("1=5x", "2=3x"), delay=("exp:20ms",), lr=0.2,
         keep_best=True,
     )  # fmt: skip
+
+
+def test_a_flag_for_make_train_replaces_its_setting(
+    paceline: Run, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    for name, value in re.findall(r"(PACELINE_\w+)=(\S+)", makefile):
+        monkeypatch.setenv(name, value)
+    assert paceline("train", "lenet", "--epochs", "1")[0] == 0
+    assert launched.settings == RunSettings(workers=2, batch_size=256, lr=0.2, epochs=1)
 
 
 def test_a_named_settings_file_is_read(paceline: Run, launched: Launched, tmp_path: Path) -> None:
