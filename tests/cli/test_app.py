@@ -207,7 +207,7 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         (("launch",), "no script was named; write e.g. paceline launch --workers 4 train.py"),
         (("launch", "gone.py"), "there is no script gone.py (looked in "),
         (("launch", "-m", "no.such.module"), "there is no module no.such.module"),
-        (("report", "gone"), "there is no run at gone"),
+        (("report", "gone"), "no run found at gone"),
         (("config", "sho"), 'Did you mean "show"?'),
         (("env", "all", "it"), "env does not take 'all it': leave it out, or see paceline env"),
         (
