@@ -78,7 +78,9 @@ def test_a_script_that_never_evaluates_is_told_at_the_end(
     code, out, _ = launch("--target-accuracy 0.8 --keep-best", evaluates=False)
     assert code == 0
     for flag in ("--target-accuracy", "--keep-best"):
-        assert out.count(f"note: {flag} had no effect: pace.evaluate(fn, loader) was not called") == 1
+        assert (
+            out.count(f"note: {flag} had no effect: pace.evaluate(fn, loader) was not called") == 1
+        )
 
 
 def test_an_accuracy_that_is_not_the_first_metric_is_one(

@@ -168,7 +168,9 @@ class EarlyStop:
         self._judge_names()
         if not self._measured and not self._is_dry:
             for flag in self._flags(needs_accuracy=False):
-                self._observer.note(f"{flag} had no effect: pace.evaluate(fn, loader) was not called")
+                self._observer.note(
+                    f"{flag} had no effect: pace.evaluate(fn, loader) was not called"
+                )
 
     def _judge_names(self) -> None:
         if self._is_judged or not self._measured or any(self._measured.values()):
