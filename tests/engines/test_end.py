@@ -103,7 +103,7 @@ def test_a_worker_is_done_after_what_it_leaves_to_its_end(
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "not enough memory: you tried"])
 def test_whose_memory_is_over_is_told_what_is_allowed(spec: MemberSpec, words: str) -> None:
     _, (told,) = end_with(RuntimeError(words), spec)
-    assert "memory that is allowed here: " in told.text
+    assert "memory allowed here: " in told.text
 
 
 def raised_by(code: str) -> Exception:

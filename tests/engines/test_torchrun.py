@@ -512,4 +512,4 @@ def test_code_that_cannot_do_without_batches_ends_behind_a_stop_as_elsewhere(
 ) -> None:
     ended = run_ranks(tmp_path, 2, PACELINE_UPDATES="4", MODE="needs batches")
     assert ended.code == 0, ended.said
-    assert "so its loader had nothing left to give" in ended.said
+    assert "so its loader had no more batches" in ended.said

@@ -66,7 +66,7 @@ def train(
 
 
 def launch(
-    script: Annotated[str | None, Parameter(show=True)] = None,
+    script: str = "",
     /,
     *args: str,
     module: Annotated[
@@ -96,7 +96,7 @@ def launch(
     """
     from ..porting.porting import check_script
 
-    program = ScriptProgram(path=script or "", args=args, is_module=module)
+    program = ScriptProgram(path=script, args=args, is_module=module)
     if check:
         _check(program, flags, config, nodes)
         return

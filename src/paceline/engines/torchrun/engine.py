@@ -1,7 +1,7 @@
 """The torchrun engine: its members were started by another launcher, one per rank.
 
-A thread of rank 0 runs the controller over it. The launcher starts, ends and restarts processes, so
-this engine has no `Processes`. A rank that dies is reported by the previous one (group.py), and
+A thread of rank 0 runs the controller with it. The launcher starts, ends and restarts processes:
+this engine has no `Processes`. A rank that dies is reported by the one before it (group.py), and
 ends the run. This module must not know protocols or plans.
 """
 
@@ -19,15 +19,15 @@ from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankZero:
-    """The parts of rank 0 that the controller's thread uses.
+    """What the controller's thread uses of rank 0.
 
     Attributes:
-        memory: returns its arena and control words; called when the store is laid out.
-        where: rank -> its process and machine in words, and its process id.
-        lost: ranks that have died; the engine adds to it.
-        asked: called when a rank has got a signal that asks for the end.
+        memory: returns its arena and control words; called once the store is laid out.
+        where: seat -> the rank's process and machine as text, and its process id.
+        lost: ranks that have died; filled by the engine.
+        asked: called when a rank received a signal that asks for the end.
         began: called when the folder of the run is known.
-        is_one_machine: whether all ranks are on one machine.
+        is_one_machine: whether all ranks are on this machine.
     """
 
     post: ControllerPost
@@ -40,11 +40,11 @@ class RankZero:
 
 
 class TorchrunEngine(Engine):
-    """The ranks of one launcher.
+    """Runs the ranks of one launcher as members.
 
     Args:
-        num_seats: ranks.
-        zero: rank 0's parts; None: this process was not started as a rank.
+        num_seats: the number of ranks.
+        zero: what it uses of this process; None if this process was not started as a rank.
 
     Raises:
         ConfigError: this process is not a rank.
@@ -57,17 +57,18 @@ class TorchrunEngine(Engine):
     def __init__(self, num_seats: int, zero: RankZero | None = None) -> None:
         if zero is None:
             raise ConfigError(
-                "engine 'torchrun' is not chosen by a setting: run torchrun --nproc-per-node "
-                f"{num_seats} SCRIPT, and leave the setting out"
+                "engine torchrun cannot be chosen by a setting: leave the setting out, and start "
+                f"the script with torchrun --nproc-per-node {num_seats} SCRIPT"
             )
         self._zero = zero
         self.traits = replace(self.traits, is_one_machine=zero.is_one_machine)
         self._members: dict[int, int] = {}
-        """By seat."""
+        """Seat -> member."""
         self._seats: dict[int, int] = {}
+        """Member -> seat."""
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        """Let the ranks' scripts continue; ranks without a member (a dry run) wait for the end."""
+        """Let the ranks' scripts continue; in a dry run ranks that are not needed wait."""
         zero = self._zero
         self._members = {spec.seat: spec.member for spec in specs}
         self._seats = {spec.member: spec.seat for spec in specs}
@@ -84,7 +85,7 @@ class TorchrunEngine(Engine):
             elif isinstance(message, Lost):
                 events += self._left(message.seat)
             elif not isinstance(message, Hello | Bye):
-                # A rank that is not needed (a dry run) reports nothing but a failure.
+                # A rank that is not needed (in a dry run) sends nothing but a failure.
                 member = self._members.get(seat, min(self._members.values()))
                 events.append((member, message))
         return events
@@ -94,7 +95,7 @@ class TorchrunEngine(Engine):
             return []
         self._zero.lost.add(seat)
         if seat not in self._members:
-            return []  # it was not needed
+            return []  # a rank that is not needed
         return [(self._members[seat], ProcessLeft(f"{self._zero.where[seat][0]} is gone"))]
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
@@ -109,7 +110,7 @@ class TorchrunEngine(Engine):
         self._zero.post.tell(self._seats[member], [CallOff(serial)])
 
     def lay_out(self, num_bytes: int) -> StoreView:
-        """Use rank 0's own memory: checkpoints are pinned in it, and its words reach all others."""
+        """Use rank 0's own memory: checkpoints are pinned in it; its words signal the others."""
         memory, control = self._zero.memory()
         memory.grow(num_bytes)
         return StoreView(memory, control)
