@@ -185,7 +185,7 @@ def test_settings_that_differ_are_named_with_both_machines() -> None:
 
 
 def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only() -> None:
-    unreached = HELLO._replace(unreachable_why="its own name 'node1' leads to 127.0.1.1")
+    unreached = HELLO._replace(unreachable_why="its own name 'node1' resolves to 127.0.1.1")
     ranks._refuse_unreachable([unreached, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         ranks._refuse_unreachable([unreached, HELLO._replace(host="node2")])
@@ -194,7 +194,7 @@ def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only()
 def test_two_machines_of_one_name_are_two() -> None:
     """Else nobody looks where their name leads, and the plan is that of one machine."""
     first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
-    unreached = second._replace(unreachable_why="its own name 'localhost' leads to 127.0.0.1")
+    unreached = second._replace(unreachable_why="its own name 'localhost' resolves to 127.0.0.1")
     with pytest.raises(ConfigError, match="worker 1 on localhost"):
         ranks._refuse_unreachable([first, unreached])
     assert ranks._num_machines([first, unreached, second]) == 2
