@@ -363,7 +363,7 @@ def test_a_rank_is_found_in_the_environment(env: dict[str, str], rank: Any) -> N
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be >= 0 and below WORLD_SIZE=2, got 2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK must be from 0 to 1 \(WORLD_SIZE=2\), got 2"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number, got 'one'"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT must be a port"),
     ],
@@ -421,7 +421,7 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
 
     class Group:
         def all_gather(self, mine: Tensor, out: Tensor) -> SimpleNamespace:
-            out.copy_(torch.cat([one._mine for one in all_lines]))
+            out.copy_(torch.cat([one._own for one in all_lines]))
             return SimpleNamespace(wait=lambda: None)
 
     for seat, (_, control) in enumerate(controls):

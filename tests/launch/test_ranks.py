@@ -103,13 +103,13 @@ def test_a_restart_goes_on_in_the_folder_of_the_first_start(
     monkeypatch.chdir(tmp_path)
     first = job.JobFolder(RANK)
     settings = job.settings_of_ranks(given(), RANK)
-    assert first.restore(given(), settings).run_dir is None
+    assert first.found(given(), settings).run_dir is None
     first.began("/somewhere/runs/that")
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).restore(given(), settings)
+    found = job.JobFolder(again).found(given(), settings)
     assert (found.run_dir, found.resume, found.workers) == ("/somewhere/runs/that", "auto", 2)
     other = replace(again, job="another")
-    assert job.JobFolder(other).restore(given(), settings).resume is None
+    assert job.JobFolder(other).found(given(), settings).resume is None
     first.forget()
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -120,9 +120,9 @@ def test_a_restart_is_one_though_this_machine_has_counted_none(
     monkeypatch.chdir(tmp_path)
     settings = job.settings_of_ranks(given(), RANK)
     job.JobFolder(RANK).began("/somewhere/runs/that")
-    again = job.JobFolder(replace(RANK, life=2)).restore(given(), settings)
+    again = job.JobFolder(replace(RANK, life=2)).found(given(), settings)
     assert (again.run_dir, again.resume) == ("/somewhere/runs/that", "auto")
-    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).restore(given(), settings)
+    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).found(given(), settings)
     assert (of_another.run_dir, of_another.resume) == (None, None)
 
 
@@ -148,12 +148,10 @@ def test_two_jobs_of_one_name_at_once_go_on_in_a_folder_each(
     keepers = Kept(), Kept()
     for keeper, folder in zip(keepers, ("/runs/one", "/runs/two"), strict=True):
         first = job.JobFolder(replace(RANK, life=1), keeper)
-        assert first.restore(given(), settings).run_dir is None
+        assert first.found(given(), settings).run_dir is None
         assert first.began(folder) == ""
     job.JobFolder(replace(RANK, life=1), keepers[1]).forget()
-    found = [
-        job.JobFolder(replace(RANK, life=2), one).restore(given(), settings) for one in keepers
-    ]
+    found = [job.JobFolder(replace(RANK, life=2), one).found(given(), settings) for one in keepers]
     assert [one.run_dir for one in found] == ["/runs/one", None]
     assert not (tmp_path / "runs").exists()
 
@@ -175,7 +173,7 @@ def test_a_file_that_was_never_written_to_its_end_names_no_folder(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / ".job-abc").touch()
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).restore(given(), job.settings_of_ranks(given(), RANK))
+    found = job.JobFolder(again).found(given(), job.settings_of_ranks(given(), RANK))
     assert (found.run_dir, found.resume) == (None, None)
 
 
@@ -187,7 +185,7 @@ def test_settings_that_differ_are_named_with_both_machines() -> None:
 
 
 def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only() -> None:
-    unreached = HELLO._replace(unreachable_why="its host name 'node1' resolves to 127.0.1.1")
+    unreached = HELLO._replace(unreachable_why="its own name 'node1' resolves to 127.0.1.1")
     ranks._refuse_unreachable([unreached, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         ranks._refuse_unreachable([unreached, HELLO._replace(host="node2")])
@@ -196,7 +194,7 @@ def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only()
 def test_two_machines_of_one_name_are_two() -> None:
     """Else nobody looks where their name leads, and the plan is that of one machine."""
     first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
-    unreached = second._replace(unreachable_why="its host name 'localhost' resolves to 127.0.0.1")
+    unreached = second._replace(unreachable_why="its own name 'localhost' resolves to 127.0.0.1")
     with pytest.raises(ConfigError, match="worker 1 on localhost"):
         ranks._refuse_unreachable([first, unreached])
     assert ranks._num_machines([first, unreached, second]) == 2

@@ -1,20 +1,20 @@
-"""The process groups of one rank, made beside any that the script makes.
+"""The groups of one rank: torch's own, made beside any that the script makes.
 
     words, bytes of a CPU   gloo        bytes of a GPU   NCCL        liveness   gloo, a receive
 
-    rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a word that the next one sends
-                                                      as it leaves in order; a death breaks the wait
+    rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a message that the next rank
+                                                      sends at an orderly end, or for its death
 
-Between CPUs of one machine a small sum that all wait for goes along a tree, message by message:
-gloo's own all-reduce wakes two more threads in each rank, and its ring sends both ways at once.
+Between CPUs of one machine a small blocking sum goes along a tree, message by message: gloo's own
+all-reduce wakes two more threads in each rank, and its ring sends both ways at the same time.
 
-A process that ends closes its connections, so a death is noticed within milliseconds, also while
-the script computes. A machine that is gone (power, cable) closes none: on idle connections between
-machines the kernel checks whether the other end is there.
+A process that ends closes its connections, so a death is known within milliseconds, also while the
+script computes. A machine that is gone (power, cable) closes none: the kernel sends keepalives over
+idle connections between machines.
 
-The groups are not registered with torch: ``init_process_group`` and ``destroy_process_group`` of
-the script touch none of them. Above 300 lines with all the ways in which an end is noticed. This
-module must not know what the bytes are.
+The groups are not registered with torch: a script's own ``init_process_group`` and
+``destroy_process_group`` do not touch them. Above 300 lines since all ways to notice an end are
+here. This module must not know what the bytes are.
 """
 
 import datetime
@@ -42,17 +42,17 @@ from .world import RankOfWorld
 
 _MEET_S = 30.0
 _LONGEST = datetime.timedelta(days=30)
-"""Others may wait for a rank that evaluates or saves by itself; a death is noticed at once."""
+"""Others may wait long for a rank that evaluates or saves alone; a death is noticed at once."""
 _REPORT_S = 10.0
-"""Time for the end of the run to be reported after a connection has broken."""
+"""Time for the report of a death to arrive after a connection has broken."""
 _LEAVE_S = 5.0
 _SMALL_BYTES = 1 << 20
 """The largest sum along a tree."""
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
-"""Seconds of silence, seconds between probes, number of probes: a machine is gone after a minute. A
-network switch restarts faster."""
+"""Seconds of silence, seconds between probes, number of probes: a machine is given up after a
+minute. A switch restarts in less."""
 _TAG: Final = 7001
-"""The tag of the messages with which ranks leave; the script's own sends are in other groups."""
+"""The tag of the messages at an orderly end; the script's own sends are in other groups."""
 
 
 class RankGroup(TorchGroup):
@@ -60,10 +60,10 @@ class RankGroup(TorchGroup):
 
     Args:
         lost: called with the next rank when it has died.
-        is_near: whether all are on one machine.
+        is_near: whether all ranks are on one machine.
 
     Raises:
-        LinkError: the ranks cannot reach each other.
+        LinkError: the ranks cannot connect to each other.
     """
 
     patience = _LONGEST
@@ -85,8 +85,8 @@ class RankGroup(TorchGroup):
             )
         except RuntimeError as error:
             raise LinkError(
-                f"worker {rank.rank} ({socket.gethostname()}) was not connected to all others "
-                f"within {_MEET_S:.0f} s ({_first_line(error)}): gloo may be bound to an interface "
+                f"worker {rank.rank} ({socket.gethostname()}) could not connect to all others "
+                f"within {_MEET_S:.0f} s ({_first_line(error)}): gloo may use a network interface "
                 "that they cannot reach; export GLOO_SOCKET_IFNAME=eth0 (ip -brief address lists "
                 "the names here)"
             ) from None
@@ -97,7 +97,7 @@ class RankGroup(TorchGroup):
         self._watch = threading.Thread(target=self._watch_next, daemon=True)
         self._watch.start()
 
-    # -- collective operations ------------------------------------------------------------------
+    # -- collectives ----------------------------------------------------------------------------
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
@@ -109,7 +109,7 @@ class RankGroup(TorchGroup):
         return Made()
 
     def begin_to_share(self, tensor: Tensor) -> Pending:
-        """Start to broadcast rank 0's bytes, on a CPU, into the tensors of all others."""
+        """Broadcast rank 0's bytes, on a CPU, into the tensors of all others."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         return self._watched(self._gloo.broadcast([tensor], options))
@@ -138,31 +138,30 @@ class RankGroup(TorchGroup):
             self.break_off(error)
 
     def break_off(self, error: RuntimeError) -> NoReturn:
-        """A rank has died: wait for the report of the rank that noticed it first, then raise."""
+        """Raise LinkError for a death, after the time in which the watching rank reports it."""
         time.sleep(_REPORT_S)
         raise LinkError(
-            f"worker {self._rank.rank} has lost the others ({_first_line(error)})"
+            f"worker {self._rank.rank} lost its connection to the others ({_first_line(error)})"
         ) from None
 
     # -- liveness -------------------------------------------------------------------------------
 
     def _watch_next(self) -> None:
-        next_rank = (self._rank.rank + 1) % self._rank.size
-        word = torch.zeros(1, dtype=torch.uint8)
+        following = (self._rank.rank + 1) % self._rank.size
+        message = torch.zeros(1, dtype=torch.uint8)
         try:
-            # Without a timeout of its own it would use the one for meeting, which breaks all
-            # connections when it expires.
-            self._gloo.recv([word], next_rank, _TAG).wait(_LONGEST)
+            # Without its own timeout it would use the group's first one and break all connections.
+            self._gloo.recv([message], following, _TAG).wait(_LONGEST)
         except RuntimeError:
             if not self._is_leaving:
-                self._lost(next_rank)
+                self._lost(following)
 
     def leave(self) -> bool:
-        """Leave in order, with all others; return whether the next one did, too."""
+        """Leave in order, together with the others; returns whether the next rank did."""
         self._is_leaving = True
-        previous_rank = (self._rank.rank - 1) % self._rank.size
+        previous = (self._rank.rank - 1) % self._rank.size
         try:
-            self._gloo.send([torch.ones(1, dtype=torch.uint8)], previous_rank, _TAG).wait()
+            self._gloo.send([torch.ones(1, dtype=torch.uint8)], previous, _TAG).wait()
         except RuntimeError:
             return False
         self._watch.join(_LEAVE_S)
@@ -172,16 +171,16 @@ class RankGroup(TorchGroup):
 class MachineKeepalives:
     """Reports machines that disappear without closing their connections.
 
-        rank 0 --> rank 1 --> rank 2 --> rank 0      connections to the next rank and to the store
+        rank 0 --> rank 1 --> rank 2 --> rank 0      one to the next rank, one to the meeting place
 
-    Nothing is sent over these connections and nobody accepts them: the kernels probe and answer,
-    also for a stopped process. Keepalives on gloo's own connections would work only while nothing
-    is in flight: unacknowledged bytes are sent again for a quarter of an hour. That is how long it
-    takes if one of these connections cannot be opened.
+    No data is sent and no connection accepted: the kernels probe and answer, also for a stopped
+    process. Keepalives on gloo's own connections work only while no data is in flight:
+    unacknowledged data is resent for a quarter of an hour. Without a connection of its own, that is
+    how long noticing takes.
 
     Args:
         lost: called with the next rank when its machine is gone.
-        unreachable: called when the store's machine is gone.
+        unreachable: called when the machine of the meeting place is gone.
     """
 
     def __init__(
@@ -191,18 +190,18 @@ class MachineKeepalives:
         lost: Callable[[int], None],
         unreachable: Callable[[], None],
     ) -> None:
-        next_rank = (rank.rank + 1) % rank.size
+        following = (rank.rank + 1) % rank.size
         store = place.client("keepalives")
         store.set(str(rank.rank), self._listen())
-        address, _, port = store.get(str(next_rank)).decode().rpartition(" ")
+        address, _, port = store.get(str(following)).decode().rpartition(" ")
         ends = [((rank.address, rank.port), unreachable)]
-        if address:  # in a thread, since the store may be on that machine: reporting takes long
-            report = threading.Thread(target=lost, args=(next_rank,), daemon=True)
+        if address:  # in a thread: reporting may take long if the store was on that machine
+            report = threading.Thread(target=lost, args=(following,), daemon=True)
             ends.append(((address, int(port)), report.start))
         threading.Thread(target=_watch_machines, args=(ends,), daemon=True).start()
 
     def _listen(self) -> str:
-        """The address to which the previous rank connects; "": it cannot."""
+        """Return the address to which the previous rank connects; "" if none can be opened."""
         try:
             address = _own_address()
             kind = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -228,16 +227,16 @@ def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) 
 
 
 def keep_alive(link: socket.socket) -> None:
-    """Have the kernel probe whether the other machine is there; reads wait without a limit."""
+    """Have the kernel probe the other machine; reads wait without a limit."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # else the system's default, two hours
+        if hasattr(socket, name):  # else the system's default of two hours
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_cut_off(link: Any) -> bool:
-    """Whether the machine does not answer; a process that ended is noticed by gloo's connection."""
+    """Return whether the machine does not answer; an ended process is reported through gloo."""
     try:
         link.recv(1)
     except ConnectionError:
@@ -248,7 +247,7 @@ def _is_cut_off(link: Any) -> bool:
 
 
 def _own_address() -> str:
-    """The address at which other ranks reach this one, as gloo finds it."""
+    """Return the address at which other ranks reach this one, as gloo chooses it."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     families = (socket.AF_INET, socket.AF_INET6)
     addresses = [
@@ -258,16 +257,16 @@ def _own_address() -> str:
     ]
     if addresses:
         return str(addresses[0].address)
-    resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    return str(resolved[0][4][0])
+    infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(infos[0][4][0])
 
 
 class RankPart(TorchGroup, PeerGroup):
-    """A part of the ranks, numbered within it; a death in it counts as one in the whole group.
+    """A group of some of the ranks, numbered from 0; a death in it is one in the whole group.
 
     Args:
         name: unique among the parts.
-        ranks: the ranks of the part, in the order of their numbers in it.
+        ranks: the ranks in it, in the order of their numbers here.
     """
 
     patience = _LONGEST
@@ -297,7 +296,7 @@ class RankPart(TorchGroup, PeerGroup):
 
 
 class _Watched:
-    """An operation whose error, at a death, names the cause."""
+    """An operation that raises LinkError when a rank has died."""
 
     def __init__(self, group: RankGroup, work: Any) -> None:
         self._group, self._work = group, work
@@ -317,15 +316,15 @@ def _first_line(error: Exception) -> str:
 def why_unreachable() -> str:
     """Return why other machines cannot reach this one by gloo, which uses its host name's address.
 
-    "": they can, as far as this machine can tell.
+    "" if no reason is visible from here.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return ""
     name = socket.gethostname()
     try:
-        resolved = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
-        return f"its host name {name!r} resolves to no address"
-    addresses = sorted({str(entry[4][0]) for entry in resolved})
+        return f"its own name {name!r} resolves to no address"
+    addresses = {str(info[4][0]) for info in infos}
     is_loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
-    return f"its host name {name!r} resolves to {addresses[0]}" if is_loopback else ""
+    return f"its own name {name!r} resolves to {sorted(addresses)[0]}" if is_loopback else ""

@@ -3,10 +3,10 @@
     connect -> place -> Hello | Meet -> group | Begin -> exchange -> script -> Done | RunOver -> end
                                                          raises -> Failed    |
 
-A rank ends when its script ends (it then waits until all have ended), when its script raises (it
-reports this to the controller, which prints the reason once and ends all), or when `RunOver` comes
-while it does something else. A thread that hangs in a collective is abandoned. Above 300 lines,
-since a rank's beginning and each of its ends are read together. This module must not know what
+A rank ends when its script ends (it then waits until all have ended), when its script raises (the
+controller prints the reason once and ends all ranks), or when `RunOver` arrives while it does
+something else. Nobody waits for a process that hangs in a collective: it exits from there. Above
+300 lines, since a rank's start and all its ends are read together. This module must not know what
 runs.
 """
 
@@ -73,17 +73,17 @@ from .world import RankOfWorld, boot_of_machine, environment_anew
 ANEW = -1
 """The exit code of a process that restarts."""
 _OVER_S = 60.0
-"""Time for a rank whose script failed to receive the end of the run."""
+"""Time for the end of the run to reach a rank whose script failed."""
 _JOIN_S = 5.0
 _TASK_END_S = 3.0
-"""Time for a task to end once the run is over; after it, it waits for others, or computes."""
+"""Time for a task to end once the run is over; after that it waits for others, or computes."""
 
 
 class RankLife:
-    """This process as one rank; there is one in a process.
+    """This process as one rank; there is one object in a process.
 
     Args:
-        rank: of this process.
+        rank: this process's rank, from the environment.
 
     Raises:
         LinkError: the meeting place cannot be reached.
@@ -97,13 +97,14 @@ class RankLife:
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
-        self._is_leaving = self._has_failed = self._has_reported = self._performs = False
+        self._is_leaving = self._has_failed = self._has_reported = self._runs_task = False
         self._has_ended = threading.Event()
+        """Set when the script, or the task, has ended."""
         self.carrier: RankCarrier
         self._spec: MemberSpec | None = None
         self._exchange: StoreExchange | None = None
         self._group: RankGroup | None = None
-        self.channel = StoreChannel(self.place, rank.rank, self._handle, self._report_unreachable)
+        self.channel = StoreChannel(self.place, rank.rank, self._heard, self._unreachable)
         self._context: Context | None = None
         self.controller: threading.Thread | None = None
         """On the first rank: the thread that runs the controller."""
@@ -111,30 +112,31 @@ class RankLife:
     # -- the beginning --------------------------------------------------------------------------
 
     def begin_to_talk(self) -> None:
-        """From now on report the end of the script, and signals, to the controller.
+        """Report the script's end, and signals, to the controller from now on.
 
-        A batch system sends signals to every process: the controller decides when the run ends.
+        A batch system signals every process: the controller decides when the run ends.
         """
         atexit.register(self._leave)
         if threading.current_thread() is not threading.main_thread():
             return
 
-        def ask_for_end(number: int, frame: FrameType | None) -> None:
+        def ask(number: int, frame: FrameType | None) -> None:
             self.channel.say(EndAsked(number))
 
         is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        numbers = (number for number in REASONS if number != signal.SIGHUP or not is_under_nohup)
-        hear_alone(numbers, ask_for_end)
+        hear_alone(
+            (number for number in REASONS if number != signal.SIGHUP or not is_under_nohup), ask
+        )
 
     def _report_by_excepthook(self) -> None:
         """Report the script's exceptions to the controller, which prints the reason once."""
-        previous_hook = sys.excepthook
+        original_hook = sys.excepthook
 
         def report(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
             if os.getpid() != self._pid or not self._report_failure(error.with_traceback(trace)):
-                previous_hook(kind, error, trace)
+                original_hook(kind, error, trace)
 
         sys.excepthook = report
 
@@ -142,7 +144,7 @@ class RankLife:
         """Meet all other ranks, and make the groups.
 
         Args:
-            settings: this rank's settings, as JSON.
+            settings: this rank's settings at its start, as JSON.
         """
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
@@ -151,14 +153,14 @@ class RankLife:
         message = self._news.get()
         assert isinstance(message, Meet)
         self._seeds = message.seeds
-        self._group = RankGroup(self.place, self.rank, self._report_lost, is_near=message.is_near)
+        self._group = RankGroup(self.place, self.rank, self._lost, is_near=message.is_near)
         if not message.is_near:
             self._keepalives = MachineKeepalives(
-                self.place, self.rank, self._report_lost, self._report_unreachable
+                self.place, self.rank, self._lost, self._unreachable
             )
 
     def begin(self) -> Context:
-        """Become a member of the run, which ``worker.current_pace`` finds from now on."""
+        """Become a member of the run, which ``worker.current_pace`` returns from now on."""
         message = self._news.get()
         assert isinstance(message, Begin)
         assert self._group is not None
@@ -177,7 +179,7 @@ class RankLife:
         if not context.dry_run:  # no other rank takes part in a dry run
             price = partial(_price, group, is_in_buckets=not context.is_difference)
             self._exchange.price = price
-        if context.threads is not None:  # else OMP_NUM_THREADS, from torchrun or the user, holds
+        if context.threads is not None:  # else torchrun's or the user's OMP_NUM_THREADS is in force
             torch.set_num_threads(context.threads)
         worker.start_context(self._exchange, context, seeds=self._seeds)
         return context
@@ -185,10 +187,10 @@ class RankLife:
     _seeds: tuple[str, ...] = ()
 
     def may_begin_anew(self) -> None:
-        """Allow a restart of all ranks where it pays off; none of them may lose state by it.
+        """Allow all processes to restart in place, if they can do so without losing any work.
 
-        The launcher must keep the store meanwhile. Each further restart has to be worth twice as
-        much as the one before, since the measured gain may never reach the predicted one.
+        This needs checkpoints, and a launcher that keeps the meeting place meanwhile. Each restart
+        must gain twice as much as the one before, since predictions may never come true.
         """
         assert self._context is not None
         if self.rank.is_hosted and self._context.checkpoints and self._exchange is not None:
@@ -197,62 +199,59 @@ class RankLife:
             self._exchange.price_anew = lambda for_s: factor * (time.time() - for_s - began_s)
 
     def perform(self, run: Callable[[], None]) -> NoReturn:
-        """Run this as the script, to the end of the process."""
+        """Run this task in place of a script, then exit."""
         assert self._spec is not None
         assert self._exchange is not None
-        self._is_leaving = self._performs = True
+        self._is_leaving = self._runs_task = True
         code = process.perform(run, self.channel, self._spec)
         self._await_over(code)
         self._exit(code or self._code)
 
-    # -- messages from the controller, in the listener's thread -----------------------------------
+    # -- messages of the controller, in the listening thread --------------------------------------
 
-    def _handle(self, message: Down) -> None:
+    def _heard(self, message: Down) -> None:
         if isinstance(message, CallOff):
             control = self.carrier.control
             control.set_and_wake(control.cancelled[self.rank.rank], message.serial + 1)
         elif isinstance(message, RunOver):
-            self._end(message)
+            self._end_with(message)
         else:
             self._news.put(message)
 
-    def _end(self, message: RunOver) -> None:
+    def _end_with(self, message: RunOver) -> None:
         self._code = message.code
-        if message.text:
-            say(message.text)
+        if message.said:
+            say(message.said)
         self.channel.say(Bye())
         self.channel.flush(1.0)
         self._over.set()
-        is_late = self._performs and not self._has_ended.wait(_TASK_END_S)
-        if is_late or not self._is_leaving:  # it waits or computes in vain
+        is_late = self._runs_task and not self._has_ended.wait(_TASK_END_S)
+        if is_late or not self._is_leaving:  # it still waits or computes, which no one needs
             self._exit(message.code)
 
-    def _report_unreachable(self, why: str = "") -> None:
-        """Print that no more messages come from the store, and end.
+    def _unreachable(self, why: str = "") -> None:
+        """Print why no message can arrive any more, and end.
 
         Args:
-            why: why this rank alone gets none; "": the store is gone, and with it rank 0, torchrun
-                or its machine. This is printed once on each machine, since the first one may be
-                gone, too.
+            why: why this rank alone receives nothing; "" if the meeting place is gone, with rank 0,
+                torchrun or their machine. That is printed once on each machine, since the first
+                rank's machine may be gone, too.
         """
         is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
         if (why or is_first_here) and not self._over.is_set():
             host = "torchrun" if self.rank.is_hosted else "worker 0"
-            text = (
-                f"{host} has ended, and the store at {self.rank.place} with it; start again with "
-                "PACELINE_RESUME=auto to continue from the newest checkpoint"
+            gone = (
+                f"{host} ended, and {self.rank.place}, where all workers met, with it; restarted "
+                "with PACELINE_RESUME=auto the run continues from its newest checkpoint"
             )
-            say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {text}")
+            say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {gone}")
         self._code = self._code or 1
         self._over.set()
         if not self._is_leaving:
             self._exit(1)
 
-    def _report_lost(self, seat: int) -> None:
-        """Report that the next rank has died; called in the thread that watches it.
-
-        If it was rank 0, the controller is gone, so this rank ends all others itself.
-        """
+    def _lost(self, seat: int) -> None:
+        """Report that the next rank has died; called in the watching thread."""
         if self._over.is_set():
             return
         if seat:
@@ -263,20 +262,20 @@ class RankLife:
             "torchrun --max-restarts 3 restarts all workers from the newest checkpoint"
         )
         try:
-            store = self.place.client()
+            post = self.place.client()
         except LinkError:  # gone with the machine
-            self._report_unreachable()
+            self._unreachable()
             return
         with suppress(RuntimeError):
             for rank in range(1, self.rank.size):
-                message = RunOver(1, text if rank == self.rank.rank else "")
-                store.queue_push(f"down/{rank}", DOWN.encode([message]))
+                printed = text if rank == self.rank.rank else ""
+                post.queue_push(f"down/{rank}", DOWN.encode([RunOver(1, printed)]))
 
     # -- the end --------------------------------------------------------------------------------
 
     def _report_failure(self, error: BaseException) -> bool:
-        """Report the script's failure; return whether the reason is, or will be, printed."""
-        if not hasattr(self, "channel"):  # the store could not be reached
+        """Report the script's failure; returns whether its reason is, or will be, printed."""
+        if not hasattr(self, "channel"):  # no rank is connected yet
             say(f"error: {error}")
             return True
         self._is_leaving = self._has_failed = True
@@ -293,7 +292,7 @@ class RankLife:
         return False
 
     def _leave(self) -> None:
-        """End this rank after its script; does nothing in a process that the script forked."""
+        """Leave the run at exit; also called in processes that the script forked."""
         if os.getpid() != self._pid:
             return
         self._is_leaving = True
@@ -301,8 +300,8 @@ class RankLife:
             self._finish(self._exchange)
         self._await_over(int(self._has_failed))
         self._await_threads()
-        is_early = self._has_failed or self._has_reported or self._code
-        if is_early or self._group is None or not self._group.leave():
+        exits_here = self._has_failed or self._has_reported or self._code
+        if exits_here or self._group is None or not self._group.leave():
             self._exit(self._code or int(self._has_failed))
 
     def _finish(self, exchange: StoreExchange) -> None:
@@ -313,8 +312,8 @@ class RankLife:
             return
         if exchange.grant() is not None and not exchange.is_stopped:
             text = (
-                f"worker {self.rank.rank}: the script ended itself in the middle of an epoch; "
-                "leave the loop over the loader in all workers alike, or call pace.stop()"
+                f"worker {self.rank.rank}: the script ended in the middle of an epoch; leave the "
+                "loop over the loader in all workers alike, or call pace.stop()"
             )
             self._has_failed = True
             self.channel.send(Failed(text))
@@ -322,12 +321,12 @@ class RankLife:
         self.channel.send(Done())
 
     def _await_over(self, code: int) -> None:
-        """Wait until the run is over."""
+        """Wait until all ranks have ended; after a failure at most 60 s."""
         self._has_ended.set()
         self._over.wait(_OVER_S if code else None)
 
     def _await_threads(self) -> None:
-        """Join the threads: Python aborts if a thread returns from torch's code while it exits."""
+        """Join the threads: Python aborts if one returns from torch's code during shutdown."""
         self.channel.join(_JOIN_S)
         if self._exchange is not None and self._exchange.hooks.spread is not None:
             self._exchange.hooks.spread.close()
@@ -344,7 +343,7 @@ class RankLife:
 
 
 def context_of(spec: MemberSpec, rank: RankOfWorld) -> Context:
-    """The context from the controller, with the values that only this rank has."""
+    """Return the controller's context with this rank's own values."""
     context = Context.read(spec.context)
     return replace(context, is_own_process=True, local_rank=rank.local_rank)
 
@@ -355,9 +354,9 @@ def begin_anew(times: int) -> NoReturn:
     Args:
         times: restarts so far, this one included.
     """
-    for descriptor in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
-        with suppress(OSError):  # not open
-            os.set_inheritable(descriptor, False)
+    for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
+        with suppress(OSError):  # not an open descriptor
+            os.set_inheritable(number, False)
     os.environ |= environment_anew(times)
     os.environ.pop("PACELINE_STARTED_BY", None)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -366,7 +365,7 @@ def begin_anew(times: int) -> NoReturn:
 def _averaging(
     group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
 ) -> Averaging:
-    """The averaging of a rank that updates the whole model, or its part of a divided one."""
+    """Return how updates are made: each rank updates the whole model, or its part."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
     return RankAveraging(group, copy, barrier, hooks, route)
@@ -375,7 +374,7 @@ def _averaging(
 def _price(
     group: RankGroup, compressed: CompressedGradient, *, is_in_buckets: bool
 ) -> CompressionPrice:
-    """The price of compressing the gradients, cut as they are here."""
+    """Measure the price of compressing the gradients, in the buckets that are used here."""
     if is_in_buckets:
         compressed.cut(
             [bucket.span for bucket in make_buckets(compressed.section, compressed.device)]
@@ -391,7 +390,7 @@ def say(text: str) -> None:
 
 
 def random_digests() -> tuple[str, ...]:
-    """Digests of the random states of Python, NumPy and torch, and torch's seed."""
+    """Return digests of the random states of Python, NumPy and torch, and torch's seed."""
     states: list[object] = [random.getstate()]
     numpy = sys.modules.get("numpy")
     states.append("" if numpy is None else [*map(str, numpy.random.get_state())])
@@ -407,8 +406,7 @@ _NEAR = 1 << 32
 def unseeded(digests: list[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the random generators that the script has not seeded before ``connect``.
 
-    Unseeded generators differ between processes. Generators that the script has seeded stay as they
-    are.
+    Unseeded generators differ between processes. Those that the script has seeded stay as they are.
     """
     differing = []
     for number, name in enumerate(GENERATORS):

@@ -1,15 +1,15 @@
-"""The meeting place of all ranks: the store (``TCPStore``) of torch's own process groups.
+"""The rendezvous of all ranks: the store of torch's own process groups.
 
-    torchrun    keeps it, and tells its ranks where        srun, mpirun    rank 0 opens it
+    torchrun    keeps it and passes its address to ranks       srun, mpirun    rank 0 opens it
 
-    rank K   a token -> "registrations" -> rank 0   which answers with the number of the life
-             <----------- the life ------------   until all ranks have it
+    rank K   a token -> "registrations" -> rank 0   which answers with the current life of the job
+             <----------- the life ------------   until all ranks are in it
 
 A store kept by torchrun outlives its ranks: restarted ranks must not read earlier messages. Each of
-its agents counts restarts by itself and differently, so rank 0 counts lives in the store, and each
-rank asks it. One text is kept from life to life.
+torchrun's agents counts restarts itself, and the counts differ; so rank 0 counts lives in the
+store, and each rank asks it. One text is kept from life to life.
 
-This module must not know which messages go through the store.
+This module must not know what is said there.
 """
 
 import contextlib
@@ -30,15 +30,14 @@ from ...errors import LinkError
 from .world import RankOfWorld
 
 _REACH_S = 25.0
-"""Time for the store to answer; half a minute with what comes before."""
+"""Time for the store to answer; half a minute in all with the start of the process."""
 _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
 _KEPT = "paceline/kept"
 _LOOK_S = (0.001, 0.02)
-"""Between two checks for an answer, at first and at most; no signal is handled in the store's wait.
-"""
+"""Between two checks for an answer, at first and at most; the store's own wait blocks signals."""
 _ERRORS_ONLY = 2
-"""A level of torch's C++ log; 1 includes warnings (TORCH_CPP_LOG_LEVEL)."""
+"""The level of torch's C++ log without warnings (TORCH_CPP_LOG_LEVEL)."""
 
 
 class MeetingPlace:
@@ -57,13 +56,13 @@ class MeetingPlace:
         if not rank.is_hosted:
             _log_errors_only()
         self._root = self._connect(hosts=hosts)
-        """If this rank hosts the store, the server itself, which ends with this process."""
+        """If this rank hosts the store, the server, which ends with this process."""
         self._registrar: threading.Thread | None = None
         if rank.is_hosted:
             self.rank = replace(rank, life=self._life())
 
     def client(self, name: str = "") -> Store:
-        """A separate connection, with keys of this life only."""
+        """Open a separate connection that uses keys of this life only."""
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
         return PrefixStore(f"paceline/{self.rank.life or 0}/{name}", store)
@@ -73,17 +72,17 @@ class MeetingPlace:
         try:
             self._root.set(_KEPT, text)
         except RuntimeError as error:
-            raise gone(error) from None
+            raise _gone(error) from None
 
     def kept(self) -> str:
-        """The text that rank 0 of an earlier life kept; "": none."""
+        """Return the text that rank 0 of an earlier life kept; "" if there is none."""
         try:
             return self._root.get(_KEPT).decode() if self._root.check([_KEPT]) else ""
         except RuntimeError as error:
-            raise gone(error) from None
+            raise _gone(error) from None
 
     def close_registration(self) -> None:
-        """Close this life when all ranks are in it, or none is expected; later ones get another."""
+        """Stop answering: all ranks are in, or none is expected; later ones are of another life."""
         if self._registrar is not None:
             with contextlib.suppress(RuntimeError):
                 self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
@@ -91,13 +90,13 @@ class MeetingPlace:
             self._registrar = None
 
     def _life(self) -> int:
-        """The number of the life of the job that this rank is in, from 1."""
+        """Return the life of the job in which this rank was started; the first is 1."""
         try:
             if self.rank.rank:
                 return self._ask_life()
             life = int(self._root.add(_LIVES, 1))
         except RuntimeError as error:
-            raise gone(error) from None
+            raise _gone(error) from None
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
         self._registrar = threading.Thread(target=_answer, args=(store, life), daemon=True)
@@ -105,7 +104,7 @@ class MeetingPlace:
         return life
 
     def _ask_life(self) -> int:
-        """Ask rank 0, which answers once it has started, even ranks that have died meanwhile."""
+        """Ask rank 0 for the life; it answers once it has started, also ranks that are gone."""
         token, wait_s = f"paceline/{uuid.uuid4().hex}", _LOOK_S[0]
         self._root.queue_push(_REGISTRATIONS, token)
         while not self._root.check([token]):
@@ -115,8 +114,8 @@ class MeetingPlace:
 
     def _connect(self, *, hosts: bool) -> TCPStore:
         rank = self.rank
-        if not (hosts or _is_reachable(rank)):
-            raise LinkError(_why_unreachable(rank, hosts=hosts, error=""))
+        if not (hosts or _is_reached(rank)):
+            raise LinkError(_unreached(rank, hosts=hosts, error=""))
         try:
             return TCPStore(
                 rank.address, rank.port, None, hosts,
@@ -124,11 +123,10 @@ class MeetingPlace:
                 wait_for_workers=False, multi_tenant=True,
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
-            raise LinkError(_why_unreachable(rank, hosts=hosts, error=str(error))) from None
+            raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
 
 
-def gone(error: RuntimeError) -> LinkError:
-    """The error when the store does not answer any more."""
+def _gone(error: RuntimeError) -> LinkError:
     return LinkError(f"the store at which all workers meet is gone: {error}")
 
 
@@ -145,13 +143,13 @@ def _log_errors_only() -> None:
     May go when its TCPStore warns only once. The user's own setting stays.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        with contextlib.suppress(OSError, ValueError):  # no such library, or no such flag in it
+        with contextlib.suppress(OSError, ValueError):  # another system, or another torch
             library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
             ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _ERRORS_ONLY
 
 
-def _is_reachable(rank: RankOfWorld) -> bool:
-    """Whether the store accepts connections; torch would print its stack if it does not."""
+def _is_reached(rank: RankOfWorld) -> bool:
+    """Return whether the store accepts connections; a failed attempt of torch prints a stack."""
     end_s = time.monotonic() + _REACH_S
     while (left_s := end_s - time.monotonic()) > 0:
         try:
@@ -163,19 +161,19 @@ def _is_reachable(rank: RankOfWorld) -> bool:
     return False
 
 
-def _why_unreachable(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
+def _unreached(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
     if hosts:
-        cause = error.strip().partition("\n")[0]
+        first = error.strip().partition("\n")[0]
         return (
-            f"worker 0 cannot open {rank.place}, where all workers meet ({cause}): another process "
+            f"worker 0 cannot open {rank.place}, where all workers meet ({first}): another process "
             "may have that port; set MASTER_PORT to a free one"
         )
     try:
         socket.getaddrinfo(rank.address, rank.port)
-    except OSError as unknown_host:
+    except OSError as unknown:
         return (
             f"worker {rank.rank} cannot find {rank.address} of {rank.place}, where all workers "
-            f"meet ({unknown_host.strerror}): set MASTER_ADDR to an address of worker 0's machine"
+            f"meet ({unknown.strerror}): set MASTER_ADDR to an address of worker 0's machine"
         )
     return (
         f"worker {rank.rank} cannot reach {rank.place}, where all workers meet, within "

@@ -1,11 +1,11 @@
 """Messages between ranks, through the store at which torch's own process groups meet.
 
-    rank K   send -> sender ------ queue "up" -------> reader -> hear        rank 0
+    rank K   send -> teller ------ queue "up" -------> reader -> events      rank 0
              receive <- listener <- queue "down/K" <-- tell                  (the controller)
 
-Each thread has a connection of its own, since a waiting call blocks its connection. No step waits
-for a message in flight: a thread sends it. Another rank reports one that cannot be reached any more
-(`Lost`); `RunOver` ends all ranks. This module must not know what a message leads to.
+Each thread has its own connection, since a waiting thread blocks it. No step waits for a message to
+be sent: that is the teller's work. A rank that has died is reported by another one (`Lost`), and
+`RunOver` ends all ranks. This module must not know what a message leads to.
 """
 
 import contextlib
@@ -19,10 +19,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
+from ...errors import LinkError
 from ...wire.channel import HungUp
 from ...wire.codec import Codec, WireError
 from ...wire.messages import Failed, FromMember, Rounds, ToMember, Whose
-from .place import MeetingPlace, gone
+from .place import MeetingPlace
 
 _FLUSH_S = 10.0
 _NOTHING = b""
@@ -30,12 +31,12 @@ _SEAT = struct.Struct("<i")
 
 
 class Hello(NamedTuple):
-    """Up: this rank has started.
+    """Up: this rank has arrived.
 
     Attributes:
         settings: its settings at the start, as JSON.
         random: digests of its random states, see ``life.unseeded``.
-        unreachable_why: why other machines cannot reach it; "": they can.
+        unreachable_why: why other machines cannot reach it; "" if they can.
         boot: the id of its machine's boot; two machines may have the same name.
     """
 
@@ -54,7 +55,7 @@ class Lost(NamedTuple):
 
 
 class EndAsked(NamedTuple):
-    """Up: this rank has received a signal that asks for the end."""
+    """Up: this rank received a signal that asks for the end."""
 
     number: int
 
@@ -64,10 +65,10 @@ class Bye(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """Down: all ranks have started, and make their groups.
+    """Down: all ranks have arrived; make the groups.
 
     Attributes:
-        seeds: the random generators that get the run's seed: those that the script has not seeded.
+        seeds: the random generators that get the run's seed, since the script has not seeded them.
         is_near: whether all ranks are on one machine.
     """
 
@@ -76,22 +77,22 @@ class Meet(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Down: the member that this rank is, `MemberSpec` as JSON."""
+    """Down: become this member; its `MemberSpec` as JSON."""
 
     spec: str
 
 
 class CallOff(NamedTuple):
-    """Down: leave the step, unless the rank works on a later serial than this one."""
+    """Down: abandon the step if it works on this serial or an earlier one."""
 
     serial: int
 
 
 class RunOver(NamedTuple):
-    """Down: the run is over; the exit code, and a text that only this rank prints."""
+    """Down: the run is over; exit with this code, after printing a text for this rank only."""
 
     code: int
-    text: str = ""
+    said: str = ""
 
 
 Up: TypeAlias = Hello | Lost | EndAsked | Bye
@@ -104,34 +105,35 @@ class StoreChannel:
     """The member's end of the channel; see ``wire.channel.Channel``.
 
     Args:
-        handle: called with messages to the rank itself: `Meet`, `Begin`, `CallOff`, `RunOver`.
-        lost: called with the reason why no more messages come; "": the store is gone.
+        heard: called with messages to the rank itself: `Meet`, `Begin`, `CallOff`, `RunOver`.
+        lost: called when no message can arrive any more, with the reason; "" if the meeting place
+            is gone.
     """
 
     def __init__(
         self,
         place: MeetingPlace,
         seat: int,
-        handle: Callable[[Down], None],
+        heard: Callable[[Down], None],
         lost: Callable[[str], None],
     ) -> None:
-        self._seat, self._handle, self._lost = seat, handle, lost
+        self._seat, self._heard, self._lost = seat, heard, lost
         self._held: list[FromMember] = []
         self._outbox: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[list[ToMember] | None] = queue.SimpleQueue()
         self._is_over = False
-        sender, self._listener = (
-            threading.Thread(target=target, args=(place.client(),), daemon=True)
-            for target in (self._send_all, self._listen)
+        teller, self._listener = (
+            threading.Thread(target=work, args=(place.client(),), daemon=True)
+            for work in (self._tell, self._listen)
         )
-        sender.start()
+        teller.start()
         self._listener.start()
 
-    # -- from the member ------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------
 
     def send(self, message: FromMember) -> None:
         messages, self._held = [*self._held, message], []
-        if self._seat:  # rank 0 alone reports rounds, by the clock that the controller reads
+        if self._seat:  # only rank 0 reports rounds, since the controller reads the same clock
             messages = [message for message in messages if not isinstance(message, Rounds)]
         if messages:
             self._outbox.put(_SEAT.pack(self._seat) + UP.encode(messages))
@@ -144,13 +146,13 @@ class StoreChannel:
         self._outbox.put(_SEAT.pack(self._seat) + UP.encode([message]))
 
     def flush(self, within_s: float) -> None:
-        """Return when all messages are in the store, at most ``within_s`` later."""
+        """Wait until all messages are in the store, at most this long."""
         done = threading.Event()
         self._outbox.put(done)
         done.wait(within_s)
 
     def join(self, within_s: float) -> None:
-        """After the last message: wait for the end of the listening thread."""
+        """Wait for the listening thread to end, after the last message."""
         self._listener.join(within_s)
 
     def die(self) -> None:
@@ -161,7 +163,7 @@ class StoreChannel:
         self.flush(_FLUSH_S)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _send_all(self, store: Store) -> None:
+    def _tell(self, store: Store) -> None:
         while True:
             frame = self._outbox.get()
             if isinstance(frame, threading.Event):
@@ -173,7 +175,7 @@ class StoreChannel:
                 self._fail()
                 return
 
-    # -- to the member --------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------
 
     def receive(self, is_blocking: bool = True) -> list[ToMember]:
         try:
@@ -188,22 +190,22 @@ class StoreChannel:
     def _listen(self, store: Store) -> None:
         while not self._is_over:
             try:
-                messages = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
+                received = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
             except RuntimeError:
                 self._fail()
                 return
             except WireError as error:
                 self._fail(str(error))
                 return
-            to_member: list[ToMember] = []
-            for message in messages:
+            messages: list[ToMember] = []
+            for message in received:
                 if isinstance(message, Meet | Begin | CallOff | RunOver):
                     self._is_over |= isinstance(message, RunOver)
-                    self._handle(message)
+                    self._heard(message)
                 else:
-                    to_member.append(message)
-            if to_member:
-                self._inbox.put(to_member)
+                    messages.append(message)
+            if messages:
+                self._inbox.put(messages)
         self._inbox.put(None)
 
     def _fail(self, why: str = "") -> None:
@@ -214,7 +216,7 @@ class StoreChannel:
 
 
 class ControllerPost:
-    """Rank 0's end: the messages of all ranks, and messages to each of them."""
+    """Rank 0's end: receives messages of all ranks and sends messages to each."""
 
     def __init__(self, place: MeetingPlace, size: int) -> None:
         self.size = size
@@ -237,14 +239,14 @@ class ControllerPost:
         try:
             self._store.queue_push(f"down/{seat}", DOWN.encode(messages))
         except RuntimeError as error:
-            raise gone(error) from None
+            raise LinkError(f"the store at which all workers meet is gone: {error}") from None
 
     def tell_all(self, message: Down) -> None:
         for seat in range(self.size):
             self.tell(seat, [message])
 
     def close(self) -> None:
-        """Stop reading: a process must not end while a thread is in torch's code."""
+        """Stop listening: a process must not end while a thread is in torch's code."""
         with contextlib.suppress(RuntimeError):
             self._store.queue_push("up", _NOTHING)
         self._reader.join(1.0)
@@ -262,7 +264,7 @@ class ControllerPost:
 
 
 def _decode(seat: int, frame: bytes) -> list[FromMember | Up]:
-    """Decode a rank's messages; a rank of another version becomes ``Failed`` with the reason."""
+    """Decode a rank's messages; if they cannot be decoded (another version), return its failure."""
     try:
         return UP.decode(frame)
     except WireError as error:

@@ -1,13 +1,13 @@
-"""Finds in the environment which rank a process is, if another launcher started it.
+"""A process's rank among those that another launcher started, from the environment.
 
     torchrun    RANK             WORLD_SIZE             LOCAL_RANK
     mpirun      OMPI_COMM_WORLD_RANK  .._SIZE           .._LOCAL_RANK      (Open MPI)
                 PMI_RANK         PMI_SIZE               MPI_LOCALRANKID    (MPICH, Intel MPI)
     srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
 
-They are checked in this order, since processes that mpirun starts in a batch job inherit the
-variables of Slurm's single step. All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the
-others do not: without it each process is a separate script. This module must not know torch.
+In this order, since processes that mpirun starts in a batch job inherit the variables of Slurm's
+single step. All meet at MASTER_ADDR:MASTER_PORT, which only torchrun sets itself: without it each
+process is a separate script. This module must not know torch.
 """
 
 import hashlib
@@ -40,16 +40,15 @@ class RankOfWorld:
     """One process among ``size``.
 
     Attributes:
-        rank, local_rank: from 0, over all machines and on this one; ``rank`` if the latter is not
-            known.
-        address, port: of the store at which all meet.
+        rank, local_rank: from 0, over all machines and on this one, if that is known.
+        address, port: where all meet.
         is_hosted: whether the launcher keeps the store; else rank 0 does.
-        restarts: how often the launcher has restarted all ranks, as this machine counts it.
-        anew: how often the ranks have restarted by themselves since then.
-        began_s: the time of this process's last restart by itself; None: there was none.
-        life: the number of this life of the job, counted in the store from 1; None: not yet known,
-            or rank 0 hosts the store.
-        job: an id that only the job's restarts share; "": the job is never restarted.
+        restarts: how often the launcher has restarted all of them, as this machine counts it.
+        anew: how often they have restarted themselves since then.
+        began_s: when this process last restarted itself, by the clock; None: it has not.
+        life: the number of this life of the job, counted in the store from 1; None: not known yet,
+            or the store does not outlive this life.
+        job: an id shared by all restarts of the job; "": the job cannot be restarted.
     """
 
     rank: int
@@ -76,7 +75,7 @@ class RankOfWorld:
 
 
 def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
-    """The rank of this process among several; None: it is alone, or MASTER_ADDR is not set.
+    """Return the rank of this process among several; None: it is alone, or no address is set.
 
     Raises:
         ConfigError: the variables contradict each other.
@@ -85,15 +84,17 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         return None
     for names in _VARIABLES:
         if env.get(names[0]) and env.get(names[1]):
-            rank, size = (_read_int(env, name) for name in names[:2])
+            rank, size = (_whole(env, name) for name in names[:2])
             break
     else:
         return None
     if size < 2:
         return None
     if not 0 <= rank < size:
-        raise ConfigError(f"{names[0]} must be >= 0 and below {names[1]}={size}, got {rank}")
-    port = _read_int(env, "MASTER_PORT") if env.get("MASTER_PORT") else PORT
+        raise ConfigError(
+            f"{names[0]} must be from 0 to {size - 1} ({names[1]}={size}), got {rank}"
+        )
+    port = _whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else PORT
     if not 0 < port < _MOST_PORTS:
         raise ConfigError(f"MASTER_PORT must be a port below {_MOST_PORTS}, got {port}")
     return RankOfWorld(
@@ -103,67 +104,64 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         address=env["MASTER_ADDR"],
         port=port,
         is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        restarts=_read_int(env, _RESTARTS) if env.get(_RESTARTS) else 0,
-        **_own_restarts(env),
-        job=_job_id(env),
+        restarts=_whole(env, _RESTARTS) if env.get(_RESTARTS) else 0,
+        **_begun_anew(env),
+        job=_job(env),
     )
 
 
 def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) -> int:
-    """The rank on this machine, from any launcher's variables with the same rank and size.
-
-    ``srun --mpi=pmi2`` sets two kinds of variables, but the local rank in only one of them.
-    """
+    """Return the rank on this machine; with srun --mpi=pmi2 only one set of names has it."""
     for rank_name, size_name, local_name in _VARIABLES:
         is_same = env.get(rank_name) == env[names[0]] and env.get(size_name) == env[names[1]]
         if is_same and env.get(local_name):
-            return _read_int(env, local_name)
+            return _whole(env, local_name)
     return rank
 
 
-def _own_restarts(env: Mapping[str, str]) -> dict[str, Any]:
-    """Read the variable that ``environment_anew`` set."""
+def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
+    """Read what ``environment_anew`` set."""
     times, _, began_s = env.get(_ANEW, "").partition("@")
     try:
         return {"anew": int(times), "began_s": float(began_s)} if times else {}
     except ValueError:
         raise ConfigError(
-            f"{_ANEW} is set by Paceline alone, got {env[_ANEW]!r}; unset it"
+            f"{_ANEW} is set by Paceline itself: unset it (found {env[_ANEW]!r})"
         ) from None
 
 
 def environment_anew(times: int) -> dict[str, str]:
-    """The environment for a process that restarts, for the ``times``-th time."""
+    """Return the environment of a process that restarts, for the ``times``-th time."""
     return {_ANEW: f"{times}@{time.time()}"}
 
 
-def _read_int(env: Mapping[str, str], name: str) -> int:
+def _whole(env: Mapping[str, str], name: str) -> int:
     try:
         return int(env[name])
     except ValueError:
         raise ConfigError(f"{name} must be a whole number, got {env[name]!r}") from None
 
 
-def _job_id(env: Mapping[str, str]) -> str:
-    """The id of torchrun's job; if it is "none", made from torchrun's process; "": not torchrun."""
+def _job(env: Mapping[str, str]) -> str:
+    """Return the id of torchrun's job, or of its process if the id is "none"; "" without torchrun."""
     name = env.get("TORCHELASTIC_RUN_ID")
     if name is None:
         return ""
     if name == "none":
-        name = f"{os.uname().nodename} {os.getppid()} {_start_ticks(os.getppid())}"
+        name = f"{os.uname().nodename} {os.getppid()} {_began(os.getppid())}"
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def boot_of_machine() -> str:
-    """The id of this machine's boot, which differs between machines of one name; "": not known."""
+    """Return the id of this machine's boot, which no other machine has; "" if it is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def _start_ticks(pid: int) -> str:
-    """When this process started, in the kernel's ticks; "": not known."""
+def _began(pid: int) -> str:
+    """Return when this process started, in the kernel's ticks; "" if it is not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
