@@ -103,13 +103,13 @@ def test_a_restart_goes_on_in_the_folder_of_the_first_start(
     monkeypatch.chdir(tmp_path)
     first = job.JobFolder(RANK)
     settings = job.settings_of_ranks(given(), RANK)
-    assert first.found(given(), settings).run_dir is None
+    assert first.restore(given(), settings).run_dir is None
     first.began("/somewhere/runs/that")
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).found(given(), settings)
+    found = job.JobFolder(again).restore(given(), settings)
     assert (found.run_dir, found.resume, found.workers) == ("/somewhere/runs/that", "auto", 2)
     other = replace(again, job="another")
-    assert job.JobFolder(other).found(given(), settings).resume is None
+    assert job.JobFolder(other).restore(given(), settings).resume is None
     first.forget()
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -120,9 +120,9 @@ def test_a_restart_is_one_though_this_machine_has_counted_none(
     monkeypatch.chdir(tmp_path)
     settings = job.settings_of_ranks(given(), RANK)
     job.JobFolder(RANK).began("/somewhere/runs/that")
-    again = job.JobFolder(replace(RANK, life=2)).found(given(), settings)
+    again = job.JobFolder(replace(RANK, life=2)).restore(given(), settings)
     assert (again.run_dir, again.resume) == ("/somewhere/runs/that", "auto")
-    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).found(given(), settings)
+    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).restore(given(), settings)
     assert (of_another.run_dir, of_another.resume) == (None, None)
 
 
@@ -148,10 +148,12 @@ def test_two_jobs_of_one_name_at_once_go_on_in_a_folder_each(
     keepers = Kept(), Kept()
     for keeper, folder in zip(keepers, ("/runs/one", "/runs/two"), strict=True):
         first = job.JobFolder(replace(RANK, life=1), keeper)
-        assert first.found(given(), settings).run_dir is None
+        assert first.restore(given(), settings).run_dir is None
         assert first.began(folder) == ""
     job.JobFolder(replace(RANK, life=1), keepers[1]).forget()
-    found = [job.JobFolder(replace(RANK, life=2), one).found(given(), settings) for one in keepers]
+    found = [
+        job.JobFolder(replace(RANK, life=2), one).restore(given(), settings) for one in keepers
+    ]
     assert [one.run_dir for one in found] == ["/runs/one", None]
     assert not (tmp_path / "runs").exists()
 
@@ -173,7 +175,7 @@ def test_a_file_that_was_never_written_to_its_end_names_no_folder(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / ".job-abc").touch()
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).found(given(), job.settings_of_ranks(given(), RANK))
+    found = job.JobFolder(again).restore(given(), job.settings_of_ranks(given(), RANK))
     assert (found.run_dir, found.resume) == (None, None)
 
 
