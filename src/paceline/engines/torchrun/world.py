@@ -143,7 +143,7 @@ def _whole(env: Mapping[str, str], name: str) -> int:
 
 
 def _job(env: Mapping[str, str]) -> str:
-    """Return the id of torchrun's job, or of its process if that is "none"; "" without torchrun."""
+    """Return an id of torchrun's job, or of its process if that is "none"; "" without torchrun."""
     name = env.get("TORCHELASTIC_RUN_ID")
     if name is None:
         return ""
