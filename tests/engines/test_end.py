@@ -148,7 +148,9 @@ def test_code_that_cannot_do_without_batches_may_end_so_behind_a_stop(
     assert end_with(error, spec)[0] == 1
     code_of_end, (note, told) = end_with(error, spec, is_cut_short=True)
     assert (code_of_end, told) == (0, Done())
-    assert f"({type(error).__name__}): the run was stopped, so its loader had nothing" in note
+    assert (
+        f"({type(error).__name__}): the run was stopped, so its loader had no more batches" in note
+    )
 
 
 @pytest.mark.parametrize(
