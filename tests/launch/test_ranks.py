@@ -1,8 +1,11 @@
 """What is decided before a run of ranks begins: settings, the folder of a job's restarts."""
 
+import errno
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -201,6 +204,22 @@ def test_two_machines_of_one_name_are_two() -> None:
         ranks._refuse_unreachable([first, unreached])
     assert ranks._num_machines([first, unreached, second]) == 2
     assert sys.platform != "linux" or len(boot_of_machine()) == 36
+
+
+def test_a_file_that_the_system_refuses_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read() -> Resolved:
+        raise PermissionError(errno.EACCES, "Permission denied", "runs/a")
+
+    monkeypatch.setattr(ranks, "ControllerPost", lambda place, size: None)
+    life: Any = SimpleNamespace(place=None, rank=RANK)
+    thread = ranks.RunThread(life, TaskProgram(task="lenet"), read)
+    codes: list[int] = []
+    monkeypatch.setattr(thread, "_end_all", codes.append)
+    thread.run()
+    assert codes == [2]
+    assert capsys.readouterr().err == "error: runs/a: Permission denied\n"
 
 
 def test_a_process_alone_goes_on_with_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

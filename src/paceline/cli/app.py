@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter, Token, UnusedCliTokensError, convert
 
 from .. import __version__
-from ..errors import ConfigError, FileError, LinkError, PacelineError, unknown
+from ..errors import ConfigError, LinkError, PacelineError, from_os_error, unknown
 from ..system.streams import Lasting, lead_nowhere, open_standard_streams
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
@@ -254,9 +254,7 @@ def _refused(error: OSError) -> PacelineError:
         sys.stdout.flush()
     except OSError:
         lead_nowhere(sys.stdout)
-    if error.filename is None:
-        return LinkError(error.strerror or str(error))
-    return FileError(error.errno, error.strerror, error.filename)
+    return from_os_error(error)
 
 
 def _no_memory(error: Exception) -> LinkError:

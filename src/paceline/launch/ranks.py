@@ -32,6 +32,7 @@ from ..errors import (
     LinkError,
     PacelineError,
     WorkerError,
+    from_os_error,
 )
 from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
@@ -127,11 +128,9 @@ class RunThread(threading.Thread):
         try:
             code = self._run_to_its_end()
         except PacelineError as error:
-            say(f"error: {error}")
-            if self._is_json:
-                error_json = {"kind": type(error).__name__, "message": str(error)}
-                print(json.dumps({"error": error_json}), flush=True)  # noqa: T201  rank 0 speaks for the command
-            code = 2 if isinstance(error, ConfigError) else 1
+            code = self._print_error(error)
+        except OSError as error:
+            code = self._print_error(from_os_error(error))
         except BeginsAnew:
             code = ANEW
         except KeyboardInterrupt as end:
@@ -141,6 +140,14 @@ class RunThread(threading.Thread):
             traceback.print_exc()
         finally:
             self._end_all(code)
+
+    def _print_error(self, error: PacelineError) -> int:
+        """Print the error as the command does; return the exit code."""
+        say(f"error: {error}")
+        if self._is_json:
+            error_json = {"kind": type(error).__name__, "message": str(error)}
+            print(json.dumps({"error": error_json}), flush=True)  # noqa: T201  rank 0 speaks for the command
+        return 2 if isinstance(error, ConfigError) else 1
 
     def _run_to_its_end(self) -> int:
         resolved = self._read()
