@@ -18,7 +18,7 @@ from paceline.system.files import OpenFolder
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": MOST_PROCESSES + 1}, "are more than one machine carries .*simulate"),
+        ({"workers": MOST_PROCESSES + 1}, "are more than one machine can run .*simulate"),
         ({"workers": 2, "protocol": "k-sync:3"}, "k-sync:3"),
         ({"fault": ("kill worker 7 at update 3",)}, "worker 7"),
         ({"checkpoint_every": "often"}, "often"),
