@@ -203,11 +203,11 @@ class Processes(abc.ABC):
         """End a member that was given up; ``ProcessLeft`` follows."""
 
     @abc.abstractmethod
-    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+    def spawn(self, member: int, seat: int, changes: dict[str, object]) -> None:
         """Start a new member on a seat whose last member has left; ``ProcessStarted`` follows.
 
         Args:
-            told: changes to the context of the seat's first member, see `MemberSpec`.
+            changes: what differs from the context of the seat's first member, see `MemberSpec`.
         """
 
 

@@ -132,9 +132,9 @@ class LocalProcesses(Processes):
 
     # -- the contract ---------------------------------------------------------------------------
 
-    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+    def spawn(self, member: int, seat: int, changes: dict[str, object]) -> None:
         first = self._specs[seat]
-        self._fork(replace(first, member=member, context={**first.context, **told}))
+        self._fork(replace(first, member=member, context={**first.context, **changes}))
 
     def end(self, member: int) -> None:
         self._given_up.add(member)

@@ -26,13 +26,13 @@ class Switchboard:
     """The coordinator's ends of all channels.
 
     Args:
-        other: another descriptor to poll while waiting for members.
+        extra: another descriptor to poll while waiting for members.
         make_channel: makes a channel from this process's end of a socket pair.
     """
 
     def __init__(
         self,
-        other: int,
+        extra: int,
         make_channel: Callable[
             [socket.socket], SocketChannel[ToMember, FromMember]
         ] = coordinator_channel,
@@ -44,15 +44,15 @@ class Switchboard:
         """Descriptor -> member."""
         self._late: set[int] = set()
         """Members with messages that are not sent yet."""
-        self._other = other
+        self._extra = extra
         self._poll = select.poll()
-        self._poll.register(other, select.POLLIN)
+        self._poll.register(extra, select.POLLIN)
 
-    def look_at(self, other: int) -> None:
-        """Poll this descriptor instead of ``other`` from now on."""
-        self._poll.unregister(self._other)
-        self._other = other
-        self._poll.register(other, select.POLLIN)
+    def look_at(self, extra: int) -> None:
+        """Poll this descriptor instead of the previous one from now on."""
+        self._poll.unregister(self._extra)
+        self._extra = extra
+        self._poll.register(extra, select.POLLIN)
 
     @property
     def members(self) -> list[int]:
@@ -67,20 +67,20 @@ class Switchboard:
         self._poll.register(end, select.POLLIN)
 
     def hear(self, timeout_s: float) -> tuple[list[Received], bool]:
-        """Return members' messages, [] after ``timeout_s``, and whether ``other`` is readable."""
+        """Return members' messages, [] after ``timeout_s``, and whether ``extra`` is readable."""
         self._send_rest()
         received: list[Received] = []
-        is_other_ready = False
+        is_extra_ready = False
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
-            if descriptor == self._other:
-                is_other_ready = True
+            if descriptor == self._extra:
+                is_extra_ready = True
                 continue
             member = self._members[descriptor]
             try:
                 received += [(member, message) for message in self._channels[member].receive(False)]
             except OSError:
                 self._poll.unregister(descriptor)
-        return received, is_other_ready
+        return received, is_extra_ready
 
     def hang_up(self, member: int) -> list[Received]:
         """Close the channel of a member that has ended; returns its last messages."""
