@@ -221,10 +221,10 @@ class RunThread(threading.Thread):
         return TorchrunEngine(num_workers, RankZero(
             post=self._post,
             memory=lambda: (life.carrier.arena, life.carrier.control),
-            where=self._processes,
+            processes=self._processes,
             lost=self._lost,
-            asked=self._hear_signal,
-            began=began,
+            on_signal=self._hear_signal,
+            on_folder=began,
             is_one_machine=self._num_machines == 1,
         ))  # fmt: skip
 

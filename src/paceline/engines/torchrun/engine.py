@@ -23,19 +23,19 @@ class RankZero:
 
     Attributes:
         memory: returns its arena and control words; called once the store is laid out.
-        where: seat -> the rank's process and machine as text, and its process id.
+        processes: seat -> the rank's process and machine as text, and its process id.
         lost: ranks that have died; filled by the engine.
-        asked: called when a rank received a signal that asks for the end.
-        began: called when the folder of the run is known.
+        on_signal: called when a rank received a signal that asks for the end.
+        on_folder: called when the folder of the run is known.
         is_one_machine: whether all ranks are on this machine.
     """
 
     post: ControllerPost
     memory: Callable[[], tuple[SharedMemory, Control]]
-    where: Mapping[int, tuple[str, int]]
+    processes: Mapping[int, tuple[str, int]]
     lost: set[int]
-    asked: Callable[[int], None]
-    began: Callable[[str], None]
+    on_signal: Callable[[int], None]
+    on_folder: Callable[[str], None]
     is_one_machine: bool
 
 
@@ -72,16 +72,16 @@ class TorchrunEngine(Engine):
         zero = self._zero
         self._members = {spec.seat: spec.member for spec in specs}
         self._seats = {spec.member: spec.seat for spec in specs}
-        zero.began(str(specs[0].context["run_dir"]))
+        zero.on_folder(str(specs[0].context["run_dir"]))
         for spec in specs:
             zero.post.tell(spec.seat, [Begin(json.dumps(asdict(spec)))])
-        return {spec.member: (spec.seat, zero.where[spec.seat][1]) for spec in specs}
+        return {spec.member: (spec.seat, zero.processes[spec.seat][1]) for spec in specs}
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
         for seat, message in self._zero.post.hear(timeout_s):
             if isinstance(message, EndAsked):
-                self._zero.asked(message.number)
+                self._zero.on_signal(message.number)
             elif isinstance(message, Lost):
                 events += self._left(message.seat)
             elif not isinstance(message, Hello | Bye):
@@ -96,7 +96,7 @@ class TorchrunEngine(Engine):
         self._zero.lost.add(seat)
         if seat not in self._members:
             return []  # a rank that is not needed
-        return [(self._members[seat], ProcessLeft(f"{self._zero.where[seat][0]} is gone"))]
+        return [(self._members[seat], ProcessLeft(f"{self._zero.processes[seat][0]} is gone"))]
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
         outbox: dict[int, list[ToMember]] = {}
