@@ -1,6 +1,6 @@
-# The words of this project: each is complete by itself, on a fresh machine, too.
+# The targets of this project: each works by itself, on a fresh machine, too.
 #
-#   make train   install once, get the data, train LeNet with two workers
+#   make train   install once, get the data, train LeNet with two workers; ARGS="--epochs 1"
 #   make test    install once, run the tests
 #   make check   ruff and mypy
 #   make data    get Fashion-MNIST
@@ -16,15 +16,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip -qq --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
-# Many processes begin in a test: none has to compile the modules anew.
+# A test starts many processes: none should have to compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test check data paper scripts venv
 .DEFAULT_GOAL := train
 
+# ARGS="--epochs 1" changes a setting: a flag wins over the environment.
 train: $(CORE) data
 	@echo "== training"
-	@$(BIN)/paceline train lenet --workers 2 --batch-size 256 --lr 0.2 --epochs 10 $(ARGS)
+	@PACELINE_WORKERS=2 PACELINE_BATCH_SIZE=256 PACELINE_LR=0.2 PACELINE_EPOCHS=10 \
+	  $(BIN)/paceline train lenet $(ARGS)
 
 # Without the images training goes on with the small data set of the package, and says so.
 data: $(CORE)

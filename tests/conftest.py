@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from own_tree import python_path
 from paceline.cli import app as command
 from paceline.engines.local.client import warm
 
+os.environ["PYTHONPATH"] = python_path()
 os.environ |= {
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",

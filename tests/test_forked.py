@@ -11,6 +11,7 @@ import pytest
 
 import forked
 from forked import Forked
+from own_tree import SRC
 
 PROGRAM = """
 import atexit, os, sys, threading, time
@@ -73,3 +74,10 @@ def test_output_is_over_once_nobody_can_write_any_more(tmp_path: Path) -> None:
     begun_s = time.monotonic()
     assert forked.run([tmp_path / "leaves.py"]).stdout == "late\n"
     assert time.monotonic() - begun_s > 0.5
+
+
+def test_a_process_of_a_test_imports_the_package_of_this_tree(tmp_path: Path) -> None:
+    code = "import paceline; print(paceline.__file__)"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).parents[1] == SRC

@@ -72,6 +72,15 @@ class BeginsAnew(BaseException):
     """The run restarts from its newest checkpoint in new processes; not an error either."""
 
 
+def from_os_error(error: OSError) -> PacelineError:
+    """The error for an ``OSError``, with the file if it names one."""
+    if isinstance(error, PacelineError):
+        return error
+    if error.filename is None:
+        return LinkError(error.strerror or str(error))
+    return FileError(error.errno, error.strerror, error.filename)
+
+
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
     """The error for an unknown name, with the nearest and all known names."""
     names = sorted(known)

@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from own_tree import python_path
 from paceline.bench.apart import Apart
 from paceline.errors import ConfigError, WorkerError
 
@@ -37,7 +38,7 @@ class Seat:
 @pytest.fixture
 def seat(tmp_path: Path) -> Apart:
     (tmp_path / "seats.py").write_text(SEAT)
-    return Apart("seats:Seat", {"start": 40}, {"PYTHONPATH": str(tmp_path)})
+    return Apart("seats:Seat", {"start": 40}, {"PYTHONPATH": python_path(tmp_path)})
 
 
 def test_the_object_lives_in_another_process_and_keeps_its_state(seat: Apart) -> None:

@@ -159,7 +159,7 @@ def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--sizes 1GB", "--sizes '1GB' must read as 1KiB,64KiB,4MiB"),
+        ("--sizes 1GB", "--sizes '1GB' must be sizes such as 1KiB,64KiB,4MiB"),
         ("--sizes 2", "--sizes must be 4 B or more"),
         ("--workers 1", "needs --workers >= 2 and --rounds >= 1, got 1 and 5"),
         ("--names rings", "unknown collective 'rings'; did you mean 'ring'?"),
@@ -176,7 +176,7 @@ def test_what_cannot_be_measured_is_said_before_it_begins(say: Say, line: str, s
 def test_a_size_without_its_b_is_the_same_size() -> None:
     assert sizes_of("64Ki, 1Mi,64,8B") == (8, 64, 65536, 1 << 20)
     for text in ("64K", "KiB", "1KiMiB", "1.5MiB"):
-        with pytest.raises(ConfigError, match="must read as"):
+        with pytest.raises(ConfigError, match="must be sizes such as"):
             sizes_of(text)
 
 

@@ -288,7 +288,7 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path:
     settings = {"workers": 2, "engine": "inline"}
     listener = Listener()
     first = go(ADAM, tmp_path, listener, **place, **settings, updates=7)
-    assert "there is no run to resume yet: a new one begins" in listener.said
+    assert "no run to resume yet: starting a new one" in listener.said
     assert first.summary.updates == 7
     run = go(ADAM, tmp_path, **place, updates=10**6)
     assert_one_whole_run(run)

@@ -1,6 +1,7 @@
 """The command line: its help, its errors, its exit codes, its JSON."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,28 @@ def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
     assert f"Usage: paceline {verb}" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("launch", "launch [OPTIONS] SCRIPT [ARGS...]"),
+        ("doctor", "doctor [OPTIONS] [SCRIPT] [ARGS...]"),
+        ("report", "report [OPTIONS] [RUN]"),
+        ("bench collectives", "bench collectives [OPTIONS] [OPERATION]"),
+        ("plan", "plan --workers INT [OPTIONS] TASK"),
+    ],
+)
+def test_the_usage_line_names_the_arguments(words: str, usage: str, paceline: Run) -> None:
+    code, out, _ = paceline(*words.split(), "--help")
+    assert code == 0
+    assert f"Usage: paceline {usage}\n" in out
+
+
+def test_a_launch_without_a_script_says_what_to_write(paceline: Run) -> None:
+    code, _, err = paceline("launch", "--workers", "2")
+    assert code == 2
+    assert "no script was named; write e.g. paceline launch --workers 4 train.py" in err
+
+
 def test_the_help_of_a_run_names_every_setting(paceline: Run) -> None:
     for verb in ("train", "launch"):
         _, out, _ = paceline(verb, "--help")
@@ -122,6 +145,16 @@ def test_flags_become_settings(paceline: Run, launched: Launched) -> None:
         workers=4, protocol="k-sync:3", slow=("1=5x", "2=3x"), delay=("exp:20ms",), lr=0.2,
         keep_best=True,
     )  # fmt: skip
+
+
+def test_a_flag_for_make_train_replaces_its_setting(
+    paceline: Run, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    for name, value in re.findall(r"(PACELINE_\w+)=(\S+)", makefile):
+        monkeypatch.setenv(name, value)
+    assert paceline("train", "lenet", "--epochs", "1")[0] == 0
+    assert launched.settings == RunSettings(workers=2, batch_size=256, lr=0.2, epochs=1)
 
 
 def test_a_named_settings_file_is_read(paceline: Run, launched: Launched, tmp_path: Path) -> None:
@@ -174,7 +207,7 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         (("launch",), "no script was named; write e.g. paceline launch --workers 4 train.py"),
         (("launch", "gone.py"), "there is no script gone.py (looked in "),
         (("launch", "-m", "no.such.module"), "there is no module no.such.module"),
-        (("report", "gone"), "there is no run at gone"),
+        (("report", "gone"), "no run found at gone"),
         (("config", "sho"), 'Did you mean "show"?'),
         (("env", "all", "it"), "env does not take 'all it': leave it out, or see paceline env"),
         (

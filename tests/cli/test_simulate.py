@@ -197,7 +197,7 @@ def test_a_staleness_rule_is_reported_and_one_that_does_nothing_is_said(say: Say
     expected = sum(count / (lag + 1) for lag, count in counts.items()) / found["pushes"]
     assert found["mean_scale"] == pytest.approx(expected)
     _, idle, _ = say(f"{line} k-sync:2 --staleness inverse")
-    assert "staleness inverse does nothing: under k-sync:2 no gradient is stale" in idle
+    assert "staleness inverse has no effect: under k-sync:2 no gradient is stale" in idle
     code, _, error = say(f"{line} async --staleness invers")
     assert code == 2
     assert "did you mean 'inverse'" in error

@@ -103,7 +103,7 @@ def test_a_worker_is_done_after_what_it_leaves_to_its_end(
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "not enough memory: you tried"])
 def test_whose_memory_is_over_is_told_what_is_allowed(spec: MemberSpec, words: str) -> None:
     _, (told,) = end_with(RuntimeError(words), spec)
-    assert "memory that is allowed here: " in told.text
+    assert "memory allowed here: " in told.text
 
 
 def raised_by(code: str) -> Exception:
@@ -148,7 +148,9 @@ def test_code_that_cannot_do_without_batches_may_end_so_behind_a_stop(
     assert end_with(error, spec)[0] == 1
     code_of_end, (note, told) = end_with(error, spec, is_cut_short=True)
     assert (code_of_end, told) == (0, Done())
-    assert f"({type(error).__name__}): the run was stopped, so its loader had nothing" in note
+    assert (
+        f"({type(error).__name__}): the run was stopped, so its loader had no more batches" in note
+    )
 
 
 @pytest.mark.parametrize(

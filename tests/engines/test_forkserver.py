@@ -199,7 +199,7 @@ def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
     one = client.ForkServerClient()
     os.kill(one.pid, signal.Signals[name])
     try:
-        one.await_word("ready")
+        one.await_message("ready")
     finally:
         one.close()
     assert capfd.readouterr().err == ""
@@ -275,12 +275,12 @@ def test_what_a_killed_fork_server_has_left_is_taken_away_at_once(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     server = client.ForkServerClient()
     try:
-        server.await_word("ready")
+        server.await_message("ready")
         assert list(tmp_path.iterdir()) == []
         Path(server._scratch).mkdir()
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(AllGone):
-            server.await_word("started")
+            server.await_message("started")
         assert list(tmp_path.iterdir()) == []
     finally:
         server.close()
@@ -354,12 +354,12 @@ def test_one_that_is_killed_with_births_unread_is_gone() -> None:
     """The socket is reset then, not only closed."""
     server = client.ForkServerClient()
     try:
-        server.await_word("ready")
+        server.await_message("ready")
         os.kill(server.pid, signal.SIGSTOP)
-        server._end.send(b'{"empty": 0}')
+        server._socket.send(b'{"empty": 0}')
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(AllGone, match="forked from is gone"):
-            server.await_word("emptied")
+            server.await_message("emptied")
     finally:
         server.close()
 
@@ -368,7 +368,7 @@ def test_one_that_has_hung_up_is_waited_for_without_asking_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = client.ForkServerClient()
-    kept, (server._end, theirs) = server._end, socket_pair()
+    kept, (server._socket, theirs) = server._socket, socket_pair()
     num_asked = 0
 
     def count(descriptors: object, timeout_s: float) -> list[int]:
@@ -380,11 +380,11 @@ def test_one_that_has_hung_up_is_waited_for_without_asking_again_and_again(
     try:
         theirs.close()
         with pytest.raises(WorkerError, match="could not be started"):
-            server.await_word("ready", 0.2)
+            server.await_message("ready", 0.2)
         assert num_asked == 1
     finally:
-        server._end.close()
-        server._end = kept
+        server._socket.close()
+        server._socket = kept
         server.close()
 
 

@@ -200,7 +200,7 @@ def test_who_is_ended_by_the_run_was_not_short_of_memory(monkeypatch: pytest.Mon
     one._server = SimpleNamespace(kill=lambda member: None)  # type: ignore[assignment]  # it kills nobody
     one._probes = {1: StackProbe(), 2: StackProbe()}
     one.end(1)
-    assert one._told({"ended": 1, "code": -9}) == (1, ProcessLeft("killed by signal 9"))
-    _, left = one._told({"ended": 2, "code": -9})
+    assert one._event_of({"ended": 1, "code": -9}) == (1, ProcessLeft("killed by signal 9"))
+    _, left = one._event_of({"ended": 2, "code": -9})
     assert isinstance(left, ProcessLeft)
     assert "out of memory" in left.reason

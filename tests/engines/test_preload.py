@@ -99,7 +99,7 @@ def test_the_next_run_has_nothing_that_it_has_not_asked_for(
         ("raise OSError('no licence')", "preload: heavy cannot be imported: OSError: no licence"),
         (
             "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-            "preload: heavy starts 1 thread when it is imported",
+            "preload: importing heavy starts 1 thread",
         ),
     ],
     ids=["fails", "thread"],
@@ -115,11 +115,11 @@ def test_what_leaves_no_process_to_fork_is_refused_and_the_next_run_is_well(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no_such_module", "there is no module 'no_such_module' here"),
-        ("no_such.module", "there is no module 'no_such' here"),
-        ("os; print(1)", "is not the name of a module"),
-        (".relative", "is not the name of a module"),
-        ("", "is not the name of a module"),
+        ("no_such_module", "no module named 'no_such_module'"),
+        ("no_such.module", "no module named 'no_such'"),
+        ("os; print(1)", "is not a module name"),
+        (".relative", "is not a module name"),
+        ("", "is not a module name"),
     ],
 )
 def test_what_is_no_module_is_refused_before_anything_begins(name: str, said: str) -> None:

@@ -363,7 +363,7 @@ def test_a_rank_is_found_in_the_environment(env: dict[str, str], rank: Any) -> N
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is no rank below WORLD_SIZE=2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK must be from 0 to 1 \(WORLD_SIZE=2\), got 2"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number, got 'one'"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT must be a port"),
     ],
@@ -421,7 +421,7 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
 
     class Group:
         def all_gather(self, mine: Tensor, out: Tensor) -> SimpleNamespace:
-            out.copy_(torch.cat([one._mine for one in all_lines]))
+            out.copy_(torch.cat([one._own for one in all_lines]))
             return SimpleNamespace(wait=lambda: None)
 
     for seat, (_, control) in enumerate(controls):
@@ -512,4 +512,4 @@ def test_code_that_cannot_do_without_batches_ends_behind_a_stop_as_elsewhere(
 ) -> None:
     ended = run_ranks(tmp_path, 2, PACELINE_UPDATES="4", MODE="needs batches")
     assert ended.code == 0, ended.said
-    assert "so its loader had nothing left to give" in ended.said
+    assert "so its loader had no more batches" in ended.said

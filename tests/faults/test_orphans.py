@@ -235,7 +235,7 @@ def test_what_the_main_thread_forks_dies_with_it_while_another_thread_forks(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(process, "die_with_parent", lambda: dies.append(member))
-    process._let_forks_die_too(member)
+    process._kill_forks_with(member)
     calls["before"]()
     other = threading.Thread(target=calls["before"])
     other.start()

@@ -120,7 +120,7 @@ def test_a_worker_that_gets_no_more_memory_says_how_much_is_allowed(tmp_path: Pa
         limit=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
     ))  # fmt: skip
     assert code == 1
-    assert "memory that is allowed here: 8.0 GiB by ulimit -v" in said
+    assert "memory allowed here: 8.0 GiB by ulimit -v" in said
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("workers", 1_000_000, "1,000,000 workers are more than one machine carries"),
+        ("workers", 1_000_000, "1,000,000 workers are more than one machine can run"),
         ("workers", 10**30, "workers must fit into 64 bits, got a number of 100"),
         ("loader_workers", 10**6, "loader_workers must be <= 1024, got 1000000"),
         ("threads", 10**6, "threads must be <= 1024, got 1000000"),

@@ -18,7 +18,7 @@ from paceline.system.files import OpenFolder
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": MOST_PROCESSES + 1}, "are more than one machine carries .*simulate"),
+        ({"workers": MOST_PROCESSES + 1}, "are more than one machine can run .*simulate"),
         ({"workers": 2, "protocol": "k-sync:3"}, "k-sync:3"),
         ({"fault": ("kill worker 7 at update 3",)}, "worker 7"),
         ({"checkpoint_every": "often"}, "often"),
@@ -57,4 +57,4 @@ def test_a_worker_has_at_most_as_many_threads_as_the_user_has_exported(
     """As torch would by itself; all workers together have no more than there are cores."""
     monkeypatch.setattr(lives, "num_cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", exported)
-    assert lives._usual_threads(2) == threads
+    assert lives._default_threads(2) == threads

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from own_tree import python_path
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.config import resolve
 from paceline.errors import ConfigError
@@ -63,7 +64,7 @@ def test_numbers_that_cannot_be_are_refused(
     nodes: int | None, workers: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        Nodes.asked(nodes, workers)
+        Nodes.from_flags(nodes, workers)
 
 
 def test_another_number_of_workers_is_refused() -> None:
@@ -149,7 +150,7 @@ def test_who_evaluates_for_long_is_ended_before_torchrun_kills_all(tmp_path: Pat
     words = ("train", "looks_long:task", "--nodes", "2", "--workers-per-node", "1")
     begun = subprocess.Popen(
         [sys.executable, "-m", "paceline", *words, "--run-dir", "run"], cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": python_path(tmp_path)}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     end_s = time.monotonic() + 120

@@ -1,8 +1,11 @@
 """What is decided before a run of ranks begins: settings, the folder of a job's restarts."""
 
+import errno
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -103,13 +106,13 @@ def test_a_restart_goes_on_in_the_folder_of_the_first_start(
     monkeypatch.chdir(tmp_path)
     first = job.JobFolder(RANK)
     settings = job.settings_of_ranks(given(), RANK)
-    assert first.found(given(), settings).run_dir is None
+    assert first.restore(given(), settings).run_dir is None
     first.began("/somewhere/runs/that")
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).found(given(), settings)
+    found = job.JobFolder(again).restore(given(), settings)
     assert (found.run_dir, found.resume, found.workers) == ("/somewhere/runs/that", "auto", 2)
     other = replace(again, job="another")
-    assert job.JobFolder(other).found(given(), settings).resume is None
+    assert job.JobFolder(other).restore(given(), settings).resume is None
     first.forget()
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -120,9 +123,9 @@ def test_a_restart_is_one_though_this_machine_has_counted_none(
     monkeypatch.chdir(tmp_path)
     settings = job.settings_of_ranks(given(), RANK)
     job.JobFolder(RANK).began("/somewhere/runs/that")
-    again = job.JobFolder(replace(RANK, life=2)).found(given(), settings)
+    again = job.JobFolder(replace(RANK, life=2)).restore(given(), settings)
     assert (again.run_dir, again.resume) == ("/somewhere/runs/that", "auto")
-    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).found(given(), settings)
+    of_another = job.JobFolder(replace(RANK, life=1, restarts=1)).restore(given(), settings)
     assert (of_another.run_dir, of_another.resume) == (None, None)
 
 
@@ -148,10 +151,12 @@ def test_two_jobs_of_one_name_at_once_go_on_in_a_folder_each(
     keepers = Kept(), Kept()
     for keeper, folder in zip(keepers, ("/runs/one", "/runs/two"), strict=True):
         first = job.JobFolder(replace(RANK, life=1), keeper)
-        assert first.found(given(), settings).run_dir is None
+        assert first.restore(given(), settings).run_dir is None
         assert first.began(folder) == ""
     job.JobFolder(replace(RANK, life=1), keepers[1]).forget()
-    found = [job.JobFolder(replace(RANK, life=2), one).found(given(), settings) for one in keepers]
+    found = [
+        job.JobFolder(replace(RANK, life=2), one).restore(given(), settings) for one in keepers
+    ]
     assert [one.run_dir for one in found] == ["/runs/one", None]
     assert not (tmp_path / "runs").exists()
 
@@ -173,7 +178,7 @@ def test_a_file_that_was_never_written_to_its_end_names_no_folder(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / ".job-abc").touch()
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).found(given(), job.settings_of_ranks(given(), RANK))
+    found = job.JobFolder(again).restore(given(), job.settings_of_ranks(given(), RANK))
     assert (found.run_dir, found.resume) == (None, None)
 
 
@@ -185,7 +190,7 @@ def test_settings_that_differ_are_named_with_both_machines() -> None:
 
 
 def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only() -> None:
-    unreached = HELLO._replace(unreachable_why="its own name 'node1' leads to 127.0.1.1")
+    unreached = HELLO._replace(unreachable_why="its own name 'node1' resolves to 127.0.1.1")
     ranks._refuse_unreachable([unreached, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         ranks._refuse_unreachable([unreached, HELLO._replace(host="node2")])
@@ -194,11 +199,27 @@ def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only()
 def test_two_machines_of_one_name_are_two() -> None:
     """Else nobody looks where their name leads, and the plan is that of one machine."""
     first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
-    unreached = second._replace(unreachable_why="its own name 'localhost' leads to 127.0.0.1")
+    unreached = second._replace(unreachable_why="its own name 'localhost' resolves to 127.0.0.1")
     with pytest.raises(ConfigError, match="worker 1 on localhost"):
         ranks._refuse_unreachable([first, unreached])
     assert ranks._num_machines([first, unreached, second]) == 2
     assert sys.platform != "linux" or len(boot_of_machine()) == 36
+
+
+def test_a_file_that_the_system_refuses_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read() -> Resolved:
+        raise PermissionError(errno.EACCES, "Permission denied", "runs/a")
+
+    monkeypatch.setattr(ranks, "ControllerPost", lambda place, size: None)
+    life: Any = SimpleNamespace(place=None, rank=RANK)
+    thread = ranks.RunThread(life, TaskProgram(task="lenet"), read)
+    codes: list[int] = []
+    monkeypatch.setattr(thread, "_end_all", codes.append)
+    thread.run()
+    assert codes == [2]
+    assert capsys.readouterr().err == "error: runs/a: Permission denied\n"
 
 
 def test_a_process_alone_goes_on_with_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ def test_a_damaged_trace_does_not_hide_what_a_trial_has_raised(
         within=None, close=lambda: None, show=lambda: None, note=notes.append,
     )  # fmt: skip
     runs = trials.TrialRuns(any_part, any_part, any_part, any_part, any_part)
-    runs._ended(ValueError("the script's own"), "trial-1", any_part, any_part, any_part)
+    runs._end(ValueError("the script's own"), "trial-1", any_part, any_part, any_part)
     assert notes == ["trial 'trial-1' has no report: damaged at trace.jsonl:3"]
     with pytest.raises(ConfigError, match="damaged"):
-        runs._ended(None, "trial-1", any_part, any_part, any_part)
+        runs._end(None, "trial-1", any_part, any_part, any_part)

@@ -73,6 +73,9 @@ ORPHANS = {
     "rank that spins": process(101, **RANK, used_s=1.0),
     "rank of --no-python": process(101, **RANK, exe="/opt/train", command=("/opt/train", "a.yaml")),
     "rank of a module": process(101, **RANK, command=("python", "-u", "-m", "pkg.train")),
+    "rank of paceline train --nodes": process(
+        101, **RANK, command=("python", "-u", "-m", "paceline", "train", "lenet")
+    ),
     "fork server": process(101, command=SERVER, session=101),
     "worker of a run, at work": process(101, is_forked=True, command=SERVER, used_s=1.0),
     "forked, stopped": process(101, is_forked=True, group=100, state="T", used_s=None),
@@ -249,7 +252,7 @@ def test_whom_init_has_adopted_is_no_part_of_it() -> None:
         (102, "does not train; use kill"),
         (103, "another user's"),
         (104, "another PID namespace"),
-        (105, "may not be looked at"),
+        (105, "may not be read"),
         (106, "has ended"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_rule_that_can_do_nothing_is_left_out_and_said() -> None:
     idle = parse("k-sync:2", 4, "inverse")
     assert str(idle) == "k-sync:2"
     assert idle.idle_note() == (
-        "staleness inverse does nothing: under k-sync:2 no gradient is stale"
+        "staleness inverse has no effect: under k-sync:2 no gradient is stale"
     )
     assert "one worker" in parse("async", 1, "drop:3").idle_note()
     assert parse("async", 2, "drop:3").idle_note() == ""

@@ -186,7 +186,7 @@ def test_the_files_of_a_run_can_be_made_again(run_dir: Path) -> None:
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no run at .*gone"):
+    with pytest.raises(ConfigError, match=r"no run found at .*gone"):
         summarize(tmp_path / "gone")
     (tmp_path / "trace.jsonl").write_text("")
     with pytest.raises(ConfigError, match="is empty: the run ended before it had a plan"):

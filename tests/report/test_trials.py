@@ -94,7 +94,7 @@ def test_a_trial_that_is_gone_is_named(make: Make, say: Say) -> None:
     shutil.rmtree(folder / "narrow")
     code, _, err = say(f"report {folder}")
     assert code == 2
-    assert f"there is no run at {folder}/narrow" in err
+    assert f"no run found at {folder}/narrow" in err
 
 
 @pytest.mark.parametrize("verb", ["report {} --sample 3", "replay {}"])

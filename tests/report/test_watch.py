@@ -187,7 +187,7 @@ def test_who_is_read_by_nobody_watches_no_longer(
 
 
 def test_where_no_run_is_it_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no run at .*; runs lie under runs/"):
+    with pytest.raises(ConfigError, match=r"no run found at .*; runs are in runs/"):
         watch(tmp_path / "none", QuietObserver(), lambda: None)
     with pytest.raises(ConfigError, match=r"the trace .* cannot be read: No such file"):
         watch(tmp_path, Seen(), lambda: None)

@@ -60,16 +60,16 @@ def test_the_parameters_of_the_best_evaluation_are_kept(
     best = load_file(tmp_path / "run" / "best.safetensors")["weight"]
     epochs = 2 if name == "accuracy" else 1  # 0.9 is the best accuracy, 0.1 the best loss
     assert torch.equal(best, torch.full((1, 2), -1.0 * epochs))
-    assert "does nothing" not in out
+    assert "has no effect" not in out
 
 
-def test_a_metric_by_another_name_is_said_with_the_flag_that_does_nothing(
+def test_a_metric_by_another_name_is_reported_with_the_flag_without_effect(
     launch: Callable[..., tuple[int, str, str]],
 ) -> None:
     code, out, _ = launch("--target-accuracy 0.8 --keep-best", "f1")
     assert code == 0
     for flag in ("--target-accuracy", "--keep-best"):
-        assert out.count(f"note: {flag} does nothing: pace.evaluate measures 'f1', and none") == 1
+        assert out.count(f"note: {flag} has no effect: pace.evaluate measures 'f1', and none") == 1
 
 
 def test_a_script_that_never_evaluates_is_told_at_the_end(
@@ -78,7 +78,9 @@ def test_a_script_that_never_evaluates_is_told_at_the_end(
     code, out, _ = launch("--target-accuracy 0.8 --keep-best", evaluates=False)
     assert code == 0
     for flag in ("--target-accuracy", "--keep-best"):
-        assert out.count(f"note: {flag} did nothing: pace.evaluate(fn, loader) was not called") == 1
+        assert (
+            out.count(f"note: {flag} had no effect: pace.evaluate(fn, loader) was not called") == 1
+        )
 
 
 def test_an_accuracy_that_is_not_the_first_metric_is_one(
@@ -93,4 +95,4 @@ def test_an_accuracy_that_is_not_the_first_metric_is_one(
     code, out, err = say("launch --workers 2 --device cpu --target-accuracy 0.8 train.py")
     assert code == 0, err
     assert "accuracy 0.9000 reached 0.8" in out
-    assert "does nothing" not in out
+    assert "has no effect" not in out

@@ -52,7 +52,7 @@ def test_a_group_that_is_made_all_the_same_is_named_with_the_line_to_leave_out(
     said = str(caught.value)
     assert "train.py:9" in said
     assert "MASTER_ADDR expected" in said
-    assert "leave that line out where the script calls paceline.connect()" in said
+    assert "leave that line out, and use paceline.connect() instead" in said
     assert len(said.splitlines()) <= 12
 
 

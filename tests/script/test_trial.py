@@ -627,7 +627,7 @@ REFUSED = {
     "a name that is taken": (
         "(folder / 'run' / 'mine').mkdir(exist_ok=True)\n"
         "with pace.trial('mine'):\n    prepared()\n",
-        r"pace.trial\('mine'\): there is something of that name",
+        r"pace.trial\('mine'\): .*already has an entry of that name",
     ),
     "others": (
         "with pace.trial(f'of-{pace.worker}'):\n    prepared()\n",

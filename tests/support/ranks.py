@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 
 from forked import Forked
+from own_tree import python_path
 from paceline.report.summary import summarize
 from runs import Run
 
@@ -141,6 +142,7 @@ def environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PACELINE_RUN_DIR": str(folder / "run"),
         **settings,
+        "PYTHONPATH": python_path(settings.get("PYTHONPATH", "")),
     }
 
 

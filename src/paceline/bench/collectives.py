@@ -229,7 +229,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
     for size in text.split(","):
         match = _SIZE.fullmatch(size.strip())
         if match is None:
-            raise ConfigError(f"--sizes {text!r} must read as 1KiB,64KiB,4MiB")
+            raise ConfigError(f"--sizes {text!r} must be sizes such as 1KiB,64KiB,4MiB")
         sizes.add(int(match["number"]) << _POWERS[match["unit"]])
     return tuple(sorted(sizes))
 

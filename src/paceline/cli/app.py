@@ -1,20 +1,23 @@
 """The command ``paceline``: its table of verbs, and how an error ends it.
 
 Only the verb that is used is imported, so that ``paceline --help`` answers before torch could
-even begin to load. This module must not know what a verb does.
+even begin to load. Above 300 lines since what the help shows of a verb is here, too. This module
+must not know what a verb does.
 """
 
+import functools
 import importlib
+import inspect
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter, Token, UnusedCliTokensError, convert
 
 from .. import __version__
-from ..errors import ConfigError, FileError, LinkError, PacelineError, unknown
+from ..errors import ConfigError, LinkError, PacelineError, from_os_error, unknown
 from ..system.streams import Lasting, lead_nowhere, open_standard_streams
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
@@ -108,12 +111,13 @@ def run(tokens: list[str]) -> int:
 
 def make_app(tokens: Sequence[str]) -> App:
     """The application, with the verb of ``tokens`` imported and the others only named."""
-    app = App(
+    formatter = HelpFormatter()
+    app = formatter.app = App(
         name="paceline",
         help="PyTorch training over several workers, also when some are slow or die.",
         version=f"paceline {__version__}",
         help_format="plaintext",
-        help_formatter=HelpFormatter(),
+        help_formatter=formatter,
         result_action="return_none",
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(
@@ -141,8 +145,14 @@ class HelpFormatter:
     """Cyclopts' formatter, with paragraphs joined so that they wrap at the terminal's width.
 
     In plain text cyclopts keeps the line breaks of a docstring; its markdown format would import
-    more than ``--help`` has time for.
+    more than ``--help`` has time for. The usage line names optional arguments, too, which cyclopts
+    writes as ``[ARGS]``.
+
+    Attributes:
+        app: the application; set before the first help is printed.
     """
+
+    app: App
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
         """Print one panel of commands or parameters."""
@@ -156,6 +166,10 @@ class HelpFormatter:
         """Print the usage line."""
         from cyclopts.help import DefaultFormatter
 
+        chain = itertools.takewhile(_VERB_NAME.match, usage.plain.split()[1:])
+        function = functools.reduce(App.__getitem__, chain, self.app).default_command
+        names = _optional_arguments(function) if function is not None else ""
+        usage.plain = _UNNAMED_ARGUMENTS.sub(names, usage.plain)
         DefaultFormatter().render_usage(console, options, usage)
 
     def render_description(self, console: Any, options: Any, description: Any) -> None:
@@ -164,6 +178,26 @@ class HelpFormatter:
 
         _rejoin(description)
         DefaultFormatter().render_description(console, options, description)
+
+
+_UNNAMED_ARGUMENTS = re.compile(r"\[ARGS(\.\.\.)?\]")
+"""How cyclopts writes optional arguments in a usage line."""
+_VERB_NAME = re.compile("[a-z]")
+
+
+def _optional_arguments(function: Callable[..., Any]) -> str:
+    """The names of a verb's optional arguments, as a usage line shows them.
+
+    The default "" is for an argument that is needed: the verb refuses it with its own message.
+    """
+    words = []
+    for parameter in inspect.signature(function).parameters.values():
+        name = parameter.name.upper()
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words.append(f"[{name}...]")
+        elif parameter.kind is parameter.POSITIONAL_ONLY and parameter.default != parameter.empty:
+            words.append(name if parameter.default == "" else f"[{name}]")
+    return " ".join(words)
 
 
 _WRAPPED_LINE = re.compile(r"(?<!\n)\n(?!\n| |- |Example: |$)")
@@ -220,9 +254,7 @@ def _refused(error: OSError) -> PacelineError:
         sys.stdout.flush()
     except OSError:
         lead_nowhere(sys.stdout)
-    if error.filename is None:
-        return LinkError(error.strerror or str(error))
-    return FileError(error.errno, error.strerror, error.filename)
+    return from_os_error(error)
 
 
 def _no_memory(error: Exception) -> LinkError:

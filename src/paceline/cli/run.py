@@ -66,7 +66,7 @@ def train(
 
 
 def launch(
-    script: Annotated[str | None, Parameter(show=True)] = None,
+    script: str = "",
     /,
     *args: str,
     module: Annotated[
@@ -96,7 +96,7 @@ def launch(
     """
     from ..porting.porting import check_script
 
-    program = ScriptProgram(path=script or "", args=args, is_module=module)
+    program = ScriptProgram(path=script, args=args, is_module=module)
     if check:
         _check(program, flags, config, nodes)
         return
@@ -153,7 +153,7 @@ def _run_among_ranks(
         ConfigError: these ranks are impossible, or a script is given a setting of tasks.
     """
     rank = find_rank(os.environ)
-    cluster = Nodes.asked(nodes.nodes, nodes.workers_per_node)
+    cluster = Nodes.from_flags(nodes.nodes, nodes.workers_per_node)
     if rank is not None:
         if cluster is not None:
             cluster.check(rank.size)

@@ -1,11 +1,11 @@
-"""Where members run: each engine makes time pass, carries facts in and messages out.
+"""Engines run the members: each one reports events to the controller and delivers its messages.
 
     base      the contract: seven verbs, and processes where members can be lost
     inline    the whole run in one process, for tests and debuggers
     local     processes on this machine, shared memory between them
     torchrun  processes that torchrun, srun or mpirun started, on any number of machines
 
-They must not know protocols, nor what a plan says. docs/add-an-engine.md shows how to add one.
+They must not know protocols, nor what a plan contains. docs/add-an-engine.md shows how to add one.
 """
 
 import importlib
@@ -19,15 +19,15 @@ ENGINES: Final = {
     "local": "paceline.engines.local.engine:LocalEngine",
     "torchrun": "paceline.engines.torchrun.engine:TorchrunEngine",
 }
-"""By the name for ``--engine``. As text, since the inline engine imports torch."""
+"""``--engine`` name -> class. As text, since the inline engine imports torch."""
 
 
 def make_engine(name: str, num_workers: int) -> "Engine":
-    """The engine of this name, with a seat for each worker.
+    """Return the engine of this name, with a seat for each worker.
 
     Raises:
-        ConfigError: this machine has no room for so many.
+        ConfigError: this machine cannot hold that many workers.
     """
-    module, _, kind = ENGINES[name].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), kind)(num_workers)
+    module, _, class_name = ENGINES[name].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), class_name)(num_workers)
     return engine

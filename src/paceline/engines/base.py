@@ -1,12 +1,12 @@
-"""The engine contract: what makes time pass, carries facts in and messages out.
+"""The engine contract: an engine runs the members, reports events and delivers messages.
 
     start(specs, program)  start the members
     events(timeout)         what happened since the last call, in one total order
-    send(messages)          hand these to members, in order; returns at once
-    cancel(member, serial)  let a member leave its step, if it works on no later one
-    lay_out(num_bytes)      make the store's memory
-    clear()                 make room for another run of the same members
-    close()                 end every member; nothing is left behind
+    send(messages)          send these to members, in order; returns at once
+    cancel(member, serial)  abandon a member's step, unless it already works on a later one
+    lay_out(num_bytes)      allocate the store's memory
+    clear()                 reset shared state for another run of the same members
+    close()                 end every member and free everything
 
 An event is ``(member, what)``: a message of ``wire/messages.py``, or a happening that the engine
 itself reports. An engine whose members can be lost also has `Processes`. This module must not know
@@ -25,17 +25,17 @@ from ..system.vitals import Vitals
 from ..wire.messages import FromMember, ToMember
 
 ALL_WORK: Final = 2**63 - 2
-"""For `Engine.cancel`: whatever a member works on."""
+"""Serial for `Engine.cancel` that cancels any step."""
 
 RENDEZVOUS = "rendezvous"
-"""Prefix of the files beside the logs at which the members of one life of a run meet."""
+"""Prefix of the rendezvous files, beside the logs, of the members of one life of a run."""
 
 THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables with the number of threads for libraries."""
+"""Environment variables that set a library's number of threads."""
 
 
 class ProcessStarted(NamedTuple):
-    """A member that was asked for has started."""
+    """A requested member has started."""
 
     seat: int
     pid: int
@@ -56,11 +56,11 @@ class ProcessContinued(NamedTuple):
 
 
 class MemberStalled(NamedTuple):
-    """From an engine that can tell by itself: a member was silent for too long."""
+    """A member was silent for too long; only from an engine that detects this itself."""
 
 
 class HelperWoken(NamedTuple):
-    """From no member (-1): a process of the engine's own was stopped, and was continued."""
+    """One of the engine's own processes was stopped and has been continued; its member is -1."""
 
     what: str
 
@@ -73,7 +73,7 @@ Event: TypeAlias = tuple[int, FromMember | Happening]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine can do; protocols that need more are refused before anything starts."""
+    """An engine's capabilities; a protocol that needs more is refused before anything starts."""
 
     name: str
     cancels: bool
@@ -82,16 +82,16 @@ class Traits:
     """The death of a member is noticed and survived."""
     has_store: bool
     is_spmd: bool
-    """Members can run between peers, without a message to the coordinator."""
+    """Members can exchange gradients as peers, without messages to the coordinator."""
     is_one_machine: bool = True
-    """All members are on it."""
+    """All members are on this machine."""
 
 
 class StoreView:
-    """What the deciding side sees of the store, and shows to members that run between peers.
+    """The coordinator's view of the store, and its signals to members that run between peers.
 
     Args:
-        memory: the memory that checkpoints are written from.
+        memory: the memory from which checkpoints are written.
         control: the run's control words.
     """
 
@@ -101,7 +101,7 @@ class StoreView:
 
     @property
     def version(self) -> int:
-        """The newest complete version; between peers the coordinator hears of it later."""
+        """The newest complete version; between peers the coordinator learns of it later."""
         return self._control.version
 
     @property
@@ -110,25 +110,25 @@ class StoreView:
         return self._control[JOBS]
 
     def ask_copy(self, number: int) -> None:
-        """Let peers pin the version of their next round for this checkpoint; 0: no longer."""
+        """Have peers pin the version of their next round for this checkpoint; 0 withdraws that."""
         self._control[SNAPSHOT] = number
 
     def alarm(self) -> None:
-        """Let peers go on through the store at their next barrier."""
+        """Have peers switch to the store at their next barrier."""
         self._control[ALARM] = 1
         self._control.wake(MET)
 
     def calm(self) -> int:
-        """End the alarm, while all members wait; returns how many barriers they have passed."""
+        """End the alarm while all members wait; returns the number of barriers passed."""
         self._control[ALARM] = 0
         return max(self._control[index] for index in self._control.arrived)
 
 
 class Engine(abc.ABC):
-    """The deciding side of an engine.
+    """The coordinator's side of an engine.
 
     Attributes:
-        processes: of members; None: they cannot be lost, such as threads of this process.
+        processes: the members' processes; None if members cannot be lost (threads, for example).
     """
 
     traits: Traits
@@ -139,13 +139,13 @@ class Engine(abc.ABC):
         """Start these members; returns member -> (seat, pid).
 
         Args:
-            program: what every member runs, also one that is started later; pickled, and never in
-                a named file, where any process that can write could choose what runs.
+            program: the pickled program of every member, also of one that starts later. It is never
+                in a named file, where any process with write access could replace it.
         """
 
     @abc.abstractmethod
     def events(self, timeout_s: float) -> Sequence[Event]:
-        """What happened, in one total order; [] after ``timeout_s``."""
+        """Return new events, in one total order; [] after ``timeout_s``."""
 
     @abc.abstractmethod
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
@@ -153,17 +153,17 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self, member: int, serial: int) -> None:
-        """Let a member leave its step if it works on ``serial`` or an earlier one."""
+        """Abandon a member's step if it works on ``serial`` or an earlier one."""
 
     @abc.abstractmethod
     def lay_out(self, num_bytes: int) -> StoreView:
-        """Make the store's memory. LinkError: there is too little."""
+        """Allocate the store's memory and return the view of it. LinkError: too little memory."""
 
     def clear(self) -> None:
-        """Reset what members share, for another run; all of them wait for a message.
+        """Reset the shared state for another run, while all members wait for a message.
 
-        Words and memory are as at the start, except for members that are gone. Memory that a member
-        still reads stays readable. An engine that cannot do this supports no trials.
+        Control words and memory are as at the start, except for members that are gone. Memory that
+        a member still reads stays readable. An engine that cannot do this supports no trials.
         """
         raise ConfigError(
             f"engine {self.traits.name} supports one run and no trials (pace.trial()); use engine "
@@ -180,44 +180,44 @@ class Processes(abc.ABC):
 
     @abc.abstractmethod
     def signs(self, member: int) -> "Signs":
-        """Signs of life of this member."""
+        """Return the signs of life of this member."""
 
     @abc.abstractmethod
     def vitals(self, member: int) -> Vitals:
-        """The state of this member's process."""
+        """Return the state of this member's process."""
 
     @abc.abstractmethod
     def whereabouts(self, member: int, does: str = "is") -> str:
-        """Where in its program this member is: "it sleeps at data.py:88 in __getitem__".
+        """Return where in its program this member is: "it sleeps at data.py:88 in __getitem__".
 
         Args:
-            does: the verb for what it does there.
+            does: the verb of that sentence.
         """
 
     @abc.abstractmethod
     def hurry(self, member: int) -> None:
-        """Let it copy what it was asked for while its script is busy, if it can."""
+        """Have it make a requested copy while its script is busy, if it can."""
 
     @abc.abstractmethod
     def end(self, member: int) -> None:
         """End a member that was given up; ``ProcessLeft`` follows."""
 
     @abc.abstractmethod
-    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        """Start a new life on a seat whose last member has left; ``ProcessStarted`` follows.
+    def spawn(self, member: int, seat: int, changes: dict[str, object]) -> None:
+        """Start a new member on a seat whose last member has left; ``ProcessStarted`` follows.
 
         Args:
-            told: what its script finds through ``connect`` beyond what the first life's did.
+            changes: what differs from the context of the seat's first member, see `MemberSpec`.
         """
 
 
 class Signs(NamedTuple):
-    """Signs of life: a change between two checks means that the member makes progress.
+    """Signs of life; a change between two checks means that the member makes progress.
 
     Attributes:
-        beats: grows with each mini-batch, gradient and push.
-        arrived: barriers reached.
-        is_first: whether it goes through ``pace.once()`` before the others, as long as it takes.
+        beats: a counter that grows with each mini-batch, gradient and push.
+        arrived: number of barriers reached.
+        is_first: whether it runs a ``pace.once()`` block before the others, which may take long.
     """
 
     beats: int
@@ -227,12 +227,12 @@ class Signs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSpec:
-    """A new member: its seat, and what it is told.
+    """A new member: its seat and its settings.
 
     Attributes:
-        log: the file for all that it prints.
-        exchange: ``module:function`` that makes the member's side, see ``local/process.py``.
-        context: what its script finds through ``connect``.
+        log: the file for its output.
+        exchange: ``module:function`` that makes its exchange, see ``local/process.py``.
+        context: the fields of the `Context` that ``connect`` uses in its script.
     """
 
     member: int
@@ -242,11 +242,11 @@ class MemberSpec:
     log: str
     context: dict[str, object]
     environment: dict[str, str]
-    """Its own variables, and the numbers of threads that the user has exported."""
+    """Its own variables, and the thread variables that the user has exported."""
     exchange: str = ""
     search_path: tuple[str, ...] = ()
     """The launcher's module path: a task may be beside the user's script."""
     is_path_first: bool = False
-    """Whether that path comes first, so that a task's module is the same one."""
+    """Whether that path comes first, so that a task's module is the launcher's."""
     preload: tuple[str, ...] = ()
-    """Modules that it has imported from the start."""
+    """Modules that are already imported in it when it starts."""

@@ -2,7 +2,7 @@
 
 Members are threads that pass a baton, so only one runs at any moment and the engine chooses the
 order of events: pushes arrive in the order in which their work was granted, or in a given order
-(``arrivals``), so a recorded run can be repeated. All other code is that of a live run.
+(``arrivals``), so a recorded run can be repeated. All other code is the same as in a live run.
 Above 300 lines because a member and the engine that passes it the baton are read together. This
 module must not know protocols.
 """
@@ -42,11 +42,11 @@ class _MemberThread(threading.Thread):
         self.inbox: deque[ToMember] = deque()
         self.serial = -1
         self.granted = 0
-        """Number of its last grant, among all grants of the run."""
+        """Its last grant's number among all grants of the run."""
         self.waits_for_push: Push | None = None
         self.waits_for_word = False
         self.sleeps_until_s = math.inf
-        """When its injected delay is over; inf: there is none."""
+        """When its injected delay is over; inf if it has none."""
         self.is_over = False
         self.is_halted = False
         self.is_stalled = False
@@ -65,7 +65,7 @@ class _MemberThread(threading.Thread):
         return not self.has_begun or bool(self.inbox) or self.waits_for_word
 
     def go_on(self) -> None:
-        """Let this member run until it waits for something."""
+        """Run this member until it waits for something."""
         if not self.has_begun:
             self.has_begun = True
             self.start()
@@ -108,7 +108,7 @@ class _MemberThread(threading.Thread):
         raise Perished
 
     def halt(self) -> None:
-        """Wait until no other member can go on and the stall has been reported."""
+        """Wait until no other member can continue and the stall has been reported."""
         self.is_halted = True
         while self.is_halted:
             self.yield_baton()
@@ -129,7 +129,7 @@ class _MemberThread(threading.Thread):
 
 
 class _InlineControl(Control):
-    """Words of one process: a member passes the baton on where it would wait in the kernel."""
+    """The control words in one process: a member passes the baton where it would wait."""
 
     def __init__(
         self,
@@ -163,12 +163,12 @@ class _InlineControl(Control):
 
 
 class InlineEngine(Engine):
-    """All members in this process.
+    """Runs all members in this process.
 
     Args:
-        num_seats: workers.
-        arrivals: the pushes of a recorded run in the order in which they arrived, each with the
-            version that it was made from; None: in the order of their grants.
+        num_seats: the number of workers.
+        arrivals: the pushes of a recorded run in the order of their arrival, each with the version
+            that it was computed from; None for the order of their grants.
     """
 
     traits = Traits(name="inline", cancels=True, loses_members=False, has_store=True, is_spmd=False)
@@ -201,15 +201,15 @@ class InlineEngine(Engine):
         return _InlineControl(self._page, self._num_seats, thread, pulled)
 
     def version_pulled(self, thread: _MemberThread) -> int:
-        """The version from which this work was made in the recorded run; 0: any."""
+        """Return the version that this work was computed from in the recorded run; 0: any."""
         return self._pulled.get((thread.spec.member, thread.serial), 0)
 
     def is_cancelled(self, thread: _MemberThread, push: Push) -> bool:
-        """Whether the work that this member would push was cancelled while it waited."""
+        """Return whether this member's push was cancelled while it waited."""
         return self._control[self._control.cancelled[thread.spec.seat]] > push.serial
 
     def events(self, timeout_s: float) -> Sequence[Event]:
-        """Run every member that can until it waits; then let the next push arrive."""
+        """Run every ready member until it waits; then deliver the next push."""
         progress = -1
         while progress != (progress := self._progress()):
             for thread in self._threads.values():
@@ -242,12 +242,12 @@ class InlineEngine(Engine):
         return self._take()
 
     def _progress(self) -> int:
-        """A count that grows with what members may wait for: versions, jobs, barriers."""
+        """Return a count of all that members may wait for: versions, jobs, barriers."""
         control = self._control
         return control[VERSION] + control[JOBS] + sum(control[index] for index in control.arrived)
 
     def _is_sleeper_next(self) -> bool:
-        """Whether no member can go on before a delay is over."""
+        """Return whether no member can continue before a delay is over."""
         if all(thread.sleeps_until_s == math.inf for thread in self._threads.values()):
             return False
         return not self._ready_pushes or bool(
@@ -255,7 +255,7 @@ class InlineEngine(Engine):
         )
 
     def _halted(self) -> _MemberThread | None:
-        """The first member that is halted."""
+        """Return the first halted member."""
         threads = self._threads.values()
         return next((thread for thread in threads if thread.is_halted and not thread.is_over), None)
 
@@ -273,13 +273,16 @@ class InlineEngine(Engine):
     def _next_arrival(self) -> _MemberThread:
         if not self._ready_pushes:
             raise ConfigError(
-                "every worker waits for something that only another worker can do, such as "
-                "pace.sum() or pace.evaluate() called in some workers only"
+                "deadlock: every worker waits for another one; call pace.sum(), pace.evaluate() "
+                "and the like in all workers"
             )
         if self._arrivals:
             member = self._arrivals.popleft().member
             if member not in self._ready_pushes:
-                raise ConfigError(f"worker {member} has no push to arrive next; the order is wrong")
+                raise ConfigError(
+                    f"the recorded order of pushes does not fit this run: worker {member} has no "
+                    "push to deliver next"
+                )
             self._ready_pushes.remove(member)
             return self._threads[member]
         first = min(self._ready_pushes, key=lambda member: self._threads[member].granted)

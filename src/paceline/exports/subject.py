@@ -226,7 +226,7 @@ def _task_of_run(folder: Path) -> str:
         ConfigError: there is no run, or its task has no name.
     """
     if not (folder / FILE_NAME).exists():
-        raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
+        raise ConfigError(f"no run found at {folder}; runs are in runs/, see: ls runs")
     kind, _, name = read_header(folder / FILE_NAME).text("program", "").partition(" ")
     if kind == "task" and name:
         return name

@@ -4,7 +4,7 @@
     by torchrun, srun, mpirun      it becomes one here (ranks.py)
     by python                      it is alone
 
-What ranks need is imported where there are any. This module must not know what a member is.
+Only a rank imports ranks.py. This module must not know what a member is.
 """
 
 import os
@@ -21,8 +21,8 @@ def connect() -> Pace:
     """Find out how this script was started and take part in its run.
 
     Started by ``paceline launch`` or ``train``, by ``torchrun``, ``srun`` or ``mpirun``, it is one
-    of several workers; started plainly by ``python`` it is the only one, at no cost. Calling it
-    again gives the same object.
+    of several workers; started by ``python`` it is the only one, at no cost. A second call returns
+    the same object.
 
     Raises:
         ConfigError: the script was started by another launcher with several processes; or it is

@@ -1,6 +1,6 @@
-"""What a job may ask for: the settings of a script, or of ranks; and the folder of its restarts.
+"""Checks the settings of scripts and ranks; finds the folder in which a restarted job continues.
 
-    flags, file, environment -> of a script: refused by name if the script has its own
+    flags, file, environment -> of a script: refused by name if only tasks read them
                              -> of ranks: refused by name, or with one worker per rank
     restart -> the ranks' store, or runs/.job-ID -> the folder and settings of the first start
 
@@ -24,35 +24,35 @@ from ..run.collective import path_of
 from ..run_dir import RUNS
 from ..system.files import OpenFolder
 
-_OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
-"""Settings that no other rank reads."""
-_NOT_HERE = ("respawn", "stall_after")
-_OF_TASKS = {
+_RANK_0_ONLY = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
+"""Settings that only rank 0 reads."""
+_UNSUPPORTED = ("respawn", "stall_after")
+_TASK_SETTINGS = {
     "lr": "give its optimizer the rate: torch.optim.SGD(model.parameters(), lr={})",
     "batch_size": "give its loader the batch that workers share: DataLoader(data, batch_size={})",
     "mini_batch_size": "give its loader one worker's batch, DataLoader(data, batch_size={}), and "
     'say pace.prepare(..., batch="per-worker")',
     "init": "let it make the model's weights itself",
 }
-"""Settings that the standard loop of tasks reads -> where a script sets the same."""
+"""Settings that the standard loop of tasks reads -> how a script sets the same."""
 
 
 def refuse_of_tasks(program: Program, resolved: Resolved) -> None:
     """Raise ConfigError if a script is given a setting that only tasks read.
 
-    Settings that a resumed run takes over are not refused.
+    Settings that come from a resumed run are not refused.
     """
     if isinstance(program, TaskProgram):
         return
-    for name, instead in _OF_TASKS.items():
+    for name, alternative in _TASK_SETTINGS.items():
         value, origin = getattr(resolved.settings, name), resolved.origins[name]
         if value is None or origin == "default":
             continue
-        own = f"; the script's own flags come after its name: {program.path} {origin} {value}"
+        hint = f"; the script's own flags come after its name: {program.path} {origin} {value}"
         raise ConfigError(
             f"{name} {value} ({origin}) is for tasks, a script sets its own: leave it out, and "
-            + instead.format(value)
-            + (own if origin.startswith("--") else "")
+            + alternative.format(value)
+            + (hint if origin.startswith("--") else "")
         )
 
 
@@ -62,33 +62,33 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
     Raises:
         ConfigError: a setting is not supported with ranks.
     """
-    given, size = resolved.settings, rank.size
-    if resolved.origins["workers"] != "default" and given.workers != size:
+    settings, size = resolved.settings, rank.size
+    if resolved.origins["workers"] != "default" and settings.workers != size:
         raise ConfigError(
-            f"workers {given.workers} ({resolved.origins['workers']}): there are {size} processes, "
-            "and each is a worker; leave the setting out"
+            f"workers {settings.workers} ({resolved.origins['workers']}): there are {size} "
+            "processes, and each is a worker; leave the setting out"
         )
-    if given.engine not in ("local", "torchrun"):
+    if settings.engine not in ("local", "torchrun"):
         raise ConfigError(
-            f"engine {given.engine!r} ({resolved.origins['engine']}): this process was started as "
-            "one of several; leave the setting out"
+            f"engine {settings.engine!r} ({resolved.origins['engine']}): this process was started "
+            "as one of several; leave the setting out"
         )
-    is_split(settings := replace(given, workers=size, engine="torchrun"))
+    is_split(settings := replace(settings, workers=size, engine="torchrun"))
     protocol = protocol_of(settings)
-    instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
+    command = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
     if not protocol.is_spmd:
         raise ConfigError(
             f"protocol {settings.protocol} decides after each push, which engine torchrun does not "
             "support: it supports full-sync, local-sgd:H and post-local-sgd:N,H. On one machine: "
-            f"{instead}"
+            f"{command}"
         )
     path_of(settings, protocol)
     if settings.path not in ("auto", "collective"):
         raise ConfigError(
             f"path {settings.path!r} is shared memory, which processes of torchrun lack: leave "
-            f"the setting out. On one machine: {instead}"
+            f"the setting out. On one machine: {command}"
         )
-    for name in _NOT_HERE:
+    for name in _UNSUPPORTED:
         if getattr(settings, name):
             raise ConfigError(
                 f"{name} is not supported by engine torchrun, where a lost worker ends the run: "
@@ -97,7 +97,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
     if settings.on_worker_error == "continue":
         raise ConfigError(
             "on_worker_error 'continue' is not supported by engine torchrun: all workers are "
-            f"needed for each update. On one machine: {instead}"
+            f"needed for each update. On one machine: {command}"
         )
     _refuse_faults(settings)
     return replace(settings, fault=()) if rank.goes_on else settings
@@ -139,19 +139,20 @@ def _refuse_faults(settings: RunSettings) -> None:
             )
 
 
-def said_of(settings: RunSettings) -> str:
-    values = {name: value for name, value in asdict(settings).items() if name not in _OF_RANK_0}
+def settings_json(settings: RunSettings) -> str:
+    """The settings that all ranks must share, as JSON."""
+    values = {name: value for name, value in asdict(settings).items() if name not in _RANK_0_ONLY}
     return json.dumps(values)
 
 
 class Keeper(Protocol):
-    """Outlives the ranks of a job, and keeps a text for those that are restarted."""
+    """Outlives the ranks of a job, and keeps a text for restarted ranks."""
 
     def keep(self, text: str) -> None:
         """Replace the text that is kept; "": keep nothing."""
 
     def kept(self) -> str:
-        """Returns the text given last; "": none."""
+        """Return the text that was kept last; "": none."""
 
 
 class JobFile:
@@ -164,13 +165,13 @@ class JobFile:
         self._path = RUNS / f".job-{job}"
 
     def keep(self, text: str) -> None:
-        """Write the text, or remove the file. OSError: it cannot be written."""
+        """Write the text; "": remove the file. OSError: it cannot be written."""
         if not text:
             self._path.unlink(missing_ok=True)
             return
         self._path.parent.mkdir(exist_ok=True)
-        with closing(OpenFolder.open(self._path.parent)) as place:
-            place.replace(self._path.name, text.encode())
+        with closing(OpenFolder.open(self._path.parent)) as folder:
+            folder.replace(self._path.name, text.encode())
 
     def kept(self) -> str:
         with suppress(FileNotFoundError):
@@ -179,9 +180,9 @@ class JobFile:
 
 
 class JobFolder:
-    """The folder of a job's run, where its restarts continue.
+    """The folder of a job's run, in which its restarts continue.
 
-    It is kept from when it is known until the end of the run.
+    The keeper holds its path from when it is known until the end of the run.
 
     Args:
         keeper: of the job; None: a file, if the job can be restarted at all.
@@ -191,11 +192,11 @@ class JobFolder:
         self._rank = rank
         self._keeper = keeper or (JobFile(rank.job) if rank.job else None)
 
-    def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
-        """The settings, with the folder of the first start and the settings of its run."""
+    def restore(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
+        """Return the settings, on a restart with the folder and settings of the first start."""
         goes_on, folder = self._rank.goes_on, ""
         if not goes_on:
-            self.forget()  # any text is another job's of the same name
+            self.forget()  # any text is of an earlier job with the same name
         elif self._keeper is not None:
             folder = self._keeper.kept()
         if folder:
@@ -208,7 +209,7 @@ class JobFolder:
         return adopt(Resolved(settings=settings, origins=origins))
 
     def began(self, folder: str) -> str:
-        """The run is in this folder; returns why restarts will not find it, empty if they will."""
+        """Keep the folder of the run; return why restarts will not find it, "" if they will."""
         try:
             if self._keeper is not None:
                 self._keeper.keep(folder)

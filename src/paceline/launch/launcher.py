@@ -2,8 +2,8 @@
 
     settings + program -> folder -> engine, members -> controller -> trace -> summary
 
-Above 300 lines, since a run is started and ended in one place. This module must not know how orders
-are carried out or how a summary is computed.
+Above 300 lines, since a run is started and ended in one place. This module must not know how
+decisions are carried out or how a summary is computed.
 """
 
 import os
@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task
 
 AllLost: TypeAlias = tuple[AllGone, int, Sequence[str]]
-"""How all workers were lost: the error, the version reached, the faults that have happened."""
+"""A life that lost all workers: the error, the version reached, the faults that have happened."""
 
 
 def train(
@@ -77,12 +77,12 @@ def train(
 
     A dry run returns None.
 
-    Works from a script, a shell or a notebook; the calling process is never forked, and functions
-    that were defined in a cell work.
+    Works in a script, a shell or a notebook, with functions that were defined in a cell, too: the
+    calling process is never forked.
 
     Args:
         task: a built-in name, ``package.module:attribute``, or a ``Task``.
-        workers: processes; None: 1, or as many as the run named by ``resume`` had.
+        workers: number of processes; None: 1, or as many as the run named by ``resume`` had.
         protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...; None: full-sync,
             or what the run had.
         settings: any other setting of a run (``epochs=3``, ``batch_size=128``,
@@ -97,10 +97,11 @@ def train(
     from ..report.live import choose_observer  # here: the command chooses its own
 
     flags = {"workers": workers, "protocol": protocol, **settings}
-    chosen = adopt(resolve({k: v for k, v in flags.items() if v is not None}, is_call=True))
-    observer = choose_observer(chosen.json)
+    given = {name: value for name, value in flags.items() if value is not None}
+    run_settings = adopt(resolve(given, is_call=True))
+    observer = choose_observer(run_settings.json)
     try:
-        summary = launch_run(TaskProgram(task=task), chosen, observer)
+        summary = launch_run(TaskProgram(task=task), run_settings, observer)
     finally:
         observer.close()
     assert not isinstance(summary, TrialsSummary)  # the standard loop has none
@@ -126,17 +127,17 @@ def launch_run(
         host: None: this process starts the workers and handles signals.
 
     Raises:
-        ConfigError: something asked for does not exist or cannot work.
+        ConfigError: a setting names something that does not exist, or cannot work.
         WorkerError: a worker failed; all others were ended.
         LinkError: the last checkpoint could not be written, or there is too little memory.
         KeyboardInterrupt: the user ended the run; its files are complete. ``Interrupted`` if it
             had begun. A run that had not, or was refused, leaves no folder.
-        BeginsAnew: its processes are to restart and continue from the newest checkpoint.
+        BeginsAnew: its processes must restart and continue from the newest checkpoint.
     """
     host = host or Host()
     if settings.workers > MOST_PROCESSES:
         raise ConfigError(
-            f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
+            f"{settings.workers:,} workers are more than one machine can run ({MOST_PROCESSES:,}); "
             "paceline simulate runs them in virtual time"
         )
     protocol = protocol_of(settings)
@@ -157,9 +158,9 @@ def launch_run(
         origin = _origin(program, settings, observer, locate(settings))
         with (
             tempfile.TemporaryDirectory(prefix="paceline-") as scratch,
-            closing(OpenFolder.open(Path(scratch))) as place,
+            closing(OpenFolder.open(Path(scratch))) as folder,
         ):
-            _run(program, Lives(settings, origin, place), observer, host)
+            _run(program, Lives(settings, origin, folder), observer, host)
         return None
     with closing(claim(settings, program.name, observer.note)) as folder:
         return _launch(program, settings, observer, folder, host)
@@ -177,12 +178,12 @@ def _launch(
     origin = _origin(program, settings, observer, resumed_from)
     lives = Lives(settings, origin, folder.place)
     try:
-        _live(program, lives, observer, host)
+        _run_lives(program, lives, observer, host)
         if not lives.has_begun:
             raise ConfigError("no trial of the script called prepare(): there was nothing to train")
     except BaseException as error:  # raised again, whatever it is: the report comes first
         if not lives.has_begun:
-            if resumed_from is None and not _has_words(folder.path, error):
+            if resumed_from is None and not _explains(folder.path, error):
                 folder.discard(WRITTEN)
             raise
         _report_of_failed(lives, error, observer)
@@ -191,14 +192,14 @@ def _launch(
         return _report_of_trials(lives, observer)
     try:
         summary = _report(lives, observer)
-    except ConfigError as damage:
-        raise LinkError(f"the run is complete, but {damage}") from None
+    except ConfigError as error:
+        raise LinkError(f"the run is complete, but {error}") from None
     observer.finished(summary)
     return summary
 
 
 def _report_of_trials(lives: Lives, observer: Observer) -> TrialsSummary:
-    """The summaries of all trials; the run around them cannot be resumed, so its trace goes."""
+    """The summaries of all trials; removes the outer run's trace, since it cannot be resumed."""
     with suppress(FileError):
         lives.place.remove_file(FILE_NAME)
     summary = TrialsSummary(run_dir=str(lives.place.path), trials=tuple(lives.trials))
@@ -217,7 +218,7 @@ def _report(lives: Lives, observer: Observer) -> Summary:
 
 
 def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) -> None:
-    """Report a run that ended with this error; a failing report does not hide the error."""
+    """Report a run that ended with this error, without hiding the error if the report fails."""
     if lives.trials:
         trials = _report_of_trials(lives, observer)
         if isinstance(error, KeyboardInterrupt):
@@ -225,8 +226,8 @@ def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) ->
         return
     try:
         summary = _report(lives, observer)
-    except ConfigError as damage:
-        observer.note(str(damage))
+    except ConfigError as damaged_trace:
+        observer.note(str(damaged_trace))
         return
     if isinstance(error, KeyboardInterrupt):
         observer.finished(summary)
@@ -238,7 +239,7 @@ def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) ->
 def _origin(
     program: Program, settings: RunSettings, observer: Observer, folder: Path | None
 ) -> Origin:
-    """Where the run comes from; notes the settings that differ, refuses those that must not."""
+    """Where the run comes from; notes changed settings, and refuses those that must not change."""
     about = program.describe()
     if folder is None:
         return Origin(about=about)
@@ -246,13 +247,13 @@ def _origin(
     refuse(resumption, settings, about)
     if resumption.checkpoint.note:
         observer.note(resumption.checkpoint.note)
-    for line in differences(resumption, settings, about):
-        observer.note(f"changed: {line}")
+    for difference in differences(resumption, settings, about):
+        observer.note(f"changed: {difference}")
     return Origin(about=about, resumption=resumption)
 
 
-def _has_words(folder: Path, error: BaseException) -> bool:
-    """Whether the folder of a run that never began is worth keeping."""
+def _explains(folder: Path, error: BaseException) -> bool:
+    """Whether the folder of a run that never began may show why: then it is kept."""
     is_failure = isinstance(error, WorkerError)
     return is_failure or any(
         log.is_file() and log.stat().st_size for log in folder.glob("logs/*.log")
@@ -277,68 +278,69 @@ def _find_data(program: Program, observer: Observer) -> None:
             choose(entry.data_set, fetch_missing=True, say=observer.note)
 
 
-def _live(program: Program, lives: Lives, observer: Observer, host: Host) -> None:
-    """Run, and run again when all workers are lost, if ``--respawn`` asks for it."""
-    while (end := _run(program, lives, observer, host)) is not None:
-        observer.note(lives.go_on(*end))
+def _run_lives(program: Program, lives: Lives, observer: Observer, host: Host) -> None:
+    """Run, and run again when all workers are lost, if ``--respawn`` is set."""
+    while (loss := _run(program, lives, observer, host)) is not None:
+        observer.note(lives.go_on(*loss))
 
 
 def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllLost | None:
-    """One life of a run; returns how it ended if all workers were lost."""
+    """One life of a run; returns how it ended if it lost all workers."""
     settings, origin, place = lives.settings, lives.origin, lives.place
     protocol = protocol_of(settings)
     _make_logs(place, settings)
     seats: dict[int, tuple[int, int]] = {}
     controller: Controller | None = None
     trials: TrialRuns | None = None
-    lost: AllLost | None = None
-    asked: list[int] = []
+    loss: AllLost | None = None
+    signals: list[int] = []
 
     def stop_softly(number: int) -> bool:
-        if controller is None or not seats or asked:
+        if controller is None or not seats or signals:
             return False
-        asked.append(number)
+        signals.append(number)
         for run in (controller, trials):
             if run is not None:
                 run.interrupt(REASONS[signal.Signals(number)])
         return True
 
-    with ExitStack() as ends:
-        ends.enter_context(host.signals(stop_softly))
+    with ExitStack() as exits:
+        exits.enter_context(host.signals(stop_softly))
         specs = list(member_specs(program, settings, protocol, place, origin.resumption))
-        trace = ends.enter_context(closing(_open_trace(lives)))
-        log = _open_log(lives, ends)
+        trace = exits.enter_context(closing(_open_trace(lives)))
+        log = _open_log(lives, exits)
         tail = Tail([Path(spec.log) for spec in specs], observer.printed)
-        ends.callback(tail.show)  # after the engine's end, when nobody prints any more
-        engine = ends.enter_context(closing(host.make(settings.engine, settings.workers)))
+        exits.callback(tail.show)  # once the engine is closed, when no worker prints any more
+        engine = exits.enter_context(closing(host.make(settings.engine, settings.workers)))
         trials = TrialRuns(program, lives, engine, observer, tail)
         controller = Controller(
             engine, protocol, settings, trace, observer, log, tail, origin,
             carry_out=trials.carry_out, find_one_worker=partial(find_one_worker, place.path),
         )  # fmt: skip
-        ends.enter_context(closing(controller))
-        ends.callback(lives.lived, trace)
+        exits.enter_context(closing(controller))
+        exits.callback(lives.lived, trace)
         try:
             seats.update(engine.start(specs, cloudpickle.dumps(program)))
             controller.run(seats)
-        except (
-            BaseException
-        ) as error:  # raised again, whatever it is: the trace has its reason first
+        except BaseException as error:  # raised again, after the trace has its reason
             controller.fail(ending(error))
-            if asked and isinstance(error, _ends_of_asked(engine)):
-                raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
+            if signals and isinstance(error, _errors_after_signal(engine)):
+                raise SignalInterrupt(getattr(error, "signal", signals[0])) from None
             if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
                 raise
-            lost = error, controller.version, controller.happened
-    if asked:  # maybe while a life was closed that others would have followed
-        raise SignalInterrupt(asked[0])
+            loss = error, controller.version, controller.happened
+    if signals:  # perhaps while a life was closed that another would have followed
+        raise SignalInterrupt(signals[0])
     if controller.begins_anew:
         raise BeginsAnew
-    return lost
+    return loss
 
 
-def _ends_of_asked(engine: Engine) -> tuple[type[BaseException], ...]:
-    """How a run may end after a signal; if a rank has died, torchrun signals the others."""
+def _errors_after_signal(engine: Engine) -> tuple[type[BaseException], ...]:
+    """Errors with which a run may end after a signal.
+
+    With ranks, ``AllGone`` is not one: if a rank has died, torchrun signals the others.
+    """
     return (AllGone, KeyboardInterrupt) if engine.traits.has_store else (KeyboardInterrupt,)
 
 
@@ -346,7 +348,7 @@ def _make_logs(place: OpenFolder, settings: RunSettings) -> None:
     """Make the files for what workers print, so that an error comes before they start."""
     with closing(place.make_inner("logs")) as logs:
         for name in logs.names():
-            if name.startswith(RENDEZVOUS):  # of a life that was cut off: who comes now would wait
+            if name.startswith(RENDEZVOUS):  # of a life that was cut off: members would wait there
                 logs.remove_file(name)
         for seat in range(settings.workers if settings.engine == "local" else 0):
             os.close(logs.append(f"worker-{seat}.log"))
@@ -357,11 +359,11 @@ def _open_trace(lives: Lives) -> Trace:
     return Trace(lives.place.path / FILE_NAME, goes_on=goes_on, place=lives.place)
 
 
-def _open_log(lives: Lives, ends: ExitStack) -> MetricsLog | None:
-    if not lives.settings.log or lives.settings.dry_run:  # a client would begin a run elsewhere
+def _open_log(lives: Lives, exits: ExitStack) -> MetricsLog | None:
+    if not lives.settings.log or lives.settings.dry_run:  # a client would start a run elsewhere
         return None
     resumption = lives.origin.resumption
     log = open_log(
         lives.settings.log, lives.place, None if resumption is None else resumption.version
     )
-    return ends.enter_context(closing(log))
+    return exits.enter_context(closing(log))

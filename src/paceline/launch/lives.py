@@ -4,13 +4,12 @@
         -> a life -> [ all workers lost: the newest checkpoint, the remaining faults -> a life ]
 
 The folder is read once it is locked: until then another run may have continued there. A restart
-does what `--resume` does, within one call. A member is told its seat, its threads and its context
+does what `--resume` does, within one call. A member gets its seat, its threads and its context
 before it starts: settings + program + protocol -> one MemberSpec per seat -> engine.start. Injected
-faults that have happened do not happen again. A run that restarts repeatedly without progress is
-given up. This module must not know engines, or how a life is carried out.
+faults that have happened do not happen again. A run that restarts repeatedly without progress
+fails. This module must not know engines, or how a life is carried out.
 """
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +38,9 @@ from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Ended
 
 WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", "wandb", *CLIENTS_RUNS, FOLDER)
-"""What is in the folder of a run that has not begun."""
-_LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors", INDEX, BEST)
-"""What a run that was cut off leaves, beside the files of its kept models."""
+"""Files and folders that a run may make before it has begun."""
+_SET_ASIDE = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors", INDEX, BEST)
+"""Files and folders of a run that was cut off, beside the files of its kept models."""
 _TRIES = 3
 MOST_IN_VAIN = 3
 """Lives in a row that may end without a new version."""
@@ -54,8 +53,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
         say: called with notes: what was set aside, a lock or a link that cannot be made.
 
     Raises:
-        ConfigError: another run is at work there, or has ended there, or the folder cannot be
-            used.
+        ConfigError: another run is active there or has ended there, or the folder cannot be used.
     """
     for _ in range(_TRIES):
         path = locate(settings)
@@ -70,7 +68,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
             if settings.resume is not None:
                 refuse_trials(folder.path)
             if settings.resume is not None and not folder.goes_on:
-                say(_set_aside(folder) or "there is no run to resume yet: a new one begins")
+                say(_set_aside(folder) or "no run to resume yet: starting a new one")
         except FileNotFoundError:
             folder.close()
         except BaseException:  # raised again: the folder is closed
@@ -82,7 +80,7 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
 
 
 def _set_aside(folder: RunFolder) -> str:
-    """Move away the files of a run that was cut off before its first checkpoint; returns a note.
+    """Move away the files of a run that was cut off before its first checkpoint; return a note.
 
     ConfigError: the run has ended.
     """
@@ -99,7 +97,7 @@ def _set_aside(folder: RunFolder) -> str:
     with closing(place.make_inner(f"cut-off-{number}", is_new=True)) as aside:
         kept = [name for name in names if is_of_kept(name)]
         # The trace last: if this is cut off, it marks the remaining files as a run's.
-        for name in sorted((*_LEFT, *kept), key=lambda name: name == FILE_NAME):
+        for name in sorted((*_SET_ASIDE, *kept), key=lambda name: name == FILE_NAME):
             if name in names:
                 place.rename(name, name, into=aside)
         return (
@@ -112,7 +110,7 @@ def _was_cut_off(folder: RunFolder) -> bool:
     """Whether the run did not end as intended."""
     try:
         *_, last = [None, *read_trace(folder.path / FILE_NAME)]
-    except ConfigError:  # a damaged line: it did not end, or that cannot be known
+    except ConfigError:  # a damaged line: it did not end, or the trace cannot tell
         return True
     return not isinstance(last, Ended) or last.reason.startswith(("failed: ", "interrupted"))
 
@@ -124,7 +122,7 @@ class Lives:
         settings: for the next life.
         origin: where the next life comes from.
         place: the folder of the run.
-        within: the folder's identity, which is another one if it was deleted and made again.
+        within: the folder's identity, which changes if it was deleted and made again.
         has_begun: whether its workers ever began to train.
         trials: summaries of its script's trials.
     """
@@ -137,7 +135,7 @@ class Lives:
         self.has_begun = origin.resumption is not None
         self.trials: list[TrialSummary] = []
         self._furthest = -1 if origin.resumption is None else origin.resumption.version
-        self._in_vain = 0
+        self._num_in_vain = 0
 
     def lived(self, trace: Trace) -> None:
         """A life that wrote this trace is over."""
@@ -145,27 +143,27 @@ class Lives:
         self.within = trace.within
 
     def go_on(self, error: AllGone, version: int, happened: Sequence[str]) -> str:
-        """Prepare the next life, after one that reached ``version``; returns a note.
+        """Prepare the next life, after one that reached ``version``; return a note.
 
         Raises:
             AllGone: too many lives ended without progress.
         """
-        self._in_vain = 0 if version > self._furthest else self._in_vain + 1
+        self._num_in_vain = 0 if version > self._furthest else self._num_in_vain + 1
         self._furthest = max(self._furthest, version)
-        if self._in_vain >= MOST_IN_VAIN:
+        if self._num_in_vain >= MOST_IN_VAIN:
             raise AllGone(
-                f"{error}\nthe run ended like this {self._in_vain} times without getting beyond "
-                f"update {max(self._furthest, 0)}: it is not begun again"
+                f"{error}\nthe run ended like this {self._num_in_vain} times without getting "
+                f"beyond update {max(self._furthest, 0)}: it is not restarted"
             )
         settings = self.settings
-        left = FaultPlan.parse(settings.fault, settings.workers).without(happened)
-        self.settings = dataclasses.replace(settings, fault=tuple(map(str, left.faults)))
+        plan = FaultPlan.parse(settings.fault, settings.workers).without(happened)
+        self.settings = replace(settings, fault=tuple(map(str, plan.faults)))
         folder = self.place.path
         resumption = read(folder) if has_checkpoint(folder) else None
         where = "from the start" if resumption is None else f"from update {resumption.version}"
-        text = f"no worker is left ({error}): the run begins again {where}"
-        self.origin = Origin(about=self.origin.about, resumption=resumption, note=text)
-        return text
+        note = f"no worker is left ({error}): the run begins again {where}"
+        self.origin = Origin(about=self.origin.about, resumption=resumption, note=note)
+        return note
 
 
 def ending(error: BaseException) -> str:
@@ -183,24 +181,24 @@ def member_specs(
     place: OpenFolder,
     resumption: Resumption | None,
 ) -> Iterator[MemberSpec]:
-    """What each member is told; members of a resumed run have new numbers."""
+    """One spec per worker; members of a resumed run have new numbers."""
     context = context_of(program, settings, protocol, place)
     folder = place.path.resolve()
     search_path = tuple(str(Path(entry).resolve()) for entry in sys.path)
     exported = {name: os.environ[name] for name in THREADS if name in os.environ}
-    first = 0
+    first_member = 0
     if resumption is not None:
-        first = resumption.first_member
+        first_member = resumption.first_member
         path = str(resumption.checkpoint.path.resolve())
         context = replace(
             context, resume=path, first_epoch=resumption.epoch, place=resumption.place
         )
     for seat in range(1 if settings.dry_run else settings.workers):
         yield MemberSpec(
-            member=first + seat,
+            member=first_member + seat,
             seat=seat,
             num_seats=settings.workers,
-            threads=settings.threads or _usual_threads(settings.workers),
+            threads=settings.threads or _default_threads(settings.workers),
             log=str(folder / "logs" / f"worker-{seat}.log"),
             context=context.write(),
             search_path=search_path,
@@ -210,8 +208,8 @@ def member_specs(
         )
 
 
-def _usual_threads(workers: int) -> int:
-    """Each worker's share of the cores, at most what the user has exported."""
+def _default_threads(workers: int) -> int:
+    """Each worker's share of the cores, at most the user's OMP_NUM_THREADS."""
     share = max(1, num_cores() // workers)
     exported = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(share, int(exported)) if exported.isdecimal() and int(exported) else share
@@ -221,8 +219,8 @@ def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
     """The environment variables from which scripts read their rank."""
     if isinstance(program, ScriptProgram) and not program.has_ranks:
         return {}
-    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(seat))
-    return own | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
+    ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(seat))
+    return ranks | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
 
 
 def context_of(
@@ -232,9 +230,9 @@ def context_of(
     names = {field.name for field in fields(Context)} & {
         field.name for field in fields(RunSettings)
     }
-    handed_on = Context(**{name: getattr(settings, name) for name in names})
+    context = Context(**{name: getattr(settings, name) for name in names})
     return replace(
-        handed_on,
+        context,
         name=program.name,
         program=written(program),
         parts=protocol.num_pushes,

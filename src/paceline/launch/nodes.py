@@ -1,12 +1,12 @@
 """The ranks of several nodes, started by one command.
 
     --nodes 2 --workers-per-node 4
-        MASTER_ADDR is not set       torchrun --standalone --nproc-per-node 8     all are here
-        it is, and NODE_RANK         torchrun --nnodes 2 --node-rank 1 ...        this machine's
+        MASTER_ADDR is not set       torchrun --standalone --nproc-per-node 8     all ranks
+        it and NODE_RANK are set     torchrun --nnodes 2 --node-rank 1 ...        this machine's
 
-A rank is started with the same command, finds in the environment that it is one, and checks that
-there are as many as asked for. This module also starts them, as torchrun, but without its messages:
-the ranks say why a run ends. It must not know what runs, nor what its settings mean.
+A rank is started with the same command, sees in the environment that it is one, and checks that
+there are as many ranks as the flags say. This module also runs torchrun itself, without torchrun's
+messages: the ranks report why a run ends. It must not know what runs, nor what its settings mean.
 """
 
 import logging
@@ -28,7 +28,7 @@ _TORCHRUN = ("-m", "paceline.launch.nodes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """What was asked for.
+    """The number of machines and workers from the flags.
 
     Attributes:
         count: number of machines.
@@ -39,11 +39,11 @@ class Nodes:
     workers: int
 
     @classmethod
-    def asked(cls, nodes: int | None, workers_per_node: int | None) -> "Nodes | None":
-        """By these two flags; None: nobody asked.
+    def from_flags(cls, nodes: int | None, workers_per_node: int | None) -> "Nodes | None":
+        """From these two flags; None: neither is set.
 
         Raises:
-            ConfigError: one without the other, or a number that cannot be.
+            ConfigError: only one is set, or a number is out of range.
         """
         if nodes is None and workers_per_node is None:
             return None
@@ -62,7 +62,7 @@ class Nodes:
 
     @property
     def size(self) -> int:
-        """Workers of all."""
+        """Number of workers on all machines."""
         return self.count * self.workers
 
     def check(self, size: int) -> None:
@@ -86,87 +86,89 @@ class Nodes:
         """Turn this process into torchrun, which starts ranks with this command; see ``command``.
 
         Args:
-            words: of ``paceline``, as it was called.
+            words: the arguments of ``paceline``.
 
         Raises:
-            ConfigError: the settings are none that ranks can carry.
+            ConfigError: a setting is not supported with ranks.
         """
         from .job import settings_of_ranks
 
-        first = RankOfWorld(rank=0, size=self.size, local_rank=0, address="", port=PORT)
-        settings_of_ranks(resolved, first)
-        begun = self.command(os.environ, words)
-        here = self.workers
+        first_rank = RankOfWorld(rank=0, size=self.size, local_rank=0, address="", port=PORT)
+        settings_of_ranks(resolved, first_rank)
+        command = self.command(os.environ, words)
+        num_here = self.workers
         if self._are_all_here(os.environ):
-            here = self.size
+            num_here = self.size
             if self.count > 1:
                 sys.stderr.write(
                     f"{self.count} nodes of {self.workers}, all on this machine; on several: the "
                     "same command on each, with MASTER_ADDR=first-machine NODE_RANK=0, 1, ...\n"
                 )
                 sys.stderr.flush()
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // here)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_here)))
         settings = resolved.settings
         if settings.keep_memory == "auto" and read_split(settings.split, self.size) is not None:
-            os.environ |= lean_heap(os.environ)  # divided, so that it takes little memory
-        os.execv(begun[0], begun)
+            os.environ |= lean_heap(os.environ)  # a model is divided to save memory
+        os.execv(command[0], command)
 
     def _are_all_here(self, env: Mapping[str, str]) -> bool:
-        """Whether this machine starts all ranks: it is the only one, or no address is set."""
+        """Whether this machine starts all ranks: it is the only one, or MASTER_ADDR is not set."""
         return self.count == 1 or are_all_here(env)
 
     def command(self, env: Mapping[str, str], words: Sequence[str]) -> list[str]:
         """The command that starts the ranks.
 
         Raises:
-            ConfigError: an address is set, but not which machine this is.
+            ConfigError: MASTER_ADDR is set, but NODE_RANK is missing or out of range.
         """
-        what = ["-m", "paceline", *words]
+        program = ["-m", "paceline", *words]
         if self._are_all_here(env):
-            number = str(self.size)
-            return [sys.executable, *_TORCHRUN, "--standalone", "--nproc-per-node", number, *what]
-        number = env.get("NODE_RANK", "")
-        if not number.isdecimal() or int(number) >= self.count:
-            state = f"NODE_RANK={number}" if number else "NODE_RANK is not set"
+            size = str(self.size)
+            return [sys.executable, *_TORCHRUN, "--standalone", "--nproc-per-node", size, *program]
+        node = env.get("NODE_RANK", "")
+        if not node.isdecimal() or int(node) >= self.count:
+            state = f"NODE_RANK={node}" if node else "NODE_RANK is not set"
             raise ConfigError(
                 f"machines meet at MASTER_ADDR={env['MASTER_ADDR']}, but {state}: set it to 0 on "
                 f"that machine and to 1 ... {self.count - 1} on the others; to start all ranks "
                 "here leave MASTER_ADDR out"
             )
         return [
-            sys.executable, *_TORCHRUN, "--nnodes", str(self.count), "--node-rank", number,
+            sys.executable, *_TORCHRUN, "--nnodes", str(self.count), "--node-rank", node,
             "--nproc-per-node", str(self.workers), "--master-addr", env["MASTER_ADDR"],
-            "--master-port", env.get("MASTER_PORT") or str(PORT), *what,
+            "--master-port", env.get("MASTER_PORT") or str(PORT), *program,
         ]  # fmt: skip
 
 
 def are_all_here(env: Mapping[str, str]) -> bool:
-    """Whether no address is set, so that this machine starts all ranks."""
+    """Whether MASTER_ADDR is not set, so that this machine starts all ranks."""
     return not env.get("MASTER_ADDR")
 
 
-def be_torchrun(words: Sequence[str]) -> NoReturn:
+def run_torchrun(words: Sequence[str]) -> NoReturn:
     """Run torchrun with these arguments and exit with the code of its ranks.
 
-    If all ranks here were killed, none could say so, and this process does.
+    If all ranks here were killed, none could report it, so this process does.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     logging.disable()  # it would report each rank's end again
-    asked = parse_args(list(words))
+    args = parse_args(list(words))
     try:
-        run(asked)
+        run(args)
     except SignalException as end:
         sys.exit(128 + end.sigval)
     except ChildFailedError as end:
         codes = {rank: failure.exitcode for rank, failure in sorted(end.failures.items())}
         exit_codes = [code for code in codes.values() if code > 0]
-        if exit_codes or len(codes) < int(asked.nproc_per_node):  # another rank has reported it
+        if exit_codes or len(codes) < int(args.nproc_per_node):  # another rank has reported it
             sys.exit(exit_codes[0] if exit_codes else 1)
-        ended = "; ".join(f"worker {rank}: signal {-code}" for rank, code in codes.items())
-        sys.stderr.write(f"error: all workers were killed ({ended}): --resume goes on\n")
+        signals = "; ".join(f"worker {rank}: signal {-code}" for rank, code in codes.items())
+        sys.stderr.write(
+            f"error: all workers were killed ({signals}); continue the run with --resume latest\n"
+        )
         sys.exit(1)
     except Exception as error:  # torchrun's own, as when another machine does not come
         sys.stderr.write(f"error: torchrun: {error}\n")
@@ -175,4 +177,4 @@ def be_torchrun(words: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    be_torchrun(sys.argv[1:])
+    run_torchrun(sys.argv[1:])

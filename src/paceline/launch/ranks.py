@@ -32,23 +32,24 @@ from ..errors import (
     LinkError,
     PacelineError,
     WorkerError,
+    from_os_error,
 )
 from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt
 from ..wire.messages import Failed, Whose
-from .job import JobFolder, refuse_of_tasks, said_of, settings_of_ranks
+from .job import JobFolder, refuse_of_tasks, settings_json, settings_of_ranks
 from .launcher import Host, launch_run
 
-_SAY_S, _GIVE_UP_S = 30.0, 600.0
-"""Time until a rank that has not called ``connect`` is named; until the run is given up."""
+_NOTE_S, _GIVE_UP_S = 30.0, 600.0
+"""Time until a note names a rank that has not called ``connect``; until the run fails."""
 _BYE_S = 5.0
-"""Time in which ranks confirm that they have heard of the end."""
+"""Time for ranks to confirm the end of the run."""
 
-Settle: TypeAlias = Callable[[], Resolved]
+ReadSettings: TypeAlias = Callable[[], Resolved]
 
-_joined: list[RankLife] = []
-"""This process's life as a rank; there is one."""
+_lives: list[RankLife] = []
+"""This process's life as a rank; empty before ``join``."""
 
 
 def join_once(rank: RankOfWorld) -> None:
@@ -58,7 +59,7 @@ def join_once(rank: RankOfWorld) -> None:
         ConfigError: ``connect`` was called in another thread, or a setting is invalid.
         LinkError: the other ranks cannot be reached.
     """
-    if _joined:
+    if _lives:
         raise ConfigError(
             "paceline.connect() was called in two threads; call it once, and pass pace on"
         )
@@ -66,32 +67,32 @@ def join_once(rank: RankOfWorld) -> None:
 
 
 def run_as_rank(
-    rank: RankOfWorld, program: Program, read: Settle, run: Callable[[Context], None]
+    rank: RankOfWorld, program: Program, read: ReadSettings, run: Callable[[Context], None]
 ) -> NoReturn:
-    """Run the program of a process that was started as a rank; ends the process."""
+    """Run the program in a process that was started as a rank; ends the process."""
     context = join(rank, program, read)
-    if isinstance(program, TaskProgram):  # a script would lose what it holds
-        _joined[0].may_begin_anew()
-    _joined[0].perform(lambda: run(context))
+    if isinstance(program, TaskProgram):  # a script would lose its state
+        _lives[0].may_begin_anew()
+    _lives[0].perform(lambda: run(context))
 
 
-def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
-    """Become one of the members; returns the context of the run.
+def join(rank: RankOfWorld, program: Program, read: ReadSettings) -> Context:
+    """Become one of the members; return the context of the run.
 
     Errors in a rank's settings are reported by the one controller, once.
 
     Args:
         program: what runs, for the trace and for a resume.
-        read: the settings as they were given to this rank.
+        read: returns the settings that this rank was started with.
     """
     life = RankLife(rank)
-    rank = life.rank  # with the life of the job that it is in
-    _joined.append(life)
+    rank = life.rank  # which knows its life of the job
+    _lives.append(life)
     life.begin_to_talk()
     if rank.rank == 0:
         life.controller = RunThread(life, program, read)
         life.controller.start()
-    life.meet(said_of(settings_of_ranks(read(), rank)))
+    life.meet(settings_json(settings_of_ranks(read(), rank)))
     return life.begin()
 
 
@@ -109,14 +110,15 @@ class RunThread(threading.Thread):
         read: returns the settings and their sources; a resumed run fills in the rest.
     """
 
-    def __init__(self, life: RankLife, program: Program, read: Settle) -> None:
+    def __init__(self, life: RankLife, program: Program, read: ReadSettings) -> None:
         super().__init__(name="paceline-controller", daemon=True)
         self._life, self._program, self._read = life, program, read
         self._is_json = False
         self._post = ControllerPost(life.place, life.rank.size)
         self._stop_softly: Callable[[int], bool] = lambda number: False
-        self._asked: int | None = None
-        self._where: dict[int, tuple[str, int]] = {}
+        self._signal: int | None = None
+        self._processes: dict[int, tuple[str, int]] = {}
+        """Rank -> its process and machine in words, and its process id."""
         self._num_machines = 0
         self._lost: set[int] = set()
         self._folder = JobFolder(life.rank, life.place if life.rank.is_hosted else None)
@@ -126,26 +128,32 @@ class RunThread(threading.Thread):
         try:
             code = self._run_to_its_end()
         except PacelineError as error:
-            say(f"error: {error}")
-            if self._is_json:
-                error_json = {"kind": type(error).__name__, "message": str(error)}
-                print(json.dumps({"error": error_json}), flush=True)  # noqa: T201  rank 0 speaks for the command
-            code = 2 if isinstance(error, ConfigError) else 1
+            code = self._print_error(error)
+        except OSError as error:
+            code = self._print_error(from_os_error(error))
         except BeginsAnew:
             code = ANEW
         except KeyboardInterrupt as end:
             say("interrupted")
             code = 128 + getattr(end, "signal", 2)
-        except BaseException:  # the command ends here; all ranks must
+        except BaseException:  # the command ends here, and all ranks must, too
             traceback.print_exc()
         finally:
             self._end_all(code)
+
+    def _print_error(self, error: PacelineError) -> int:
+        """Print the error as the command does; return the exit code."""
+        say(f"error: {error}")
+        if self._is_json:
+            error_json = {"kind": type(error).__name__, "message": str(error)}
+            print(json.dumps({"error": error_json}), flush=True)  # noqa: T201  rank 0 speaks for the command
+        return 2 if isinstance(error, ConfigError) else 1
 
     def _run_to_its_end(self) -> int:
         resolved = self._read()
         self._is_json = resolved.settings.json
         refuse_of_tasks(self._program, resolved)
-        settings = self._folder.found(resolved, settings_of_ranks(resolved, self._life.rank))
+        settings = self._folder.restore(resolved, settings_of_ranks(resolved, self._life.rank))
         observer = choose_observer(settings.json)
         try:
             self._meet(observer.note)
@@ -153,9 +161,9 @@ class RunThread(threading.Thread):
             summary = launch_run(self._program, settings, observer, host)
             self._folder.forget()
             if settings.json:
-                shown = summary if summary is not None else observer.shown_plan
-                assert shown is not None
-                print(json.dumps(shown.to_json(), allow_nan=False), flush=True)  # noqa: T201  rank 0 speaks for the command
+                result = summary if summary is not None else observer.shown_plan
+                assert result is not None
+                print(json.dumps(result.to_json(), allow_nan=False), flush=True)  # noqa: T201  rank 0 speaks for the command
         except Interrupted as end:
             if settings.json:
                 print(json.dumps(end.summary.to_json(), allow_nan=False), flush=True)  # noqa: T201  rank 0 speaks for the command
@@ -165,9 +173,9 @@ class RunThread(threading.Thread):
         return 0
 
     def _meet(self, note: Callable[[str], None]) -> None:
-        """Wait until all ranks are there, and compare how they were started."""
+        """Wait for all ranks, and compare how they were started."""
         hellos: dict[int, Hello] = {}
-        size, start_s, has_said = self._post.size, time.monotonic(), False
+        size, start_s, has_noted = self._post.size, time.monotonic(), False
         while len(hellos) < size:
             for seat, message in self._post.hear(0.5):
                 if isinstance(message, Hello):
@@ -180,20 +188,22 @@ class RunThread(threading.Thread):
                     )
             waited_s = time.monotonic() - start_s
             missing = sorted(set(range(size)) - hellos.keys())
-            if missing and waited_s > _SAY_S and not has_said:
-                has_said = True
-                note(f"worker {missing[0]} has not come to paceline.connect() in {_SAY_S:.0f} s")
+            if missing and waited_s > _NOTE_S and not has_noted:
+                has_noted = True
+                note(
+                    f"worker {missing[0]} has not called paceline.connect() within {_NOTE_S:.0f} s"
+                )
             if missing and waited_s > _GIVE_UP_S:
                 raise LinkError(
-                    f"worker {missing[0]} has not come to paceline.connect() in "
-                    f"{_GIVE_UP_S:.0f} s: was it started on all machines, with this MASTER_ADDR "
-                    "and MASTER_PORT, and do all call it?"
+                    f"worker {missing[0]} has not called paceline.connect() within "
+                    f"{_GIVE_UP_S:.0f} s: check that all machines started the script with the same "
+                    "MASTER_ADDR and MASTER_PORT, and that every process calls it"
                 )
         self._life.place.close_registration()
         ordered = [hellos[seat] for seat in range(size)]
         _compare(ordered)
         _refuse_unreachable(ordered)
-        self._where |= {
+        self._processes |= {
             seat: (f"process {hello.pid} on {hello.host}", hello.pid)
             for seat, hello in hellos.items()
         }
@@ -205,16 +215,16 @@ class RunThread(threading.Thread):
         life = self._life
 
         def began(folder: str) -> None:
-            if trouble := self._folder.began(folder):
-                note(trouble)
+            if warning := self._folder.began(folder):
+                note(warning)
 
         return TorchrunEngine(num_workers, RankZero(
             post=self._post,
             memory=lambda: (life.carrier.arena, life.carrier.control),
-            where=self._where,
+            processes=self._processes,
             lost=self._lost,
-            asked=self._hear_signal,
-            began=began,
+            on_signal=self._hear_signal,
+            on_folder=began,
             is_one_machine=self._num_machines == 1,
         ))  # fmt: skip
 
@@ -225,13 +235,13 @@ class RunThread(threading.Thread):
 
     def _hear_signal(self, number: int) -> None:
         """Stop at the first signal; all ranks get it, and torchrun sends it once more."""
-        if self._asked is None:
-            self._asked = number
+        if self._signal is None:
+            self._signal = number
             if not self._stop_softly(number):
                 raise SignalInterrupt(number)
 
     def _end_all(self, code: int) -> None:
-        """Tell all ranks of the end, this one last, since the meeting place may end with it."""
+        """Tell all ranks of the end, this one last, since the store may end with it."""
         others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):
@@ -240,7 +250,7 @@ class RunThread(threading.Thread):
             while others and time.monotonic() < end_s:
                 for seat, message in self._post.hear(0.1):
                     others -= {seat, message.seat if isinstance(message, Lost) else seat}
-        self._life.place.close_registration()  # a rank that comes late hears of the end
+        self._life.place.close_registration()  # not earlier, so that late ranks hear of the end
         self._post.close()
         with contextlib.suppress(LinkError):
             self._post.tell(0, [RunOver(code)])
@@ -261,7 +271,7 @@ def _compare(hellos: Sequence[Hello]) -> None:
 
 
 def _num_machines(hellos: Sequence[Hello]) -> int:
-    """Count machines by name and boot: those of one image may all be called ``localhost``."""
+    """Count machines by name and boot: machines of one image may all be called ``localhost``."""
     return len({(hello.host, hello.boot) for hello in hellos})
 
 
@@ -272,7 +282,7 @@ def _refuse_unreachable(hellos: Sequence[Hello]) -> None:
     for rank, hello in enumerate(hellos):
         if hello.unreachable_why:
             raise ConfigError(
-                f"worker {rank} on {hello.host}: {hello.unreachable_why}, where gloo would wait "
-                "for the other machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief "
-                "address lists the names), or give it its address in /etc/hosts"
+                f"worker {rank} on {hello.host}: {hello.unreachable_why}: the other machines "
+                "cannot reach it with gloo; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief "
+                "address lists the names), or set its address in /etc/hosts"
             )

@@ -3,7 +3,7 @@
     all members wait -> folder, trace -> controller -> OpenTrial -> [ a run ] -> report -> TrialOver
                         the engine and its members stay; their shared state is cleared
 
-The outer run waits meanwhile (``run/trials.py``). This module must not know how orders are
+The outer run waits meanwhile (``run/trials.py``). This module must not know how decisions are
 carried out, or how a summary is computed.
 """
 
@@ -52,43 +52,41 @@ class TrialRuns:
         self._program, self._lives = program, lives
         self._engine, self._observer, self._tail = engine, observer, tail
         self._settings = lives.settings
-        self._now: Controller | None = None
+        self._current: Controller | None = None
         self._was_stopped = False
 
     def interrupt(self, reason: str) -> None:
-        """The user stops the run: stop the current trial."""
-        if self._now is not None:
-            self._now.interrupt(reason)
+        """Stop the current trial, since the user stops the run."""
+        if self._current is not None:
+            self._current.interrupt(reason)
 
     def carry_out(self, name: str, seats: Seats, stopped: str) -> TrialOutcome:
         """See ``CarryOut``.
 
         Raises:
-            ConfigError: the trial's folder exists already; or as in any run.
-            WorkerError: no worker is left, or an exception of a script was not caught.
+            ConfigError: the trial's folder exists already, or a setting cannot work.
+            WorkerError: no worker is left, or a script did not catch an exception.
         """
         root, observer = self._lives.place, self._observer
         if root.has(name):
             raise ConfigError(
-                f"pace.trial({name!r}): there is something of that name in {root.path}; give the "
+                f"pace.trial({name!r}): {root.path} already has an entry of that name; give the "
                 "trial another name"
             )
         if len(seats) < self._settings.workers and not self._settings.dry_run:
-            num = f"{len(seats)} of {self._settings.workers}"
-            observer.note(f"trial {name!r} begins with the {num} workers that are left")
+            left = f"{len(seats)} of {self._settings.workers}"
+            observer.note(f"trial {name!r} begins with the {left} workers that are left")
         if stopped and not self._was_stopped:
             self._was_stopped = True
             observer.note(f"trial {name!r} and those after it do not train: {stopped}")
-        if not self._lives.trials:
-            write_trials(
-                root, ()
-            )  # so the folder is known as a search even if this process is killed
+        if not self._lives.trials:  # marks the folder as a search, should this process be killed
+            write_trials(root, ())
         with closing(root.make_inner(name)) as place:
             trace = Trace(place.path / FILE_NAME, place=place)
             try:
                 return self._run(name, seats, stopped, place, trace)
             finally:
-                self._now = None
+                self._current = None
                 trace.close()
                 if not trace.has_begun:
                     root.remove(name)
@@ -99,37 +97,37 @@ class TrialRuns:
         self, name: str, seats: Seats, stopped: str, place: OpenFolder, trace: Trace
     ) -> TrialOutcome:
         settings, program = self._settings, self._program
-        protocol = protocol_of(settings)  # it has a state
-        with ExitStack() as ends:
+        protocol = protocol_of(settings)  # a new one: it has state
+        with ExitStack() as exits:
             log = None
             if settings.log and not settings.dry_run:
-                log = ends.enter_context(closing(open_log(settings.log, place)))
-            controller = self._now = Controller(
+                log = exits.enter_context(closing(open_log(settings.log, place)))
+            controller = self._current = Controller(
                 self._engine, protocol, settings, trace, self._observer, log, self._tail,
                 Origin(about=program.describe()), trial=name,
             )  # fmt: skip
-            ends.enter_context(closing(controller))
-            ends.push(lambda _, error, __: self._ended(error, name, controller, place, trace))
+            exits.enter_context(closing(controller))
+            exits.push(lambda _, error, __: self._end(error, name, controller, place, trace))
             self._engine.clear()
             if self._lives.trials:
                 controller.go_on_without()
             if stopped:
                 controller.stop(stopped)
-            self._tell(name, seats, context_of(program, settings, protocol, place))
+            self._open(name, seats, context_of(program, settings, protocol, place))
             try:
                 controller.run(dict(seats))
-            except BaseException as error:  # raised again, once the trace has the reason
+            except BaseException as error:  # raised again, after the trace has its reason
                 controller.fail(ending(error))
                 raise
         return controller.outcome
 
-    def _tell(self, name: str, seats: Seats, context: Context) -> None:
-        """Tell the members to begin the trial."""
+    def _open(self, name: str, seats: Seats, context: Context) -> None:
+        """Have the members begin the trial."""
         text = json.dumps(replace(context, name=f"{context.name} {name}").write())
         main = min(seats, key=lambda member: seats[member][0])
         self._engine.send([(member, OpenTrial(text, member == main)) for member in seats])
 
-    def _ended(
+    def _end(
         self,
         error: BaseException | None,
         name: str,
@@ -137,7 +135,7 @@ class TrialRuns:
         place: OpenFolder,
         trace: Trace,
     ) -> None:
-        """The trial is over: write its report, and drop the faults that have happened.
+        """Write the trial's report, and drop the faults that have happened.
 
         Args:
             error: what the trial raised, if anything; it is raised even if the report raises, too.
@@ -152,10 +150,10 @@ class TrialRuns:
             return
         try:
             self._report(name, controller, place, trace)
-        except ConfigError as unreadable:  # a damaged trace
+        except ConfigError as damaged_trace:
             if error is None:
                 raise
-            self._observer.note(f"trial {name!r} has no report: {unreadable}")
+            self._observer.note(f"trial {name!r} has no report: {damaged_trace}")
 
     def _report(self, name: str, controller: Controller, place: OpenFolder, trace: Trace) -> None:
         lives = self._lives

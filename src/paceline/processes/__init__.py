@@ -17,16 +17,16 @@
 A process belongs to a *work* by its role, not by its parent: a command that a training script has
 started (a viewer, a shell, an MPI daemon) is its child but not part of its work; a loader worker
 that init has adopted is not its child any more, but still part of its work. A process whose parent
-is gone is a ghost only if that cannot have been intended:
+is gone is a ghost only if that cannot be intended:
 
     loader worker, spawned part,    if it has lost its parent, which it needs
     rank of torchrun, fork server
-    forked part                     if it has lost its parent, does nothing, listens at no port,
-                                    and by all appearances is not a daemon
+    forked part                     if it has lost its parent, is idle or stopped, listens at no
+                                    port, and does not look like a daemon
     part of a ghost                 always
-    script, notebook                never: whoever starts one with nohup means it; name it to end it
+    script, notebook                never: it may run with nohup on purpose; name it to end it
 
 A number is not an identity: a process is identified by its number *and* the tick at which it began,
-so a process that was given the number of an earlier one is never signalled by mistake. This package
+so a later process with the number of an earlier one is never signalled by mistake. This package
 must not know runs or settings.
 """

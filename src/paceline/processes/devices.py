@@ -1,9 +1,8 @@
 """The state of accelerators, and which of them are busy although no process can be seen on them.
 
 A kernel that was left behind keeps a device at 100 % with nothing in its memory and no entry in its
-list of processes, so that list alone never shows it. This module asks the device how busy it is,
-and the driver and /proc which processes use it, and compares the answers. It must not know what
-trains.
+list of processes. This module compares how busy a device is with the processes that use it, by the
+driver and by /proc. It must not know what trains.
 """
 
 from collections.abc import Iterable

@@ -6,10 +6,10 @@
                                                                          |
     files in /dev/shm that they held and no process holds now -> removed; ports are checked again
 
-A pidfd refers to one process for ever: a process that is given the same number later is sent
-nothing, however long we wait. Without pidfds (Linux before 5.3) the start of the process is read
-again before each signal. A process group is never signalled, since it may hold other processes
-than parts. This module must not know why something is to be ended.
+A pidfd always refers to the same process: a later process with the same number never gets a signal.
+Without pidfds (Linux before 5.3) the start of the process is read again before each signal. A
+process group is never signalled, since it may hold other processes than parts. This module must not
+know why a process is to be ended.
 """
 
 import contextlib

@@ -7,7 +7,7 @@
 
 In a notebook the first one matters most: after an error ``sys.last_value`` keeps every tensor of
 the frames that it passed through, and no cache can be emptied while they live. This module ends no
-process and touches no variable of the caller's; whatever the caller still names stays.
+process and changes no variable of the caller's.
 """
 
 import contextlib
@@ -50,8 +50,8 @@ class Freed(NamedTuple):
 def free_memory() -> Freed:
     """Give back memory that nothing in this process needs any more, on the host and on devices.
 
-    Torch is not imported for it. Whatever a variable still names stays; in a notebook that may be
-    the model itself (``del model`` before) or an output (``Out``).
+    It does not import torch. Objects that a variable still refers to stay; in a notebook that may
+    be the model itself (``del model`` first) or an output (``Out``).
 
     Returns:
         How much was given back; a number is 0 if the system does not report it, never negative.

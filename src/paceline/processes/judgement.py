@@ -28,8 +28,8 @@ _COMPILER = "torch/_inductor/compile_worker"
 _FORKED_FROM = "multiprocessing.forkserver"
 _SERVER = "paceline.engines.local.forkserver"
 _RANK_S, _LOST_RANK_S = 5.0, 1.0
-"""Within this time torchrun starts its ranks, also on a machine that is busy. Where torchrun has
-gone less is allowed, since what a rank has started may be all that is left, and is not a ghost."""
+"""Torchrun starts its ranks within this time, also on a busy machine. If torchrun has ended, less
+is allowed: a program that a rank has started may be all that is left, and is not a ghost."""
 _LOADER = "pt_data_worker"
 _COMMANDS = ("train", "launch", "compare", "bench", "tune", "plan", "partition", "verify")
 
@@ -79,7 +79,7 @@ class Judged:
 
 
 def judge(snapshot: ProcessSnapshot, for_s: float = 0.0) -> list[Judged]:
-    """Return every training process of this user that can be seen, without the process that reads.
+    """Return this user's training processes, without the one that reads and its ancestors.
 
     Args:
         for_s: the seconds between the snapshot's two readings; if 0, no process counts as idle.
@@ -104,7 +104,7 @@ def judge(snapshot: ProcessSnapshot, for_s: float = 0.0) -> list[Judged]:
 def role_of(process: Process) -> Role:
     """Return a process's role, by its program, its name and what it has loaded."""
     command = " ".join(process.command)
-    if not process.is_forked and process.is_python and _is_paceline(process.command):
+    if process.is_python and _is_paceline(process.command) and not _is_part(process):
         return Role.LAUNCHER
     if not (process.has_torch or _holds_as_python(process)):
         return Role.OTHER
@@ -121,6 +121,11 @@ def role_of(process: Process) -> Role:
     if process.name == "pt_elastic" or "torch.distributed.run" in command:
         return Role.LAUNCHER
     return Role.RANK if _is_rank(process) else Role.SCRIPT
+
+
+def _is_part(process: Process) -> bool:
+    """Whether a process with Paceline's command is a fork or a rank (``--nodes``), no launcher."""
+    return process.is_forked or _is_rank(process)
 
 
 def _is_rank(process: Process) -> bool:
@@ -158,13 +163,9 @@ def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
     parent = snapshot.by_pid.get(process.parent)
     if parent is None or parent.start_ticks > process.start_ticks:
         return True
-    if (
-        not parent.exe or not process.exe
-    ):  # another user's, or unreadable: it may be the real parent
+    if not (parent.exe and process.exe):  # unreadable: it may be the real parent; init is not
         return parent.pid == _INIT
-    if (
-        role is Role.LOADER_WORKER
-    ):  # its loader lives in a process with torch, or in its fork server
+    if role is Role.LOADER_WORKER:  # its loader is in a process with torch, or in its fork server
         return not (parent.has_torch or _FORKED_FROM in " ".join(parent.command))
     if process.is_forked:  # so its real parent runs the same program
         return parent.exe != process.exe
@@ -260,9 +261,9 @@ def foreign(process: Process, snapshot: ProcessSnapshot) -> str:
     if process.owner != snapshot.owner:
         return "it is another user's"
     if process.state in "ZX":
-        return "it has ended, and its parent has not asked for it yet"
+        return "it has ended, but its parent has not waited for it yet"
     if not process.namespace:
-        return "it may not be looked at"
+        return "it may not be read"
     if process.namespace != snapshot.namespace:
         return "it is in another PID namespace: a container's; end it there"
     return ""

@@ -5,10 +5,10 @@
     /proc/PID/cmdline, exe, environ, maps, fd, fdinfo, ns/pid             only of this user's
     /proc/PID/net/tcp   listening sockets: inodes -> ports
 
-Reading disturbs no process. What may not be read is empty, and a process that ends meanwhile is
-left out. ``root`` is where the file system begins, so a recorded machine is read like a live one.
-A bit above 300 lines, since the kernel's texts are read in one place. This module must not know
-what trains, nor what a ghost is.
+Reading disturbs no process. Fields that may not be read are empty, and a process that ends
+meanwhile is left out. ``root`` is the root of the file system, so a recorded machine is read like a
+live one. Slightly above 300 lines, since the kernel's texts are parsed in one place. This module
+must not know what trains, nor what a ghost is.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def look(root: Path = _ROOT, *, for_s: float = 0.0) -> ProcessSnapshot:
     """Read every process, and return them as a snapshot.
 
     Args:
-        root: where the file system begins.
+        root: the root of the file system.
         for_s: if above 0, read twice, this many seconds apart, for the processor time that each
             process uses meanwhile.
 
@@ -72,14 +72,14 @@ def read_start(pid: int, root: Path = _ROOT) -> int | None:
 
 @dataclass(slots=True)
 class _Files:
-    """What a process has open, before it is known which other processes have it open, too."""
+    """Open files of a process, before they are compared with those of other processes."""
 
     devices: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
     pipes: dict[str, set[int]] = field(default_factory=dict)
     sockets: set[str] = field(default_factory=set)
     error_file: str = ""
-    """That torchrun has given it, or the rank that started it."""
+    """The error file that torchrun has given it, or the rank that started it."""
 
 
 def _look(root: Path) -> ProcessSnapshot:
@@ -111,10 +111,10 @@ def _look(root: Path) -> ProcessSnapshot:
 def _completed(
     entries: Sequence[tuple[Process, _Files]], proc: Path, *, knows_all: bool
 ) -> Iterator[Process]:
-    """Yield the processes with what follows only from all of them together.
+    """Yield the processes with the fields that depend on all other processes.
 
     Args:
-        knows_all: whether each process may be read that may hold another's pipe.
+        knows_all: whether every process that may hold another's pipe can be read.
     """
     ends: dict[str, list[tuple[int, set[int]]]] = {}
     for process, files in entries:
@@ -153,7 +153,7 @@ def _begun_by_ranks(entries: Sequence[tuple[Process, _Files]]) -> set[int]:
 def _is_hosted(
     process: Process, files: _Files, by_pid: Mapping[int, tuple[Process, _Files]]
 ) -> bool:
-    """Whether torchrun is its parent, and not a program that adopts what others leave."""
+    """Whether its parent is torchrun, and not a program that adopts orphans."""
     if process.parent not in by_pid:
         return False
     parent, parent_files = by_pid[process.parent]
@@ -161,7 +161,7 @@ def _is_hosted(
 
 
 def _is_closed(folder: Path) -> bool:
-    """Whether a process lives here that may not be read."""
+    """Whether this is a living process that may not be read."""
     return not _link(folder / "ns" / "pid") and _stat(folder)[:1] not in ([], ["Z"], ["X"])
 
 

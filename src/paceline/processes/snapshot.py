@@ -30,8 +30,8 @@ class Process:
             torchrun made the folder for its ranks to the start of this process; None for other
             processes, for those that a rank has started in a session of their own while it lives,
             or if the folder is gone.
-        is_hosted: whether its parent is a living Python that has not its error file: torchrun, of a
-            rank.
+        is_hosted: whether its parent is a living Python without its error file, as torchrun is for
+            a rank.
         has_torch: whether it has loaded torch's libraries.
         devices: the files of accelerators that it has open.
         shared: the shared memory that it maps or has open: paths under /dev/shm, and memfds.
@@ -102,6 +102,6 @@ class ProcessSnapshot:
         self.by_pid.update({process.pid: process for process in self.processes})
 
     def get(self, key: ProcessKey) -> Process | None:
-        """Return the process with this identity; None if it is gone, or its number is another's."""
+        """Return the process with this identity; None if it is gone."""
         process = self.by_pid.get(key[0])
         return process if process is not None and process.key == key else None

@@ -1,4 +1,4 @@
-"""Chooses what `clean` may end: ghosts, or named processes with their parts; and why not others.
+"""Chooses which processes `clean` may end (ghosts, or named ones with their parts), and why not.
 
 This module is pure; it must not know how something is ended.
 """

@@ -116,7 +116,7 @@ class SyncProtocol(abc.ABC):
         reason = f"under {self} no gradient is stale"
         if self.num_workers == 1:
             reason = "the gradients of one worker are never stale"
-        return f"staleness {self.idle_rule} does nothing: {reason}"
+        return f"staleness {self.idle_rule} has no effect: {reason}"
 
     def answer(self, fact: Fact, version: int) -> list[Decision]:
         """Return the decisions of ``react`` after the staleness rule; called by a run's driver.

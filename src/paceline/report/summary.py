@@ -202,7 +202,7 @@ def summarize(run_dir: Path) -> Summary:
     """
     path = run_dir / FILE_NAME
     if not run_dir.is_dir():
-        raise ConfigError(f"there is no run at {run_dir}; runs lie under runs/, see: ls runs")
+        raise ConfigError(f"no run found at {run_dir}; runs are in runs/, see: ls runs")
     tally = Tally()
     for record in read_trace(path):
         tally.add(record)

@@ -149,7 +149,7 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
         ConfigError: there is no run, or its trace is damaged.
     """
     if not folder.is_dir():
-        raise ConfigError(f"there is no run at {folder}; runs lie under runs/, see: ls runs")
+        raise ConfigError(f"no run found at {folder}; runs are in runs/, see: ls runs")
     run, reported = WatchedRun(), set[str]()
     with _opened(folder, pause) as trace:
         while True:

@@ -269,7 +269,7 @@ def report_sample(
         ConfigError: there is no such run or sample, or ``draw`` cannot redraw the order.
     """
     if not run_dir.is_dir():
-        raise ConfigError(f"there is no run at {run_dir}; runs lie under runs/, see: ls runs")
+        raise ConfigError(f"no run found at {run_dir}; runs are in runs/, see: ls runs")
     fates = Fates()
     for record in read_trace(run_dir / FILE_NAME):
         fates.add(record)

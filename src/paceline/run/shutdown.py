@@ -168,7 +168,9 @@ class EarlyStop:
         self._judge_names()
         if not self._measured and not self._is_dry:
             for flag in self._flags(needs_accuracy=False):
-                self._observer.note(f"{flag} did nothing: pace.evaluate(fn, loader) was not called")
+                self._observer.note(
+                    f"{flag} had no effect: pace.evaluate(fn, loader) was not called"
+                )
 
     def _judge_names(self) -> None:
         if self._is_judged or not self._measured or any(self._measured.values()):
@@ -178,7 +180,7 @@ class EarlyStop:
         measured = ", ".join(map(repr, sorted(metrics))) or "nothing"
         for flag in self._flags(needs_accuracy="loss" in metrics):
             self._observer.note(
-                f"{flag} does nothing: pace.evaluate measures {measured}, and none of these is "
+                f"{flag} has no effect: pace.evaluate measures {measured}, and none of these is "
                 "named acc or accuracy, or is the only one that ends so; let fn return "
                 "{'acc': (right, count)}"
             )

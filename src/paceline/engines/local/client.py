@@ -1,17 +1,16 @@
-"""The launcher's end of a fork server: started by a run, ended with it, or kept warm for the next.
+"""The launcher's end of a fork server, which ends with its run or is kept warm for the next one.
 
     client  --socket-->  fork server --fork--> members
 
-    with warm():      runs in here, one after another, share one fork server: torch is imported
-        run(...)      once, and the next run begins in a hundredth of the time
+    with warm():      consecutive runs in here share one fork server: torch is imported once, and
+        run(...)      the next run starts in a hundredth of the time
         run(...)
     with begun_early():  torch is imported while this process still imports what a run needs
         run(...)
 
-A fork server that is handed on has no members left, and takes over the environment, folder and
-streams of its next run. Above 300 lines, since its whole life is read together: its start, its
-messages, its way from run to run. This module must not know members, messages between them, or
-protocols.
+A fork server that is passed to another run has no members left and takes over that run's
+environment, folder and streams. Above 300 lines, since its whole life is read together: its start,
+its messages, its reuse. This module must not know members, messages between them, or protocols.
 """
 
 import contextlib
@@ -40,12 +39,12 @@ from ...wire.channel import socket_pair
 from ..base import THREADS
 
 _START_S, _END_S = 120.0, 2.0
-_LOOK_S, _STOPPED_S = 0.5, 2.0
+_CHECK_S, _STOPPED_S = 0.5, 2.0
+"""Between two checks whether it is stopped; until it is continued."""
 _ENVIRONMENT = dict.fromkeys(THREADS, "1")
-"""Of a fork server: one thread, so that it can fork; members have the user's own variables."""
+"""One thread in a fork server, so that it can fork; members have the user's own variables."""
 
-
-_MOST_TRIES = 10
+_MAX_TRIES = 10
 _GONE = "the process that workers are forked from is gone"
 
 
@@ -53,70 +52,74 @@ class ForkServerClient:
     """One fork server, from the launcher's side.
 
     Attributes:
-        preloaded: modules that it has imported for a run; another run has not asked for them.
+        preloaded: modules that it has imported for a run, and that another run may not want.
     """
 
     def __init__(self) -> None:
-        self._end, theirs = socket_pair()
+        self._socket, server_end = socket_pair()
         self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
         self._toll = Toll(time.monotonic())
         module = "paceline.engines.local.forkserver"
-        words = [*_path_of_its_own(), "-m", module, str(theirs.fileno()), self._scratch]
+        command = [*_safe_path_flag(), "-m", module, str(server_end.fileno()), self._scratch]
         with held_back():
             self._process = subprocess.Popen(
-                [sys.executable, *words],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, *command],
+                pass_fds=[server_end.fileno()],
                 env={**os.environ, **_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        theirs.close()
+        server_end.close()
         self._early: list[dict[str, int]] = []
-        """Its messages that came while another one was awaited."""
+        """Messages that arrived while another one was awaited."""
         self.preloaded: frozenset[str] = frozenset()
         self._has_members = False
         self._is_new = True
-        self._next_look_s, self._stopped_s = 0.0, math.inf
+        self._next_check_s, self._stopped_s = 0.0, math.inf
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def fileno(self) -> int:
-        return self._end.fileno()
+        return self._socket.fileno()
 
-    def ask_for(self, spec: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Have it fork a member.
+    def fork_member(self, spec: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Request the fork of a member.
 
         Raises:
-            AllGone: it is gone.
+            AllGone: the fork server is gone.
         """
         self._has_members, self._is_new = True, False
-        with self._heard():
-            socket.send_fds(self._end, [json.dumps(spec).encode()], list(descriptors))
+        with self._raising_all_gone():
+            socket.send_fds(self._socket, [json.dumps(spec).encode()], list(descriptors))
 
     def kill(self, member: int) -> None:
-        """Have it end a member with all its child processes. AllGone: it is gone."""
-        with self._heard():
-            self._end.send(json.dumps({"kill": member}).encode())
+        """Request the end of a member and all its child processes.
 
-    def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
-        """Its next message of this kind; others are kept for `early_words`.
+        Raises:
+            AllGone: the fork server is gone.
+        """
+        with self._raising_all_gone():
+            self._socket.send(json.dumps({"kill": member}).encode())
+
+    def await_message(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
+        """Return the next message of this kind; others are kept for `early_messages`.
 
         Raises:
             AllGone: the fork server was killed.
-            ConfigError: it cannot do what the run asks for.
+            ConfigError: it cannot serve this run.
             WorkerError: it could not start, or did not answer in time.
         """
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
-            self.woke_it()
+            self.wake_if_stopped()
             data = b""
-            is_readable = bool(wait_for([self._end.fileno()], timeout_s=0.5))
+            is_readable = bool(wait_for([self._socket.fileno()], timeout_s=0.5))
             if is_readable:
-                with contextlib.suppress(ConnectionError):  # it left without reading
-                    data = self._end.recv(1 << 16)
+                with contextlib.suppress(ConnectionError):  # it ended without reading
+                    data = self._socket.recv(1 << 16)
             if data:
                 message: dict[str, int] = json.loads(data)
                 if "unable" in message:
@@ -131,45 +134,45 @@ class ForkServerClient:
                     self._process.wait(max(0.0, end_s - time.monotonic()))
             if (code := self._process.poll()) is not None:
                 if code < 0 or not self._is_new:
-                    raise self._gone(f" (killed by signal {-code})" if code < 0 else "")
+                    raise self._all_gone(f" (killed by signal {-code})" if code < 0 else "")
                 raise WorkerError(
                     "the process that workers are forked from did not start "
                     f"(exit {code}); see the messages above"
                 )
         raise WorkerError(f"workers could not be started within {within_s:.0f} s")
 
-    def early_words(self) -> list[dict[str, int]]:
-        """Messages that came and are not handled yet."""
+    def early_messages(self) -> list[dict[str, int]]:
+        """Return messages that have arrived and are not handled yet."""
         early, self._early = self._early, []
         return early
 
-    def next_word(self) -> dict[str, int] | None:
-        """Its next message, without waiting; None: there is none.
+    def next_message(self) -> dict[str, int] | None:
+        """Return the next message without waiting; None if there is none.
 
         Raises:
-            AllGone: it is gone.
+            AllGone: the fork server is gone.
         """
         try:
-            data = self._end.recv(1 << 16, socket.MSG_DONTWAIT)
+            data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except ConnectionError:
             data = b""
         if not data:
-            raise self._gone()
+            raise self._all_gone()
         message: dict[str, int] = json.loads(data)
         return message
 
-    def woke_it(self) -> bool:
+    def wake_if_stopped(self) -> bool:
         """Continue it if it was stopped; returns whether it was. Called repeatedly.
 
-        Without it no worker starts, and no death is reported.
+        While it is stopped no worker starts, and no death is reported.
         """
         now_s = time.monotonic()
         self._toll.look(now_s)
-        if now_s < self._next_look_s:
+        if now_s < self._next_check_s:
             return False
-        self._next_look_s = now_s + _LOOK_S
+        self._next_check_s = now_s + _CHECK_S
         is_stopped = read_vitals(self.pid).state is ProcessState.STOPPED
         self._stopped_s = min(self._stopped_s, now_s) if is_stopped else math.inf
         if now_s - self._stopped_s < _STOPPED_S:
@@ -181,17 +184,17 @@ class ForkServerClient:
     # -- from run to run ------------------------------------------------------------------------
 
     def hand_on(self) -> None:
-        """Hand it to another run: it gets this process's environment, folder and streams."""
+        """Pass it to another run, with this process's environment, folder and streams."""
         if self._is_new:
             return
         settings = {"environment": {**os.environ, **_ENVIRONMENT}, "folder": os.getcwd()}
-        socket.send_fds(self._end, [json.dumps({"adopt": settings}).encode()], [1, 2])
+        socket.send_fds(self._socket, [json.dumps({"adopt": settings}).encode()], [1, 2])
 
     def empty(self) -> bool:
         """End all members; returns whether it can serve another run."""
         try:
-            self._end.send(b'{"empty": 0}')
-            self.await_word("emptied", _END_S)
+            self._socket.send(b'{"empty": 0}')
+            self.await_message("emptied", _END_S)
         except (OSError, WorkerError):
             return False
         self._early.clear()
@@ -199,64 +202,64 @@ class ForkServerClient:
         return True
 
     def close(self) -> None:
-        """End it, and all members with it."""
-        self._end.close()
-        if not self._has_members:  # it may still be importing: nobody's child needs its care
+        """End it and all members."""
+        self._socket.close()
+        if not self._has_members:  # it may still be importing, and has no child to end
             self._process.kill()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._tidy()
+        self._remove_scratch()
 
     @contextmanager
-    def _heard(self) -> Iterator[None]:
+    def _raising_all_gone(self) -> Iterator[None]:
         """Raise AllGone if the fork server is gone."""
         try:
             yield
         except ConnectionError:
-            raise self._gone() from None
+            raise self._all_gone() from None
 
-    def _tidy(self) -> None:
-        """Remove what a killed one has left, while its members may still write there."""
-        for _ in range(_MOST_TRIES):
+    def _remove_scratch(self) -> None:
+        """Remove the folder of a killed fork server, while its members may still write there."""
+        for _ in range(_MAX_TRIES):
             shutil.rmtree(self._scratch, ignore_errors=True)
             if not os.path.lexists(self._scratch):
                 return
             time.sleep(0.01)
 
-    def _gone(self, how: str = "") -> AllGone:
-        self._tidy()  # at once: this process may be killed, too
-        return AllGone(f"{_GONE}{how}{self._toll.explain(time.monotonic())}")
+    def _all_gone(self, cause: str = "") -> AllGone:
+        self._remove_scratch()  # at once: this process may be killed, too
+        return AllGone(f"{_GONE}{cause}{self._toll.explain(time.monotonic())}")
 
 
 def _unable(reason: object) -> LinkError:
     limits = describe_limits()
-    allowed = f" (memory that is allowed: {limits})" if limits else ""
+    allowed = f" (memory allowed: {limits})" if limits else ""
     return LinkError(f"workers cannot be started: {reason}{allowed}")
 
 
-def _path_of_its_own() -> list[str]:
-    """The flag that keeps the current folder off the module path, where ``-m`` puts it.
+def _safe_path_flag() -> list[str]:
+    """Return the flag that keeps the current folder off the module path, where ``-m`` puts it.
 
     Otherwise ``queue.py`` or ``datasets`` in the folder of the run would be imported in place of
     Python's own or an installed package's.
     """
     with contextlib.suppress(OSError):  # the current folder may be gone
-        if os.path.samefile(Path(__file__).parents[3], os.curdir):  # Paceline is found by that
+        if os.path.samefile(Path(__file__).parents[3], os.curdir):  # Paceline is imported from it
             return []
     return ["-P"]
 
 
 _is_warm = False
 _spare: list[ForkServerClient] = []
-"""Empty, or the one that waits for the next run."""
+"""At most one: the fork server that waits for the next run."""
 
 
 @contextmanager
 def warm() -> Iterator[None]:
-    """Keep the fork server of a run for the next one, as long as this block lasts."""
+    """Reuse one fork server for all runs in this block."""
     global _is_warm
     if _is_warm:
         yield
@@ -272,7 +275,7 @@ def warm() -> Iterator[None]:
 
 @contextmanager
 def begun_early() -> Iterator[None]:
-    """Start the fork server for the run in this block early; if there is none, it ends at once."""
+    """Start the fork server for the run in this block early; without a run it ends at once."""
     if not _spare:
         _spare.append(ForkServerClient())
     try:
@@ -283,17 +286,17 @@ def begun_early() -> Iterator[None]:
 
 
 def kept() -> ForkServerClient | None:
-    """The fork server that waits for the next run; for tests of what a run leaves behind."""
+    """Return the fork server that waits for the next run; for tests of what a run leaves behind."""
     return _spare[0] if _spare else None
 
 
 def take() -> ForkServerClient:
-    """The fork server that was kept, or a new one; it sends ``ready`` when it is."""
+    """Return the kept fork server or a new one; it sends ``ready`` once it can fork."""
     while _spare:
         spare = _spare.pop()
         try:
             spare.hand_on()
-        except OSError:  # it has died meanwhile, or the environment is too large to send
+        except OSError:  # it has died since, or the environment is too large to send
             spare.close()
         else:
             return spare
@@ -301,7 +304,7 @@ def take() -> ForkServerClient:
 
 
 def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerClient:
-    """This fork server, or a new one if it has imported modules that the run did not ask for."""
+    """Return this fork server, or a new one if it has imported modules that are not listed."""
     if not server.preloaded <= set(preload):
         server.close()
         server = ForkServerClient()
@@ -310,7 +313,7 @@ def take_with(server: ForkServerClient, preload: Sequence[str]) -> ForkServerCli
 
 
 def give_back(server: ForkServerClient) -> None:
-    """The run is over: end its members, and keep the fork server if the block is `warm`."""
+    """End the run's members, and keep the fork server within a `warm` block."""
     if _is_warm and not _spare and server.empty():
         _spare.append(server)
     else:

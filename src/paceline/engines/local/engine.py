@@ -5,8 +5,7 @@
     control page, arena: memfd, inherited by all
 
 `LocalProcesses` starts, observes, ends and restarts members without knowing what they share or
-send; the program is in memory that has no name. This module must not know protocols, plans or
-terminals.
+send; the program is in unnamed memory. This module must not know protocols, plans or terminals.
 """
 
 import signal
@@ -48,7 +47,7 @@ class LocalProcesses(Processes):
         signs: returns the signs of life of the member on a seat.
         begins: called with a member, its seat and its channel before it is forked.
         inherited: descriptors that every member inherits, after its own.
-        exchange: ``module:function`` that makes the member's side of it.
+        exchange: ``module:function`` that makes the member's exchange.
     """
 
     def __init__(
@@ -64,77 +63,78 @@ class LocalProcesses(Processes):
         self._given_up: set[int] = set()
         self._program = SharedMemory.create()
         self._specs: dict[int, MemberSpec] = {}
-        """Seat -> what its first member was told."""
+        """Seat -> the spec of its first member."""
         self._probes: dict[int, StackProbe] = {}
         self.seats: dict[int, int] = {}
         self._server = client.take()
 
     def may_import(self, names: Sequence[str]) -> None:
-        """Members may find these modules imported, but none that only an earlier run asked for."""
+        """Allow members to start with these modules imported, but none that only an earlier run
+        listed."""
         self._server = client.take_with(self._server, names)
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         """Fork these members; returns member -> (seat, pid)."""
         self._program.grow(len(program))
         self._program.buffer[:] = program
-        self._server.await_word("ready")
+        self._server.await_message("ready")
         for spec in specs:
             self._specs[spec.seat] = replace(spec, exchange=self._exchange)
-            self._ask_for(self._specs[spec.seat])
+            self._fork(self._specs[spec.seat])
         for spec in specs:
-            self._probes[spec.member].pid = int(self._server.await_word("started")["pid"])
-        return {one.member: (one.seat, self._probes[one.member].pid) for one in specs}
+            self._probes[spec.member].pid = int(self._server.await_message("started")["pid"])
+        return {spec.member: (spec.seat, self._probes[spec.member].pid) for spec in specs}
 
     def fileno(self) -> int:
-        """A descriptor that is readable when something has happened."""
+        """Return a descriptor that is readable when there may be events."""
         return self._server.fileno()
 
     def events(self, *, is_ready: bool) -> list[tuple[int, Happening]]:
-        """What has happened to members, without waiting.
+        """Return what has happened to members, without waiting.
 
         Args:
-            is_ready: whether there is something to read.
+            is_ready: whether the fork server's socket is readable.
         """
         self._toll.look(time.monotonic())
-        events = [self._told(word) for word in self._server.early_words()]
-        if self._server.woke_it():
+        events = [self._event_of(message) for message in self._server.early_messages()]
+        if self._server.wake_if_stopped():
             events.append((-1, HelperWoken("the process that workers are forked from")))
-        if is_ready and (word := self._server.next_word()) is not None:
-            events.append(self._told(word))
+        if is_ready and (message := self._server.next_message()) is not None:
+            events.append(self._event_of(message))
         return events
 
-    def _told(self, word: dict[str, int]) -> tuple[int, Happening]:
+    def _event_of(self, message: dict[str, int]) -> tuple[int, Happening]:
         """The fork server's message as an event."""
-        if "started" in word:
-            member, pid = word["started"], word["pid"]
+        if "started" in message:
+            member, pid = message["started"], message["pid"]
             self._probes[member].pid = pid
             return member, ProcessStarted(self.seats[member], pid)
-        if "stopped" in word:
-            return word["stopped"], ProcessStopped()
-        if "continued" in word:
-            return word["continued"], ProcessContinued()
-        member, code = word["ended"], word["code"]
+        if "stopped" in message:
+            return message["stopped"], ProcessStopped()
+        if "continued" in message:
+            return message["continued"], ProcessContinued()
+        member, code = message["ended"], message["code"]
         self._probes[member].close()
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
         if -code == signal.SIGKILL and member not in self._given_up:
             reason += self._toll.explain(time.monotonic())
         return member, ProcessLeft(reason)
 
-    def _ask_for(self, spec: MemberSpec) -> None:
+    def _fork(self, spec: MemberSpec) -> None:
         """Have the fork server fork this member."""
-        ours, theirs = socket_pair()
+        coordinator_end, member_end = socket_pair()
         probe = self._probes[spec.member] = StackProbe()
         self.seats[spec.member] = spec.seat
-        self._begins(spec.member, spec.seat, ours)
-        descriptors = [theirs.fileno(), probe.fd, self._program.fd, *self._inherited]
-        self._server.ask_for(asdict(spec), descriptors)
-        theirs.close()
+        self._begins(spec.member, spec.seat, coordinator_end)
+        descriptors = [member_end.fileno(), probe.fd, self._program.fd, *self._inherited]
+        self._server.fork_member(asdict(spec), descriptors)
+        member_end.close()
 
     # -- the contract ---------------------------------------------------------------------------
 
-    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+    def spawn(self, member: int, seat: int, changes: dict[str, object]) -> None:
         first = self._specs[seat]
-        self._ask_for(replace(first, member=member, context={**first.context, **told}))
+        self._fork(replace(first, member=member, context={**first.context, **changes}))
 
     def end(self, member: int) -> None:
         self._given_up.add(member)
@@ -153,7 +153,7 @@ class LocalProcesses(Processes):
         self._probes[member].hurry()
 
     def close(self) -> None:
-        """End them all."""
+        """End all members."""
         client.give_back(self._server)
         for probe in self._probes.values():
             probe.close()
@@ -164,13 +164,13 @@ _EXCHANGE = "paceline.engines.local.process:exchange_in_shared_memory"
 
 
 class LocalEngine(Engine):
-    """Processes on this machine, shared memory between them.
+    """Runs members as processes on this machine, with shared memory between them.
 
     Args:
-        num_seats: workers.
+        num_seats: the number of workers.
 
     Raises:
-        ConfigError: this machine, or the part of it that may be used, cannot hold so many.
+        ConfigError: this machine, or the share of it that may be used, cannot hold that many.
     """
 
     traits = Traits(name="local", cancels=True, loses_members=True, has_store=True, is_spmd=True)
@@ -193,8 +193,8 @@ class LocalEngine(Engine):
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
-        said, is_ready = self._switchboard.hear(timeout_s)
-        events += said
+        messages, is_ready = self._switchboard.hear(timeout_s)
+        events += messages
         for member, happening in self.processes.events(is_ready=is_ready):
             if isinstance(happening, ProcessLeft):
                 self._control[self._control.gone[self.processes.seats[member]]] = 1
@@ -210,7 +210,7 @@ class LocalEngine(Engine):
         self._control.set_and_wake(index, serial + 1)
 
     def lay_out(self, num_bytes: int) -> StoreView:
-        # Never smaller: a process that still reads the last run's memory would be killed.
+        # Never shrink it: a process that still reads the last run's memory would be killed.
         self._arena.grow(max(num_bytes, self._arena.num_bytes))
         return StoreView(self._arena, self._control)
 
@@ -228,7 +228,7 @@ class LocalEngine(Engine):
             self._arena.close_descriptor()
 
     def _begins(self, member: int, seat: int, end: socket.socket) -> None:
-        """A member is about to start: clear the signs of the last life on its seat."""
+        """Open a starting member's channel and clear its seat's control words."""
         self._switchboard.open(member, end)
         control = self._control
         for words in (control.cancelled, control.marks, control.gone):

@@ -3,20 +3,20 @@
     launcher --socket--> fork server --fork--> member, member, ...
 
 The user's process is never forked, so it may have used its accelerator. The fork server has one
-thread, watches the launcher through the socket and kills every member when it is gone; a member
-dies with the fork server. As their parent it also hears when a member is stopped, and it kills a
-member on request: that pid cannot be reused before the fork server has reaped the member.
+thread, watches the launcher through the socket and kills every member when the launcher is gone; a
+member dies with the fork server. As the members' parent it also learns when one is stopped, and it
+kills a member on request: that pid cannot be reused before the fork server has reaped the member.
 
     launcher -> fork server    a spec, with descriptors   {"kill": member}
                            {"empty": 0}: end all members  {"adopt": settings}: serve another run
     fork server -> launcher    {"ready": pid}                 {"started": member, "pid": pid}
                            {"unable": reason}: no member can be forked
-                           {"refused": why}: nor for this run
+                           {"refused": reason}: not for this run
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
 
-Above 300 lines since the temporary folder of the members' own processes is here, too: the fork
-server owns it from start to end. This module must not know what a member does.
+Above 300 lines since the temporary folder of the members' own processes is here, too, which the
+fork server owns. This module must not know what a member does.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from .preload import import_once
 _MAX_BYTES = 1 << 20
 _UNABLE = 71
 """Exit code of a process that could not be started (EX_OSERR)."""
-_MOST_LETTERS = 500
+_MAX_REASON_CHARS = 500
 _IN_EVERY_MEMBER = ("torch", "torch._dynamo", "numpy.ctypeslib", "cloudpickle", "safetensors.torch")
 """Each member would import them: for its first optimizer, shared array, and saved model."""
 
@@ -56,7 +56,7 @@ class ProcessConfig(dict[str, Any]):
     """The settings that multiprocessing keeps for a process; makes its folder at the first use.
 
     If launcher and fork server are killed at the same moment, no process is left to remove the
-    folder. None is made once the fork server is gone: the launcher has removed it by then.
+    folder. So none is made once the fork server is gone: the launcher has removed it by then.
 
     Attributes:
         server: the fork server's process.
@@ -68,44 +68,44 @@ class ProcessConfig(dict[str, Any]):
         value = super().get(key, default)
         if key != "tempdir" or value is None:
             return value
-        is_there = not self._is_over() and _is_there(value)
-        if self._is_over():
+        is_usable = not self._is_server_gone() and _make_folder(value)
+        if self._is_server_gone():
             with contextlib.suppress(OSError):
                 os.rmdir(value)  # made just as the fork server ended
             if multiprocessing.parent_process() is not None:
                 os._exit(1)  # started by a member, which is dying: nothing waits for this process
             return None
-        if not is_there:
+        if not is_usable:
             return None
-        _prepare_end(value)
+        _exit_early_without(value)
         return value
 
-    def _is_over(self) -> bool:
+    def _is_server_gone(self) -> bool:
         return read_vitals(self.server).state is ProcessState.ENDED
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        """For a spawned process, which may not have this class: the folder exists by then."""
+        """Pickle as a plain dict: a spawned process may not have this class; the folder exists."""
         return dict, ({**self, "tempdir": self.get("tempdir")},)
 
     def copy(self) -> "ProcessConfig":
-        """For a process that this one starts."""
+        """Return the settings for a process that this one starts."""
         return ProcessConfig(self)
 
 
-_user = 0
-"""The pid that has used the folder: it checks at its end and on failure that it is there."""
+_user_pid = 0
+"""The process that has used the folder: it checks at its end and on failure that it exists."""
 
 
-def _prepare_end(folder: str) -> None:
-    """Register ``_end_without``, to run before this process removes anything by itself."""
-    global _user
-    if _user != os.getpid():
-        _user = os.getpid()
-        multiprocessing.util.Finalize(None, _end_without, (folder,), exitpriority=100)
+def _exit_early_without(folder: str) -> None:
+    """Run ``_exit_without(folder)`` at this process's end, before it removes any file itself."""
+    global _user_pid
+    if _user_pid != os.getpid():
+        _user_pid = os.getpid()
+        multiprocessing.util.Finalize(None, _exit_without, (folder,), exitpriority=100)
 
 
-def _end_without(folder: str) -> None:
-    """End at once if the folder is gone, and with it what this process would remove.
+def _exit_without(folder: str) -> None:
+    """Exit at once if the folder is gone, with all files that this process would remove.
 
     A member does not: it still has to report its end.
     """
@@ -113,19 +113,19 @@ def _end_without(folder: str) -> None:
         os._exit(1)
 
 
-def _but_for_folder_gone(say: Callable[[Exception, object], None], folder: str) -> Any:
-    """Wrap the handler of a batch that cannot be sent: silent where its socket's folder is gone."""
+def _quiet_without(on_error: Callable[[Exception, object], None], folder: str) -> Any:
+    """Wrap the handler of a batch that cannot be sent: silent if its socket's folder is gone."""
 
-    def on_error(error: Exception, item: object) -> None:
-        if _user == os.getpid():
-            _end_without(folder)
-        say(error, item)
+    def handle(error: Exception, item: object) -> None:
+        if _user_pid == os.getpid():
+            _exit_without(folder)
+        on_error(error, item)
 
-    return staticmethod(on_error)
+    return staticmethod(handle)
 
 
-def _is_there(folder: str) -> bool:
-    """Whether the folder exists now and is ours; if not, each process makes one for itself."""
+def _make_folder(folder: str) -> bool:
+    """Make the folder; returns whether it is ours. If not, each process makes one for itself."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
@@ -137,19 +137,19 @@ def _is_there(folder: str) -> bool:
 
 def use_temp_dir(folder: str) -> None:
     """Have multiprocessing use this folder, here and in all forked processes."""
-    this: Any = multiprocessing.process.current_process()
+    process: Any = multiprocessing.process.current_process()
     ProcessConfig.server = os.getpid()
-    this._config = ProcessConfig(this._config, tempdir=folder)
+    process._config = ProcessConfig(process._config, tempdir=folder)
     queue: Any = multiprocessing.queues.Queue
-    queue._on_queue_feeder_error = _but_for_folder_gone(queue._on_queue_feeder_error, folder)
+    queue._on_queue_feeder_error = _quiet_without(queue._on_queue_feeder_error, folder)
 
 
 class ForkServer:
     """Forks members on request and reports how they end.
 
     Args:
-        scratch: the folder for files of their own processes, such as the sockets by which a
-            DataLoader's workers send their batches; removed when the fork server ends.
+        scratch: the folder for files of the members' own processes, such as the sockets through
+            which a DataLoader's workers send batches; removed when the fork server ends.
     """
 
     def __init__(self, launcher: socket.socket, scratch: str) -> None:
@@ -183,7 +183,7 @@ class ForkServer:
 
     def give_up(self, reason: str) -> NoReturn:
         """Report that no member can be forked here, and end."""
-        self._tell({"unable": reason[:_MOST_LETTERS]})
+        self._tell({"unable": reason[:_MAX_REASON_CHARS]})
         os._exit(_UNABLE)
 
     def _serve(self) -> bool:
@@ -205,8 +205,8 @@ class ForkServer:
         try:
             import_once(spec.preload, spec.search_path)
         except ConfigError as error:
-            self._tell({"refused": str(error)[:_MOST_LETTERS]})
-            return False  # what an import has left here is for nobody
+            self._tell({"refused": str(error)[:_MAX_REASON_CHARS]})
+            return False  # no other run should get what the import has left behind
         try:
             pid = os.fork()
         except OSError as error:
@@ -232,7 +232,7 @@ class ForkServer:
         self._tell({"ready": os.getpid()})
 
     def _become(self, spec: MemberSpec, descriptors: list[int]) -> None:
-        """In the child: never returns. It ends with its parent, which may be gone already."""
+        """Be the member, in the child; never returns. Ends if the parent is gone already."""
         die_with_parent()
         if os.getppid() != ProcessConfig.server:
             os._exit(1)
@@ -246,7 +246,7 @@ class ForkServer:
             from .process import run_member
 
             code = run_member(spec, descriptors)
-        except BaseException:  # a member ends here, whatever it raised; its parent sees its code
+        except BaseException:  # a member ends here, whatever it raised; the parent gets its code
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stdout.flush()
@@ -262,10 +262,10 @@ class ForkServer:
             if pid == 0:
                 return
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                word = "stopped" if os.WIFSTOPPED(status) else "continued"
-                self._tell({word: self._members_by_pid.get(pid, -1)})
+                kind = "stopped" if os.WIFSTOPPED(status) else "continued"
+                self._tell({kind: self._members_by_pid.get(pid, -1)})
                 continue
-            if os.WIFSIGNALED(status):  # it was killed: what it had begun goes with it
+            if os.WIFSIGNALED(status):  # it was killed: kill the processes that it started, too
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             member = self._members_by_pid.pop(pid, None)
@@ -274,11 +274,11 @@ class ForkServer:
                 self._tell({"ended": member, "code": code})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it closes while the last ones end
+        with contextlib.suppress(BrokenPipeError):  # the launcher closes while the last ones end
             self._launcher.send(json.dumps(message).encode())
 
     def _kill(self, member: int) -> None:
-        """End a member that was given up, and all that it had begun."""
+        """End a member that was given up, and all processes that it started."""
         for pid, number in self._members_by_pid.items():
             if number == member:
                 _kill_group(pid)
@@ -301,23 +301,23 @@ def _kill_group(pid: int) -> None:
 
 
 def _import_all() -> None:
-    """Before the fork, once for all members; none of it is garbage, none is looked for in it."""
+    """Import once for all members, before the fork; the garbage collector skips these objects."""
     gc.disable()
     for name in _IN_EVERY_MEMBER:
         importlib.import_module(name)
-    from ... import trainer  # noqa: F401  as those are
+    from ... import trainer  # noqa: F401  imported for all members
     from ...exchange import shares  # noqa: F401  the same
     from ...script import worker  # noqa: F401  the same
     from . import process  # noqa: F401  the same
 
     leave_in_place()
-    gc.freeze()  # so members do not get their own copy of each page that would be looked at
+    gc.freeze()  # a collection in a member would copy each page that it reads
 
 
 def main() -> None:
     """Entry of ``python -m paceline.engines.local.forkserver FD SCRATCH``."""
     leave_to_the_launcher()
-    # Until it has imported it dies with the launcher (see client.py), which could be gone already.
+    # While it imports it dies with the launcher (see client.py), which may be gone already.
     open_standard_streams()
     launcher, scratch = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     if wait_for([launcher.fileno()], timeout_s=0.0) and not launcher.recv(1, socket.MSG_PEEK):
@@ -325,14 +325,15 @@ def main() -> None:
     server = ForkServer(launcher, scratch)
     try:
         _import_all()
-    except Exception as error:  # too little memory, or an installation that is broken
+    except Exception as error:  # too little memory, or a broken installation
         server.give_up(f"{type(error).__name__}: {error}")
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
-    assert threads == 1, f"the fork server must have one thread to be forked, it has {threads}"
-    # From here on it sees that by the socket, and ends all members first; if it is not stopped.
+    assert threads == 1, f"the fork server must have one thread to fork, it has {threads}"
+    # From here on the socket tells it that the launcher is gone, and it ends all members first; the
+    # parent-death signal only continues it, in case it is stopped.
     die_with_parent(signal.SIGCONT)
     server.run()
-    os._exit(0)  # at once: torch would take a second to unload itself
+    os._exit(0)  # at once: torch would take a second to unload
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     launcher      checks that they exist                                 -> the run begins
     fork server   imports them, and checks that it can still be forked   -> members
 
-Members start with these modules already imported, so what a script sets for an import (an
-environment variable, for example) comes too late. So only modules that the user names are imported
-here. This module must not know what a run does.
+Members start with these modules already imported, so a setting that must precede the import (an
+environment variable, for example) comes too late in the script. So only modules that the user names
+are imported here. This module must not know what a run does.
 """
 
 import gc
@@ -23,23 +23,23 @@ def check_modules(names: Sequence[str]) -> None:
     """Check that these modules exist, without importing them.
 
     Raises:
-        ConfigError: a module does not exist, or this is not the name of a module.
+        ConfigError: a module does not exist, or a name is no module name.
     """
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(
-                f"preload: {name!r} is not the name of a module, as in --preload lightning"
+                f"preload: {name!r} is not a module name; write e.g. --preload lightning"
             )
         top = name.partition(".")[0]
         if top not in sys.modules and importlib.util.find_spec(top) is None:
             raise ConfigError(
-                f"preload: there is no module {top!r} here; name a module that the script imports: "
+                f"preload: no module named {top!r}; name a module that the script imports, e.g. "
                 "--preload lightning"
             )
 
 
 def import_once(names: Sequence[str], search_path: Sequence[str]) -> None:
-    """Import these modules in the process that is forked.
+    """Import these modules in this process, before it is forked.
 
     Args:
         search_path: further folders with modules.
@@ -54,13 +54,13 @@ def import_once(names: Sequence[str], search_path: Sequence[str]) -> None:
         for name in missing:
             try:
                 importlib.import_module(name)
-            except Exception as error:  # a library may raise anything; the user is told
+            except Exception as error:  # a library may raise anything; it is reported to the user
                 raise ConfigError(
                     f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
                 ) from error
             _refuse_unforkable(name)
     gc.collect()
-    gc.freeze()  # so a collection in a member does not copy the pages that it reads
+    gc.freeze()  # a collection in a member would copy each page that it reads
 
 
 @contextmanager
@@ -78,12 +78,12 @@ def _refuse_unforkable(name: str) -> None:
     tasks = "/proc/self/task"
     if os.path.isdir(tasks) and (num := len(os.listdir(tasks)) - 1):
         raise ConfigError(
-            f"preload: {name} starts {num} thread{'s' * (num > 1)} when it is imported, which "
-            "forked workers would not have: leave it out"
+            f"preload: importing {name} starts {num} thread{'s' * (num > 1)}, which forked workers "
+            "would not have: leave it out"
         )
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ConfigError(
-            f"preload: {name} uses a GPU when it is imported, which forked workers cannot do "
-            "afterwards: leave it out"
+            f"preload: importing {name} uses a GPU, which forked workers could then no longer use: "
+            "leave it out"
         )

@@ -1,7 +1,7 @@
 """A member from its fork to its end: its output, its signals, its program, its last message.
 
 This module must not know protocols or messages beyond ``Done`` and ``Failed``. Above 300 lines
-because of all the errors that its last message may describe.
+because its last message describes many kinds of errors.
 """
 
 import ctypes
@@ -53,44 +53,45 @@ from .stack import (
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
 _NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
-"""Torch's errors where a script uses a process group of torch's own and there is none."""
-_HINT_OF_GROUP = (
-    "paceline launch makes no process group of torch's own: leave that line out where the script "
-    "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
+"""Torch's errors in a script that uses torch's default process group when there is none."""
+_GROUP_HINT = (
+    "paceline launch makes no torch.distributed process group: leave that line out, and use "
+    "paceline.connect() instead (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
 )
-_HINT_OF_END = (
-    "next() of the prepared loader ends with this worker's mini-batches of the epoch, which may be "
-    "fewer or more than len(loader), the updates of all: write for batch in loader, or begin anew "
-    "at StopIteration"
+_NEXT_HINT = (
+    "next() on the prepared loader ends after this worker's mini-batches of the epoch, which may "
+    "be fewer or more than len(loader), the updates of all workers: write for batch in loader, or "
+    "restart the iterator at StopIteration"
 )
-_CUT = "the run was stopped, so its loader had nothing left to give"
+_CUT_SHORT = "the run was stopped, so its loader had no more batches"
 
 Leave = Callable[[], None]
 MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange]
 
 
 def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
-    """Run the program on this seat; the exit code."""
+    """Run the program on this seat; returns the exit code."""
     import torch
 
     os.setpgid(0, 0)
-    _be_a_member()
+    _handle_signals()
     _redirect(spec)
     channel = member_channel(socket.socket(fileno=descriptors[0]))
     show_standing(descriptors[1])
     program = SharedMemory(descriptors[2])
-    for name in THREADS:  # the fork server's, for which what the script begins has no use
+    for name in THREADS:  # the fork server's, not for processes that the script starts
         os.environ.pop(name, None)
     os.environ.update(spec.environment)
-    further = [entry for entry in spec.search_path if entry not in sys.path]
-    sys.path[:] = [*further, *sys.path] if spec.is_path_first else [*sys.path, *further]
+    added = [entry for entry in spec.search_path if entry not in sys.path]
+    sys.path[:] = [*added, *sys.path] if spec.is_path_first else [*sys.path, *added]
     torch.set_num_threads(spec.threads)
     context = replace(Context.read(spec.context), is_own_process=True)
     module, _, name = spec.exchange.partition(":")
     make: MakeExchange = getattr(importlib.import_module(module), name)
     exchange = make(channel, descriptors[3:], spec, context)
     worker.start_context(exchange, context)
-    look_when_hurried(torch.inference_mode(mode=False)(_copy_now))  # not as where it is
+    # The signal may arrive inside the script's own inference_mode.
+    look_when_hurried(torch.inference_mode(mode=False)(_copy_now))
     return perform(
         lambda: run_program(load_program(program), context), channel, spec, leave_as_python_does
     )
@@ -103,7 +104,7 @@ def _copy_now() -> None:
 def exchange_in_shared_memory(
     channel: Channel, descriptors: list[int], spec: MemberSpec, context: Context
 ) -> StoreExchange:
-    """A member that shares its control page and its arena with all others."""
+    """Return the exchange of a member that shares its control page and arena with all others."""
     control = Control(SharedMemory(descriptors[0]), spec.num_seats)
     carrier = MemoryCarrier(control, SharedMemory(descriptors[1]))
     rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
@@ -126,14 +127,14 @@ def exchange_in_shared_memory(
 def perform(
     run: Callable[[], None], channel: Channel, spec: MemberSpec, leave: Leave = lambda: None
 ) -> int:
-    """Run, and tell the coordinator how it ended; the exit code.
+    """Run the program and report its end to the coordinator; returns the exit code.
 
     Args:
-        leave: what is still to be done where a script is over: it is done after that.
+        leave: called after the script, before the end is reported.
     """
     try:
         _run_to_its_end(run)
-    except BaseException as error:  # the user's code may raise anything, and its end is told
+    except BaseException as error:  # the user's code may raise anything; the end is reported
         return tell_end(error, channel, spec, worker.current(), leave)
     leave()
     channel.send(Done())
@@ -147,20 +148,20 @@ def tell_end(
     exchange: StoreExchange,
     leave: Leave = lambda: None,
 ) -> int:
-    """Tell the coordinator of what came out of a member's program; the exit code.
+    """Report to the coordinator what a member's program raised; returns the exit code.
 
-    Code that cannot do without batches fails where a stop has left a pass over the loader empty:
-    that is no failure of the run.
+    Code that needs batches fails when a stop has left a pass over the loader empty: this is no
+    failure of the run.
     """
     if isinstance(error, Stopped):
-        if not spec.exchange:  # a rank, which ends when all do: its process tells nobody
+        if not spec.exchange:  # a rank's process, whose end no fork server reports
             channel.send(Done())
         return 0
     if isinstance(error, BeginsAnew):
         channel.send(Done())
         return 0
     if isinstance(error, SystemExit):
-        channel.send(Failed(_exit_words(error, spec)))
+        channel.send(Failed(_exit_message(error, spec)))
         return 1
     if isinstance(error, HungUp):
         return 1
@@ -168,27 +169,27 @@ def tell_end(
         raise error
     if exchange.is_cut_short and isinstance(error, Exception):
         if lacks_batches(error):
-            exchange.say(_words_of_cut(error, spec.seat))
+            exchange.say(_cut_short_message(error, spec.seat))
             leave()
             channel.send(Done())
             return 0
-        error.add_note(f"before that {_CUT}")
+        error.add_note(f"before that {_CUT_SHORT}")
     report = Path(spec.log).with_suffix(".error")
-    with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
+    with suppress(OSError), _logs_of(spec) as logs:  # the launcher gets the message as well
         text = "".join(traceback.format_exception(error))
         logs.write(report.name, text.encode(errors="replace"))
-    kinds = {ConfigError: Whose.USER, AllGone: Whose.ALL}
-    whose = next((one for kind, one in kinds.items() if isinstance(error, kind)), Whose.WORKER)
-    channel.send(Failed(last_words(error, spec.seat, report), whose))
+    owners = {ConfigError: Whose.USER, AllGone: Whose.ALL}
+    whose = next((owner for kind, owner in owners.items() if isinstance(error, kind)), Whose.WORKER)
+    channel.send(Failed(failure_message(error, spec.seat, report), whose))
     return 1
 
 
 def _run_to_its_end(run: Callable[[], None]) -> None:
-    """An exit without a complaint is an end like any other."""
+    """Run the program; an exit with code 0 or None is an ordinary end."""
     try:
         run()
-    except SystemExit as end:
-        if end.code not in (None, 0):
+    except SystemExit as error:
+        if error.code not in (None, 0):
             raise
     worker.finish()
 
@@ -202,8 +203,8 @@ def run_program(program: Program, context: Context) -> None:
         return
     assert isinstance(program, ScriptProgram)
     sys.argv = [program.path, *program.args]
-    # What the script spawns looks for it here, and not where the fork server was begun.
-    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # it has it
+    # Processes that the script spawns look for it here, not in the fork server's first folder.
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # it exists
     if program.is_module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(program.path, run_name="__main__", alter_sys=True)
@@ -213,101 +214,105 @@ def run_program(program: Program, context: Context) -> None:
 
 
 def load_program(memory: SharedMemory) -> Program:
-    """What the launcher of this very run laid there, where nobody else could."""
+    """Return the program that this run's launcher put there; nobody else can write to it."""
     program: Program = pickle.loads(memory.buffer)
     memory.close()
     return program
 
 
-def _words_of_cut(error: Exception, seat: int) -> str:
+def _cut_short_message(error: Exception, seat: int) -> str:
     last = _own_frames(error)[-1]
     return (
         f"worker {seat} ended in {last.name} at {Path(last.filename).name}:{last.lineno} "
-        f"({type(error).__name__}): {_CUT}"
+        f"({type(error).__name__}): {_CUT_SHORT}"
     )
 
 
-def last_words(error: BaseException, seat: int, report: Path) -> str:
-    """At most 12 lines: the worker, where it was, the user's own frames, and where to read on."""
+def failure_message(error: BaseException, seat: int, report: Path) -> str:
+    """Return at most 12 lines: the worker, its place, the user's frames, and the report's path."""
     if isinstance(error, PacelineError):
         return str(error)
     frames = _own_frames(error)
     last = frames[-1]
     if name := without_form(error):
         return (
-            f"worker {seat}: {name}, at {last.filename}:{last.lineno} in {last.name}, has no form "
-            "that gives the same bits each time: leave out --deterministic, or use another one"
+            f"worker {seat}: {name}, at {last.filename}:{last.lineno} in {last.name}, has no "
+            "deterministic implementation: leave out --deterministic, or use another operation"
         )
     lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
     for frame in frames[-3:]:
         lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
-        if frame.line:  # a notebook's cell has no file to read it from
+        if frame.line:  # a notebook's cell has no source file
             lines.append(f"    {frame.line.strip()}")
     message = end_of_traceback(str(error)) or str(error).strip().splitlines()[:2] or [""]
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:]]
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())[:1]]
     if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
-        lines.append(_HINT_OF_END)
-    if any(word in str(error) for word in _NO_GROUP):
-        lines.append(_HINT_OF_GROUP)
+        lines.append(_NEXT_HINT)
+    if any(text in str(error) for text in _NO_GROUP):
+        lines.append(_GROUP_HINT)
     if is_out_of_memory(error):
-        lines.append(f"memory that is allowed here: {describe_limits() or 'all that there is'}")
+        lines.append(f"memory allowed here: {describe_limits() or 'all'}")
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])
 
 
 def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of the user's own code, outermost first; if there are none, the last two."""
-    traced = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in traced if not is_foreign(frame.filename)]
+    """Return the frames of the user's own code, outermost first; if none, the last two."""
+    all_frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in all_frames if not is_foreign(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename:
-        where = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
-        frames.append(where)
-    return frames or traced[-2:]
+        place = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
+        frames.append(place)
+    return frames or all_frames[-2:]
 
 
-def _exit_words(end: SystemExit, spec: MemberSpec) -> str:
-    """A script that ended itself: its message or exit code, where, and its log."""
-    frames = [one for one in traceback.extract_tb(end.__traceback__) if not is_foreign(one[0])]
+def _exit_message(error: SystemExit, spec: MemberSpec) -> str:
+    """Return the message for a script that called ``sys.exit``: where, with which code, its log."""
+    all_frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in all_frames if not is_foreign(frame.filename)]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    how = f"exit {end.code}" if isinstance(end.code, int) else str(end.code)
+    reason = f"exit {error.code}" if isinstance(error.code, int) else str(error.code)
     return (
-        f"worker {spec.seat}: the script ended itself{place}: {how}\n"
+        f"worker {spec.seat}: the script exited{place}: {reason}\n"
         f"the other workers were ended; its log: {spec.log}"
     )
 
 
-def _be_a_member() -> None:
-    """On Linux it is killed with the fork server by now; elsewhere the closed channel ends it."""
+def _handle_signals() -> None:
+    """Leave signals to the launcher, and on Linux let child processes die with this one.
+
+    On Linux a member is killed with the fork server; elsewhere the closed channel ends it.
+    """
     if sys.platform == "linux":
-        # A sleep ends when it is over, not up to 50 us later.
+        # Sleeps end on time, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        _let_forks_die_too(os.getpid())
-    # A batch system sends them to every process: the launcher decides when the run ends. A handler
-    # that does nothing, since what a script begins would inherit that they are ignored.
+        _kill_forks_with(os.getpid())
+    # A batch system sends these to every process: the launcher decides when the run ends. They get
+    # an empty handler, since SIG_IGN would be inherited by processes that the script starts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)  # else a library's read or wait fails with EINTR
 
 
-def _let_forks_die_too(member: int) -> None:
-    """What a member forks, as a DataLoader does, is killed with it; by itself it looks every 5 s.
+def _kill_forks_with(member_pid: int) -> None:
+    """Have the kernel kill a member's forks with it; a DataLoader's workers check only every 5 s.
 
-    The kernel sends the signal when the forking *thread* ends, so only forks of the main thread
-    set it: a thread of the user's may end long before what it forked.
+    The kernel sends the signal when the forking *thread* ends, so it is set only for forks of the
+    main thread: a thread of the script may end long before the process that it forked.
     """
-    own = threading.local()  # two threads may fork at once
+    forking = threading.local()  # two threads may fork at once
 
     def before() -> None:
-        own.is_main = threading.get_native_id() == member
+        forking.is_main = threading.get_native_id() == member_pid
 
     def after() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is ended by whoever forked it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the process that forked it ends it
         sys.excepthook = _but_for_receivers_gone(sys.excepthook)
-        if own.is_main:
+        if forking.is_main:
             die_with_parent()
-            if os.getppid() != member:  # it died in between
+            if os.getppid() != member_pid:  # the member died in between
                 os._exit(1)
 
     os.register_at_fork(before=before, after_in_child=after)
@@ -317,17 +322,19 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def _but_for_receivers_gone(hook: Hook) -> Hook:
-    """What says a failure, but for one: who was to have a batch of a DataLoader's worker has died.
+    """Wrap an excepthook: silent when the receiver of a DataLoader worker's batch has died.
 
-    ``multiprocessing.resource_sharer`` has a traceback for that; the death itself is told.
+    ``multiprocessing.resource_sharer`` prints a traceback for that; the death itself is reported.
     """
 
-    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        files = {Path(one.filename).name for one in traceback.extract_tb(trace)}
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(trace)}
         if not (isinstance(error, EOFError | OSError) and "resource_sharer.py" in files):
             hook(kind, error, trace)
 
-    return say
+    return report
 
 
 @contextmanager
@@ -343,7 +350,7 @@ def _redirect(spec: MemberSpec) -> None:
     try:
         with _logs_of(spec) as logs:
             descriptor = logs.append(Path(spec.log).name)
-    except OSError:  # the folder was taken away, or exchanged, while the run goes on
+    except OSError:  # the folder was removed or replaced during the run
         descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -351,4 +358,4 @@ def _redirect(spec: MemberSpec) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         stream.reconfigure(line_buffering=True)
-        setattr(sys, name, Lasting(stream))  # a full disk does not end who prints
+        setattr(sys, name, Lasting(stream))  # printing to a full disk raises nothing

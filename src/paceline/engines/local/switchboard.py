@@ -1,11 +1,11 @@
-"""The channels to all members: their messages, and messages that they have not received yet.
+"""The channels to all members: messages from them, and messages not yet delivered to them.
 
     member 0 --\\
     member 1 ----> poll -> (member, message), ...        (member, message), ... -> member 1
     member 2 --/
 
-Sending never waits: messages to a member that is stopped or busy are kept until it receives them.
-This module must not know what a message leads to, nor what a member is.
+Sending never waits: messages to a stopped or busy member are kept until it receives them. This
+module must not know what a message leads to, nor what a member is.
 """
 
 import contextlib
@@ -18,20 +18,21 @@ from ...errors import LinkError
 from ...wire.channel import SocketChannel, coordinator_channel
 from ...wire.messages import FromMember, ToMember
 
-Said = tuple[int, FromMember]
+Received = tuple[int, FromMember]
+"""A member and its message."""
 
 
 class Switchboard:
     """The coordinator's ends of all channels.
 
     Args:
-        other: a further descriptor to poll while waiting for members.
+        extra: another descriptor to poll while waiting for members.
         make_channel: makes a channel from this process's end of a socket pair.
     """
 
     def __init__(
         self,
-        other: int,
+        extra: int,
         make_channel: Callable[
             [socket.socket], SocketChannel[ToMember, FromMember]
         ] = coordinator_channel,
@@ -40,22 +41,22 @@ class Switchboard:
         self._channels: dict[int, SocketChannel[ToMember, FromMember]] = {}
         self._ends: dict[int, socket.socket] = {}
         self._members: dict[int, int] = {}
-        """By descriptor."""
+        """Descriptor -> member."""
         self._late: set[int] = set()
-        """Members with messages that could not be sent yet."""
-        self._other = other
+        """Members with messages that are not sent yet."""
+        self._extra = extra
         self._poll = select.poll()
-        self._poll.register(other, select.POLLIN)
+        self._poll.register(extra, select.POLLIN)
 
-    def look_at(self, other: int) -> None:
-        """From now on poll this descriptor instead of the other one."""
-        self._poll.unregister(self._other)
-        self._other = other
-        self._poll.register(other, select.POLLIN)
+    def look_at(self, extra: int) -> None:
+        """Poll this descriptor instead of the previous one from now on."""
+        self._poll.unregister(self._extra)
+        self._extra = extra
+        self._poll.register(extra, select.POLLIN)
 
     @property
     def members(self) -> list[int]:
-        """Members whose channels are open."""
+        """The members whose channels are open."""
         return list(self._channels)
 
     def open(self, member: int, end: socket.socket) -> None:
@@ -65,38 +66,38 @@ class Switchboard:
         self._members[end.fileno()] = member
         self._poll.register(end, select.POLLIN)
 
-    def hear(self, timeout_s: float) -> tuple[list[Said], bool]:
-        """Members' messages, [] after ``timeout_s``; and whether ``other`` is readable."""
+    def hear(self, timeout_s: float) -> tuple[list[Received], bool]:
+        """Return members' messages, [] after ``timeout_s``, and whether ``extra`` is readable."""
         self._send_rest()
-        heard: list[Said] = []
-        has_other = False
+        received: list[Received] = []
+        is_extra_ready = False
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
-            if descriptor == self._other:
-                has_other = True
+            if descriptor == self._extra:
+                is_extra_ready = True
                 continue
             member = self._members[descriptor]
             try:
-                heard += [(member, message) for message in self._channels[member].receive(False)]
+                received += [(member, message) for message in self._channels[member].receive(False)]
             except OSError:
                 self._poll.unregister(descriptor)
-        return heard, has_other
+        return received, is_extra_ready
 
-    def hang_up(self, member: int) -> list[Said]:
-        """A member has ended: close its channel and return its last messages."""
-        heard: list[Said] = []
+    def hang_up(self, member: int) -> list[Received]:
+        """Close the channel of a member that has ended; returns its last messages."""
+        received: list[Received] = []
         channel, end = self._channels.pop(member), self._ends.pop(member)
         with contextlib.suppress(OSError):
             while messages := channel.receive(False):
-                heard += [(member, message) for message in messages]
+                received += [(member, message) for message in messages]
         self._late.discard(member)
         del self._members[end.fileno()]
         with contextlib.suppress(KeyError):
             self._poll.unregister(end)
         end.close()
-        return heard
+        return received
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
-        """Send each member its messages as one; messages to members that ended are dropped."""
+        """Send each member's messages in one piece; drop those to members that have ended."""
         outbox: dict[int, list[ToMember]] = {}
         for member, message in messages:
             if member in self._channels:
@@ -105,7 +106,7 @@ class Switchboard:
             try:
                 self._channels[member].send_all(member_messages)
             except OSError as error:
-                self._refuse(member, error)
+                self._handle_failure(member, error)
             if self._channels[member].is_late:
                 self._late.add(member)
 
@@ -119,14 +120,14 @@ class Switchboard:
                 if self._channels[member].send_rest():
                     self._late.discard(member)
             except OSError as error:
-                self._refuse(member, error)
+                self._handle_failure(member, error)
 
-    def _refuse(self, member: int, error: OSError) -> None:
-        """Handle a failed send: the fork server reports members that are gone."""
+    def _handle_failure(self, member: int, error: OSError) -> None:
+        """Handle a failed send; if the member is gone, the fork server reports it."""
         if error.errno == errno.EMSGSIZE:
             raise LinkError(
-                f"a message of {SocketChannel.PIECE_BYTES:,} bytes does not go through a socket of "
-                "this machine: raise net.core.wmem_max"
+                f"this machine's sockets do not accept a message of {SocketChannel.PIECE_BYTES:,} "
+                "bytes: raise net.core.wmem_max"
             ) from None
         if error.errno != errno.ENOBUFS:
             self._channels[member].drop()

@@ -1,23 +1,24 @@
-"""The mean over ranks, on its way while the backward pass still computes.
+"""The mean over ranks, overlapped with the backward pass.
 
     backward   layer 3 | layer 2 | layer 1 | step | wait         | optimizer
     group              [bucket 0 ][bucket 1 ]     [lines, bucket 2]
 
-A bucket is a stretch of the mean, the last layers' first. Gradients stay where torch makes them: a
-hook multiplies each, still warm, by this rank's share of the mean, as the last round had it, into
-its place there, and as soon as a bucket has all of its own its sum over ranks begins. All ranks
-begin the buckets of a round in one order, each once, a rank without a mini-batch with zeros; so
-they fit, whatever a script does between.
+A bucket is a slice of the mean, the last layers' first. Gradients stay where torch puts them: a
+hook multiplies each, while it is in the cache, by this rank's share of the mean in the last round
+and writes it to its place in the mean. Once a bucket is complete, its sum over ranks starts. All
+ranks start the buckets of a round in the same order, each once, a rank without a mini-batch with
+zeros; so the sums match, whatever a script does in between.
 
-A sum is only right where the step is of that backward pass alone. Each rank looks at its gradients
-when it pushes: where they were written since (a second backward pass, an edit, a clip of its own)
-it says so beside its line. Where one has, or somebody's share was another one, all make the mean
-anew from what they push. A compressed bucket is encoded where an uncompressed one is multiplied;
-what its first try has left over counts as little as the sum does.
+A sum is right only if the step uses that backward pass alone. Each rank checks its gradients when
+it pushes: if they have changed since (a second backward pass, an edit, clipping in the script) it
+reports that beside its line. If any rank's have, or any share differs from the last round's, all
+recompute the mean from their pushes. A compressed bucket is encoded instead of multiplied; the
+residual of a discarded first try is discarded, too.
 
-Between CPUs the last bucket, which is there just before the push, waits for it, is multiplied as a
-whole, and takes the lines of all along: a small model's sum takes as long as another collective.
-An unused parameter's bucket begins at the push. Source: buckets.py's. It must not know protocols.
+Between CPUs the last bucket, which is complete just before the push, waits for it, is multiplied as
+a whole, and carries the lines of all ranks: a small model's sum takes as long as one more
+collective. An unused parameter's bucket starts at the push. Source: as in buckets.py. It must not
+know protocols.
 """
 
 from collections.abc import Sequence
@@ -42,17 +43,17 @@ from .buckets import Bucket, LinesAlong, make_buckets
 from .group import RankGroup
 from .member import GatheredLines
 
-_OLD = -1.0
-"""In place of a share: the gradients were written after their sum had begun."""
-_CHECKED = 8  # each eighth gradient asks whether the step is to be left: as dear as its hook
-_MOST_IN_VAIN = 2  # rounds in a row: a script with more than a backward pass a step; buckets wait
+_STALE = -1.0
+"""Instead of a share: the gradients were changed after their sum had started."""
+_CHECK_EVERY = 8  # gradients between checks for cancellation: one costs as much as the hook
+_MAX_WASTED = 2  # wasted rounds in a row, as with two backward passes a step; then buckets wait
 
 
 class Sent(NamedTuple):
-    """Which gradient has its share in the mean; held, so that no other one comes to lie there.
+    """The gradient whose share is in the mean; referenced, so that its address is not reused.
 
     Attributes:
-        version: its counter of changes.
+        version: torch's counter of its in-place changes.
     """
 
     gradient: Tensor | None
@@ -61,7 +62,7 @@ class Sent(NamedTuple):
 
 
 class RankAveraging(DistributedAveraging):
-    """Peers whose gradients are averaged over the ranks' own group."""
+    """Averages the gradients of peers over the ranks' own group."""
 
     def __init__(
         self,
@@ -85,13 +86,13 @@ class RankAveraging(DistributedAveraging):
             self._views = [place.view(self._mean) for place in places]
             buckets = enumerate(self._buckets)
             self._bucket_of = {n: index for index, bucket in buckets for n in bucket.numbers}
-            self._share, self._total, self._num_vain = 0.0, 0.0, 0
+            self._share, self._total, self._num_wasted = 0.0, 0.0, 0
             self._own_grads = OwnGradients(self._replica)
             self._replica.leave_to(self._own_grads)
             self.come_back()
 
     def _take_lines_along(self) -> LinesAlong | None:
-        """Where lines and gradients become one sum; None: they do not."""
+        """Return the buffer for summing lines and gradients in one; None if they do not fit."""
         if not self._buckets or self._replica.device.type != "cpu" or self._compressed is not None:
             return None
         num_bytes, last = self._lines.num_bytes, self._buckets[-1].span
@@ -101,7 +102,7 @@ class RankAveraging(DistributedAveraging):
         return LinesAlong(num_bytes, last, len(self._mean))
 
     def _make_own(self) -> Tensor:
-        """On a CPU the store's own block: nobody else reads this store."""
+        """Return this rank's parameters: on a CPU the store's block, which nobody else reads."""
         self._lines.settle()
         return self._store.blocks[self.block].to(self._replica.device)
 
@@ -111,7 +112,7 @@ class RankAveraging(DistributedAveraging):
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
             raise ConfigError(
-                f"{what} is not carried by engine torchrun, where workers share no memory; start "
+                f"{what} is not supported by engine torchrun, where workers share no memory; run "
                 f"it on one machine: paceline launch --workers {self._store.control.num_seats} "
                 "SCRIPT"
             )
@@ -119,7 +120,7 @@ class RankAveraging(DistributedAveraging):
     def _spans(self) -> list[Span]:
         return [bucket.span for bucket in self._buckets] or super()._spans()
 
-    # -- while the backward pass computes -------------------------------------------------------
+    # -- during the backward pass ---------------------------------------------------------------
 
     def _begin_round(self) -> None:
         self._under_way = UnderWay(GroupLink(self._group))
@@ -130,13 +131,13 @@ class RankAveraging(DistributedAveraging):
         self._sent: dict[int, Sent] = {}
         self._num_edits = self._own_grads.num_edits
         self._sums: list[Tensor] = []
-        """Of each bucket of the mean."""
+        """The sum of each bucket of the mean."""
         self._last_share: float | None = None
-        """Of the bucket that takes the lines along, from the push until then."""
+        """This rank's share in the bucket that carries the lines, from the push to its start."""
 
     def _arrived(self, number: int) -> None:
-        """A backward pass has left this gradient."""
-        if number % _CHECKED == 0:
+        """Handle a gradient that the backward pass has accumulated."""
+        if number % _CHECK_EVERY == 0:
             self._replica.check()
         index = self._bucket_of[number]
         if not self._share or not len(self._under_way) <= index < self._num_alone:
@@ -150,7 +151,7 @@ class RankAveraging(DistributedAveraging):
 
     @property
     def _num_alone(self) -> int:
-        """How many buckets begin as soon as they can."""
+        """How many buckets start without the lines, as soon as they are complete."""
         return len(self._buckets) - (self._along is not None)
 
     def _multiply(self, number: int, share: float) -> None:
@@ -164,7 +165,7 @@ class RankAveraging(DistributedAveraging):
             self._sent[number] = Sent(gradient, gradient._version, gradient.data_ptr())
 
     def _begin(self, share: float) -> None:
-        """Of the next bucket; ``share``: of this rank's gradient in the mean."""
+        """Start the sum of the next bucket; ``share``: this rank's share of the mean."""
         index = len(self._under_way)
         bucket = self._buckets[index]
         if share and index == self._num_alone:
@@ -172,33 +173,33 @@ class RankAveraging(DistributedAveraging):
         elif share:
             for number in [number for number in bucket.numbers if not self._is_sent(number)]:
                 self._multiply(number, share)
-        if self._compressed is not None:  # what it is given has its share already
+        if self._compressed is not None:  # its input is multiplied by the share already
             exchanging = self._compressed.begin(index, self._mean, float(share > 0.0), self._mean)
         else:
             exchanging = self._as_it_is(bucket.span.of(self._mean), has_part=share > 0.0)
         self._under_way.begin(exchanging)
 
     def _as_it_is(self, part: Tensor, *, has_part: bool) -> Exchanging:
-        """The sum of a bucket that nothing compresses; looked at while the next ones come."""
+        """Sum an uncompressed bucket over ranks; its total is added up while later ones travel."""
         if not has_part:
             part.zero_()
         lines = self._along if len(self._under_way) == self._num_alone else None
         yield AllReduce(part) if lines is None else AllReduce(lines.whole, at_once=True)
         self._sums.append(part.sum())
 
-    def _bring_lines(self, mine: Tensor, every: Tensor) -> bool:
-        """With the last bucket, where this is the end of a round; see ``GatheredLines``."""
+    def _bring_lines(self, own_line: Tensor, all_lines: Tensor) -> bool:
+        """Gather the lines with the last bucket, at a round's end; see ``GatheredLines``."""
         if self._along is None or self._last_share is None:
             return False
-        self._along.put(self._seat, mine)
+        self._along.put(self._seat, own_line)
         self._begin(self._last_share)
         self._last_share = None
         self._under_way.finish()
-        self._along.read(every)
+        self._along.read(all_lines)
         return True
 
     def _is_sent(self, number: int) -> bool:
-        """Whether the mean's place has a share of the gradient as it is now."""
+        """Return whether the mean has the share of the gradient as it is now."""
         gradient, sent = self._replica.parameters[number].grad, self._sent.get(number)
         if sent is None or gradient is None or gradient is not sent.gradient:
             return sent is not None and gradient is sent.gradient
@@ -207,9 +208,9 @@ class RankAveraging(DistributedAveraging):
     # -- epochs ---------------------------------------------------------------------------------
 
     def come_back(self) -> None:
-        """Nothing is under way between epochs: a rank may compute there what no other does."""
+        """Start again after the time between epochs, in which a rank may compute by itself."""
         if self._overlaps:
-            self._num_vain = 0
+            self._num_wasted = 0
             self._begin_round()
             self._own_grads.arrived = self._arrived
 
@@ -220,18 +221,18 @@ class RankAveraging(DistributedAveraging):
     # -- a round --------------------------------------------------------------------------------
 
     def fill(self, work: Work) -> None:
-        """From here on this rank's part is as it is: the rest of it goes on its way."""
+        """Start the sums that have not started yet: this rank's gradients are final."""
         super().fill(work)
         if not self._overlaps:
             return
         weight = work.weight if work.num_samples else 0.0
         if self._num_edits != self._own_grads.num_edits:
             self._sent.clear()
-        begun = self._buckets[: len(self._under_way)]
-        is_old = not all(self._is_sent(number) for one in begun for number in one.numbers)
-        if begun:
+        started = self._buckets[: len(self._under_way)]
+        is_stale = not all(self._is_sent(n) for bucket in started for n in bucket.numbers)
+        if started:
             share = self._share
-            self._num_vain = self._num_vain + 1 if is_old else 0
+            self._num_wasted = self._num_wasted + 1 if is_stale else 0
         else:
             share = weight / self._total if self._total else 1.0
             if share != self._share:
@@ -239,7 +240,7 @@ class RankAveraging(DistributedAveraging):
         while len(self._under_way) < self._num_alone:
             self._begin(share if weight else 0.0)
         self._last_share = (share if weight else 0.0) if self._along is not None else None
-        self._lines.show_share(_OLD if is_old else share if weight or begun else 0.0)
+        self._lines.show_share(_STALE if is_stale else share if weight or started else 0.0)
 
     def update(self, lines: Sequence[Line]) -> None:
         if self._overlaps:
@@ -247,7 +248,7 @@ class RankAveraging(DistributedAveraging):
             self._total = sum(line.weight for line in lines)
             shares = [line.weight / (self._total or 1.0) for line in lines]
             self._must_redo = shares != self._lines.shares()
-            self._share = shares[self._seat] if self._num_vain < _MOST_IN_VAIN else 0.0
+            self._share = shares[self._seat] if self._num_wasted < _MAX_WASTED else 0.0
         super().update(lines)
         if self._overlaps:
             self._begin_round()
@@ -260,7 +261,7 @@ class RankAveraging(DistributedAveraging):
             super()._reduce_all(runs, weight)
 
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
-        """What was begun with another share has changed no residual, and begins anew."""
+        """Compress and sum again if the share was another one; no residual has changed by then."""
         if self._overlaps and not self._must_redo:
             return
         if self._overlaps:
@@ -268,13 +269,13 @@ class RankAveraging(DistributedAveraging):
         super()._reduce_compressed(compressed, weight)
 
     def _gather(self) -> None:
-        """This rank's whole gradients, where the mean goes."""
+        """Copy this rank's gradients, unscaled, to their places in the mean."""
         for number in range(len(self._views)):
             self._multiply(number, 1.0)
 
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
-        has_looked = self._overlaps and self._compressed is None and not self._must_redo
-        return (has_looked and are_finite(self._sums)) or super()._are_finite(runs)
+        has_sums = self._overlaps and self._compressed is None and not self._must_redo
+        return (has_sums and are_finite(self._sums)) or super()._are_finite(runs)
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -287,13 +288,13 @@ class RankAveraging(DistributedAveraging):
         super().hand_over()
 
     def _end_round(self) -> None:
-        """What is under way ends; from now on gradients go nowhere."""
+        """Finish the sums under way; gradients that arrive from now on are not sent."""
         if self._overlaps:
             self._under_way.finish()
             self._own_grads.arrived = None
 
     def _give_back(self) -> None:
-        """What is under way ends for good, and gradients are gathered for the store."""
+        """Stop overlapping for good, and gather gradients for the store."""
         if self._overlaps:
             self._end_round()
             self._replica.gather_anew()

@@ -1,20 +1,20 @@
 """The groups of one rank: torch's own, made beside any that the script makes.
 
-    words, bytes of a CPU   gloo        bytes of a GPU   NCCL        who is there   gloo, a receive
+    words, bytes of a CPU   gloo        bytes of a GPU   NCCL        liveness   gloo, a receive
 
-    rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a word that the next one sends
-                                                      as it leaves in order; a death breaks the wait
+    rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a message that the next rank
+                                                      sends at an orderly end, or for its death
 
-Between CPUs of one machine a small sum that all wait for goes along a tree, message by message:
-gloo's own wakes two threads more in each rank, and its ring sends both ways at the same time.
+Between CPUs of one machine a small blocking sum goes along a tree, message by message: gloo's own
+all-reduce wakes two more threads in each rank, and its ring sends both ways at the same time.
 
 A process that ends closes its connections, so a death is known within milliseconds, also while the
-script computes. A machine that is gone (power, cable) closes none: what idles between machines is
-asked by the kernel whether the other end is there.
+script computes. A machine that is gone (power, cable) closes none: the kernel sends keepalives over
+idle connections between machines.
 
-The groups are made without a name of torch's: ``init_process_group`` and ``destroy_process_group``
-of the script's own touch none of them. Above 300 lines with all ways by which an end is known. This
-module must not know what the bytes are.
+The groups are not registered with torch: a script's own ``init_process_group`` and
+``destroy_process_group`` do not touch them. Above 300 lines since all ways to notice an end are
+here. This module must not know what the bytes are.
 """
 
 import datetime
@@ -42,17 +42,17 @@ from .world import RankOfWorld
 
 _MEET_S = 30.0
 _LONGEST = datetime.timedelta(days=30)
-"""Others may wait for a rank that evaluates or saves by itself; a death is noticed at once."""
-_TOLD_S = 10.0
-"""Time in which the end of the run is heard after a connection has broken."""
+"""Others may wait long for a rank that evaluates or saves alone; a death is noticed at once."""
+_REPORT_S = 10.0
+"""Time for the report of a death to arrive after a connection has broken."""
 _LEAVE_S = 5.0
 _SMALL_BYTES = 1 << 20
 """The largest sum along a tree."""
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
-"""Seconds of silence, seconds between questions, and how many: a machine is gone after a minute. A
-switch that begins anew takes less."""
+"""Seconds of silence, seconds between probes, number of probes: a machine is given up after a
+minute. A switch restarts in less."""
 _TAG: Final = 7001
-"""The tag of the messages by which ranks leave; the script's own sends are in other groups."""
+"""The tag of the messages at an orderly end; the script's own sends are in other groups."""
 
 
 class RankGroup(TorchGroup):
@@ -60,10 +60,10 @@ class RankGroup(TorchGroup):
 
     Args:
         lost: called with the next rank when it has died.
-        is_near: whether all are on one machine.
+        is_near: whether all ranks are on one machine.
 
     Raises:
-        LinkError: they do not reach each other.
+        LinkError: the ranks cannot connect to each other.
     """
 
     patience = _LONGEST
@@ -85,9 +85,9 @@ class RankGroup(TorchGroup):
             )
         except RuntimeError as error:
             raise LinkError(
-                f"worker {rank.rank} ({socket.gethostname()}) was not connected to all others "
-                f"within {_MEET_S:.0f} s ({_first_line(error)}): gloo may be bound to an interface "
-                "that they do not reach; export GLOO_SOCKET_IFNAME=eth0 (ip -brief address lists "
+                f"worker {rank.rank} ({socket.gethostname()}) could not connect to all others "
+                f"within {_MEET_S:.0f} s ({_first_line(error)}): gloo may use a network interface "
+                "that they cannot reach; export GLOO_SOCKET_IFNAME=eth0 (ip -brief address lists "
                 "the names here)"
             ) from None
         self._gloo._set_default_timeout(_LONGEST)
@@ -97,7 +97,7 @@ class RankGroup(TorchGroup):
         self._watch = threading.Thread(target=self._watch_next, daemon=True)
         self._watch.start()
 
-    # -- what all do together -------------------------------------------------------------------
+    # -- collectives ----------------------------------------------------------------------------
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
@@ -138,30 +138,30 @@ class RankGroup(TorchGroup):
             self.break_off(error)
 
     def break_off(self, error: RuntimeError) -> NoReturn:
-        """A rank has died: wait until the rank that hears of it first has reported it."""
-        time.sleep(_TOLD_S)
+        """Raise LinkError for a death, after the time in which the watching rank reports it."""
+        time.sleep(_REPORT_S)
         raise LinkError(
-            f"worker {self._rank.rank} has lost the others ({_first_line(error)})"
+            f"worker {self._rank.rank} lost its connection to the others ({_first_line(error)})"
         ) from None
 
-    # -- who is there ---------------------------------------------------------------------------
+    # -- liveness -------------------------------------------------------------------------------
 
     def _watch_next(self) -> None:
         following = (self._rank.rank + 1) % self._rank.size
-        word = torch.zeros(1, dtype=torch.uint8)
+        message = torch.zeros(1, dtype=torch.uint8)
         try:
-            # Without a time of its own it would take that of meeting, and break all connections.
-            self._gloo.recv([word], following, _TAG).wait(_LONGEST)
+            # Without its own timeout it would use the group's first one and break all connections.
+            self._gloo.recv([message], following, _TAG).wait(_LONGEST)
         except RuntimeError:
             if not self._is_leaving:
                 self._lost(following)
 
     def leave(self) -> bool:
-        """Leave in order, with all others; return whether they did, too."""
+        """Leave in order, together with the others; returns whether the next rank did."""
         self._is_leaving = True
-        before = (self._rank.rank - 1) % self._rank.size
+        previous = (self._rank.rank - 1) % self._rank.size
         try:
-            self._gloo.send([torch.ones(1, dtype=torch.uint8)], before, _TAG).wait()
+            self._gloo.send([torch.ones(1, dtype=torch.uint8)], previous, _TAG).wait()
         except RuntimeError:
             return False
         self._watch.join(_LEAVE_S)
@@ -171,15 +171,16 @@ class RankGroup(TorchGroup):
 class MachineKeepalives:
     """Reports machines that disappear without closing their connections.
 
-        rank 0 --> rank 1 --> rank 2 --> rank 0      one to the next rank, and one to where all meet
+        rank 0 --> rank 1 --> rank 2 --> rank 0      one to the next rank, one to the meeting place
 
-    Nothing is sent over them and nobody accepts them: kernels ask and answer, also of a process
-    that is stopped. gloo's own would do only where nothing is on its way: what is not acknowledged
-    is sent again for a quarter of an hour. Where one cannot be opened, that is how long it takes.
+    No data is sent and no connection accepted: the kernels probe and answer, also for a stopped
+    process. Keepalives on gloo's own connections work only while no data is in flight:
+    unacknowledged data is resent for a quarter of an hour. Without a connection of its own, that is
+    how long noticing takes.
 
     Args:
-        lost: is told of the next rank.
-        unreachable: is told of the meeting place.
+        lost: called with the next rank when its machine is gone.
+        unreachable: called when the machine of the meeting place is gone.
     """
 
     def __init__(
@@ -190,17 +191,17 @@ class MachineKeepalives:
         unreachable: Callable[[], None],
     ) -> None:
         following = (rank.rank + 1) % rank.size
-        words = place.client("keepalives")
-        words.set(str(rank.rank), self._listen())
-        address, _, port = words.get(str(following)).decode().rpartition(" ")
+        store = place.client("keepalives")
+        store.set(str(rank.rank), self._listen())
+        address, _, port = store.get(str(following)).decode().rpartition(" ")
         ends = [((rank.address, rank.port), unreachable)]
-        if address:  # telling the others of it may take long, where they met there
-            tell = threading.Thread(target=lost, args=(following,), daemon=True)
-            ends.append(((address, int(port)), tell.start))
+        if address:  # in a thread: reporting may take long if the store was on that machine
+            report = threading.Thread(target=lost, args=(following,), daemon=True)
+            ends.append(((address, int(port)), report.start))
         threading.Thread(target=_watch_machines, args=(ends,), daemon=True).start()
 
     def _listen(self) -> str:
-        """The address to which the rank before this one connects; "": it cannot."""
+        """Return the address to which the previous rank connects; "" if none can be opened."""
         try:
             address = _own_address()
             kind = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -211,13 +212,13 @@ class MachineKeepalives:
 
 
 def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) -> None:
-    """Watch addresses, each with what to call when it stops answering; return when all ended."""
+    """Watch addresses, each with a callback for when it stops answering, until all have ended."""
     with selectors.DefaultSelector() as selector:
-        for address, gone in ends:
+        for address, callback in ends:
             with suppress(OSError):
                 link = socket.create_connection(address, timeout=_MEET_S)
                 keep_alive(link)
-                selector.register(link, selectors.EVENT_READ, gone)
+                selector.register(link, selectors.EVENT_READ, callback)
         while selector.get_map():
             for key, _ in selector.select():
                 selector.unregister(key.fileobj)
@@ -226,16 +227,16 @@ def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) 
 
 
 def keep_alive(link: socket.socket) -> None:
-    """Have the kernel ask whether the other machine is there; reads wait without a limit."""
+    """Have the kernel probe the other machine; reads wait without a limit."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # else the system's own, of two hours
+        if hasattr(socket, name):  # else the system's default of two hours
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_cut_off(link: Any) -> bool:
-    """Whether the machine does not answer; gloo's own connection reports a process that ended."""
+    """Return whether the machine does not answer; an ended process is reported through gloo."""
     try:
         link.recv(1)
     except ConnectionError:
@@ -246,24 +247,26 @@ def _is_cut_off(link: Any) -> bool:
 
 
 def _own_address() -> str:
-    """The address at which other ranks reach this one, as gloo finds it."""
+    """Return the address at which other ranks reach this one, as gloo chooses it."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    kinds = (socket.AF_INET, socket.AF_INET6)
-    own = [
-        address for address in psutil.net_if_addrs().get(interface, ()) if address.family in kinds
+    families = (socket.AF_INET, socket.AF_INET6)
+    addresses = [
+        address
+        for address in psutil.net_if_addrs().get(interface, ())
+        if address.family in families
     ]
-    if own:
-        return str(own[0].address)
-    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    return str(found[0][4][0])
+    if addresses:
+        return str(addresses[0].address)
+    infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(infos[0][4][0])
 
 
 class RankPart(TorchGroup, PeerGroup):
-    """A part of the ranks, numbered within it; a death in it is one in the whole group.
+    """A group of some of the ranks, numbered from 0; a death in it is one in the whole group.
 
     Args:
         name: unique among the parts.
-        ranks: in the order of their numbers here.
+        ranks: the ranks in it, in the order of their numbers here.
     """
 
     patience = _LONGEST
@@ -293,7 +296,7 @@ class RankPart(TorchGroup, PeerGroup):
 
 
 class _Watched:
-    """An operation whose error, at a death, names the cause."""
+    """An operation that raises LinkError when a rank has died."""
 
     def __init__(self, group: RankGroup, work: Any) -> None:
         self._group, self._work = group, work
@@ -313,14 +316,15 @@ def _first_line(error: Exception) -> str:
 def why_unreachable() -> str:
     """Return why other machines cannot reach this one by gloo, which uses its host name's address.
 
-    "": they can, as far as can be seen here.
+    "" if no reason is visible from here.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return ""
     name = socket.gethostname()
     try:
-        found = {str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
-        return f"its own name {name!r} leads to no address"
-    is_inner = all(one.startswith("127.") or one == "::1" for one in found)
-    return f"its own name {name!r} leads to {sorted(found)[0]}" if is_inner else ""
+        return f"its own name {name!r} resolves to no address"
+    addresses = {str(info[4][0]) for info in infos}
+    is_loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
+    return f"its own name {name!r} resolves to {sorted(addresses)[0]}" if is_loopback else ""

@@ -3,10 +3,11 @@
     connect -> place -> Hello | Meet -> group | Begin -> exchange -> script -> Done | RunOver -> end
                                                          raises -> Failed    |
 
-What ends a rank: its script does (then it waits until all have ended); its script raises (the
-controller is told, says why once, and tells all); `RunOver` comes while it does something else.
-Nobody waits for a process that hangs in a collective: it is left there. Above 300 lines, since a
-rank's beginning and each of its ends are read together. This module must not know what runs.
+A rank ends when its script ends (it then waits until all have ended), when its script raises (the
+controller prints the reason once and ends all ranks), or when `RunOver` arrives while it does
+something else. Nobody waits for a process that hangs in a collective: it exits from there. Above
+300 lines, since a rank's start and all its ends are read together. This module must not know what
+runs.
 """
 
 import atexit
@@ -72,17 +73,17 @@ from .world import RankOfWorld, boot_of_machine, environment_anew
 ANEW = -1
 """The exit code of a process that restarts."""
 _OVER_S = 60.0
-"""Time in which a rank whose script failed hears of the end of the run."""
+"""Time for the end of the run to reach a rank whose script failed."""
 _JOIN_S = 5.0
-_COME_S = 3.0
-"""Time in which a task ends once the run is over; else it waits for others, or computes."""
+_TASK_END_S = 3.0
+"""Time for a task to end once the run is over; after that it waits for others, or computes."""
 
 
 class RankLife:
-    """This process as one rank; there is one in a process.
+    """This process as one rank; there is one object in a process.
 
     Args:
-        rank: which.
+        rank: this process's rank, from the environment.
 
     Raises:
         LinkError: the meeting place cannot be reached.
@@ -96,8 +97,9 @@ class RankLife:
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
-        self._is_leaving = self._has_failed = self._has_told = self._performs = False
-        self._has_come = threading.Event()
+        self._is_leaving = self._has_failed = self._has_reported = self._runs_task = False
+        self._has_ended = threading.Event()
+        """Set when the script, or the task, has ended."""
         self.carrier: RankCarrier
         self._spec: MemberSpec | None = None
         self._exchange: StoreExchange | None = None
@@ -110,9 +112,9 @@ class RankLife:
     # -- the beginning --------------------------------------------------------------------------
 
     def begin_to_talk(self) -> None:
-        """Hear how the script ends, and signals.
+        """Report the script's end, and signals, to the controller from now on.
 
-        A batch system sends them to every process: the controller decides when the run ends.
+        A batch system signals every process: the controller decides when the run ends.
         """
         atexit.register(self._leave)
         if threading.current_thread() is not threading.main_thread():
@@ -128,41 +130,41 @@ class RankLife:
 
     def _report_by_excepthook(self) -> None:
         """Report the script's exceptions to the controller, which prints the reason once."""
-        before = sys.excepthook
+        original_hook = sys.excepthook
 
-        def failed(
+        def report(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            if os.getpid() != self._pid or not self._tell_failure(error.with_traceback(trace)):
-                before(kind, error, trace)
+            if os.getpid() != self._pid or not self._report_failure(error.with_traceback(trace)):
+                original_hook(kind, error, trace)
 
-        sys.excepthook = failed
+        sys.excepthook = report
 
     def meet(self, settings: str) -> None:
         """Meet all other ranks, and make the groups.
 
         Args:
-            settings: of this rank, at its start.
+            settings: this rank's settings at its start, as JSON.
         """
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
             boot_of_machine(),
         ))  # fmt: skip
-        heard = self._news.get()
-        assert isinstance(heard, Meet)
-        self._seeds = heard.seeds
-        self._group = RankGroup(self.place, self.rank, self._lost, is_near=heard.is_near)
-        if not heard.is_near:
+        message = self._news.get()
+        assert isinstance(message, Meet)
+        self._seeds = message.seeds
+        self._group = RankGroup(self.place, self.rank, self._lost, is_near=message.is_near)
+        if not message.is_near:
             self._keepalives = MachineKeepalives(
                 self.place, self.rank, self._lost, self._unreachable
             )
 
     def begin(self) -> Context:
-        """Become a member of the run, which ``worker.current_pace`` finds from now on."""
-        heard = self._news.get()
-        assert isinstance(heard, Begin)
+        """Become a member of the run, which ``worker.current_pace`` returns from now on."""
+        message = self._news.get()
+        assert isinstance(message, Begin)
         assert self._group is not None
-        self._spec = spec = MemberSpec(**json.loads(heard.spec))
+        self._spec = spec = MemberSpec(**json.loads(message.spec))
         self._context = context = context_of(spec, self.rank)
         group, seat = self._group, spec.seat
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
@@ -174,10 +176,10 @@ class RankLife:
             everyone=group, part=partial(RankPart, group, self.place),
             words=partial(self.place.client, "asks"), share=group.begin_to_share,
         )  # fmt: skip
-        if not context.dry_run:  # in which no other rank takes part
+        if not context.dry_run:  # no other rank takes part in a dry run
             price = partial(_price, group, is_in_buckets=not context.is_difference)
             self._exchange.price = price
-        if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
+        if context.threads is not None:  # else torchrun's or the user's OMP_NUM_THREADS is in force
             torch.set_num_threads(context.threads)
         worker.start_context(self._exchange, context, seeds=self._seeds)
         return context
@@ -185,10 +187,10 @@ class RankLife:
     _seeds: tuple[str, ...] = ()
 
     def may_begin_anew(self) -> None:
-        """Nothing is lost where this process begins anew, as it was begun, and all others do.
+        """Allow all processes to restart in place, if they can do so without losing any work.
 
-        The launcher must keep the meeting place meanwhile. Each time it has to be worth twice as
-        much as the time before: what is measured may never come to what is predicted.
+        This needs checkpoints, and a launcher that keeps the meeting place meanwhile. Each restart
+        must gain twice as much as the one before, since predictions may never come true.
         """
         assert self._context is not None
         if self.rank.is_hosted and self._context.checkpoints and self._exchange is not None:
@@ -197,15 +199,15 @@ class RankLife:
             self._exchange.price_anew = lambda for_s: factor * (time.time() - for_s - began_s)
 
     def perform(self, run: Callable[[], None]) -> NoReturn:
-        """Run this as the script, to the end of the process."""
+        """Run this task in place of a script, then exit."""
         assert self._spec is not None
         assert self._exchange is not None
-        self._is_leaving = self._performs = True
+        self._is_leaving = self._runs_task = True
         code = process.perform(run, self.channel, self._spec)
         self._await_over(code)
         self._exit(code or self._code)
 
-    # -- what is heard from the controller, in the listener's thread ------------------------------
+    # -- messages of the controller, in the listening thread --------------------------------------
 
     def _heard(self, message: Down) -> None:
         if isinstance(message, CallOff):
@@ -223,24 +225,24 @@ class RankLife:
         self.channel.say(Bye())
         self.channel.flush(1.0)
         self._over.set()
-        is_late = self._performs and not self._has_come.wait(_COME_S)
-        if is_late or not self._is_leaving:  # it waits for somebody, or computes, for nobody
+        is_late = self._runs_task and not self._has_ended.wait(_TASK_END_S)
+        if is_late or not self._is_leaving:  # it still waits or computes, which no one needs
             self._exit(message.code)
 
     def _unreachable(self, why: str = "") -> None:
-        """Nothing more is heard from where all met.
+        """Print why no message can arrive any more, and end.
 
         Args:
-            why: this rank alone cannot hear; "": the place is gone, and rank 0, torchrun itself or
-                its machine, without a word: said once on each machine, that of the first ranks may
-                be gone with it.
+            why: why this rank alone receives nothing; "" if the meeting place is gone, with rank 0,
+                torchrun or their machine. That is printed once on each machine, since the first
+                rank's machine may be gone, too.
         """
         is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
         if (why or is_first_here) and not self._over.is_set():
-            who = "torchrun" if self.rank.is_hosted else "worker 0"
+            host = "torchrun" if self.rank.is_hosted else "worker 0"
             gone = (
-                f"{who} ended, and {self.rank.place}, where all workers met, with it; begun again "
-                "with PACELINE_RESUME=auto the run goes on from its newest checkpoint"
+                f"{host} ended, and {self.rank.place}, where all workers met, with it; restarted "
+                "with PACELINE_RESUME=auto the run continues from its newest checkpoint"
             )
             say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {gone}")
         self._code = self._code or 1
@@ -249,7 +251,7 @@ class RankLife:
             self._exit(1)
 
     def _lost(self, seat: int) -> None:
-        """The next rank has died; called in the watch's thread."""
+        """Report that the next rank has died; called in the watching thread."""
         if self._over.is_set():
             return
         if seat:
@@ -257,7 +259,7 @@ class RankLife:
             return
         text = (
             "error: worker 0 ended: its process is gone, and the controller of the run with it; "
-            "torchrun --max-restarts 3 begins all again, from the newest checkpoint"
+            "torchrun --max-restarts 3 restarts all workers from the newest checkpoint"
         )
         try:
             post = self.place.client()
@@ -265,20 +267,20 @@ class RankLife:
             self._unreachable()
             return
         with suppress(RuntimeError):
-            for other in range(1, self.rank.size):
-                said = text if other == self.rank.rank else ""
-                post.queue_push(f"down/{other}", DOWN.encode([RunOver(1, said)]))
+            for rank in range(1, self.rank.size):
+                printed = text if rank == self.rank.rank else ""
+                post.queue_push(f"down/{rank}", DOWN.encode([RunOver(1, printed)]))
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _tell_failure(self, error: BaseException) -> bool:
-        """Whether the reason for the script's failure has been, or will be, reported."""
-        if not hasattr(self, "channel"):  # it has reached nobody
+    def _report_failure(self, error: BaseException) -> bool:
+        """Report the script's failure; returns whether its reason is, or will be, printed."""
+        if not hasattr(self, "channel"):  # no rank is connected yet
             say(f"error: {error}")
             return True
         self._is_leaving = self._has_failed = True
         if self._spec is not None and self._exchange is not None:
-            self._has_told = True
+            self._has_reported = True
             code = process.tell_end(error, self.channel, self._spec, self._exchange)
             self._has_failed = code != 0
             return True
@@ -290,28 +292,28 @@ class RankLife:
         return False
 
     def _leave(self) -> None:
-        """The script ended or failed; this may be a process that the script forked."""
+        """Leave the run at exit; also called in processes that the script forked."""
         if os.getpid() != self._pid:
             return
         self._is_leaving = True
-        if not (self._has_failed or self._has_told) and self._exchange is not None:
+        if not (self._has_failed or self._has_reported) and self._exchange is not None:
             self._finish(self._exchange)
         self._await_over(int(self._has_failed))
         self._await_threads()
-        is_by_hand = self._has_failed or self._has_told or self._code
-        if is_by_hand or self._group is None or not self._group.leave():
+        exits_here = self._has_failed or self._has_reported or self._code
+        if exits_here or self._group is None or not self._group.leave():
             self._exit(self._code or int(self._has_failed))
 
     def _finish(self, exchange: StoreExchange) -> None:
         try:
             worker.finish()
         except BaseException as error:  # the user's code may raise anything, and the others wait
-            self._tell_failure(error)
+            self._report_failure(error)
             return
         if exchange.grant() is not None and not exchange.is_stopped:
             text = (
-                f"worker {self.rank.rank}: the script ended itself in the middle of an epoch; "
-                "leave the loop over the loader in all workers alike, or call pace.stop()"
+                f"worker {self.rank.rank}: the script ended in the middle of an epoch; leave the "
+                "loop over the loader in all workers alike, or call pace.stop()"
             )
             self._has_failed = True
             self.channel.send(Failed(text))
@@ -319,12 +321,12 @@ class RankLife:
         self.channel.send(Done())
 
     def _await_over(self, code: int) -> None:
-        """Wait until all ranks have ended."""
-        self._has_come.set()
+        """Wait until all ranks have ended; after a failure at most 60 s."""
+        self._has_ended.set()
         self._over.wait(_OVER_S if code else None)
 
     def _await_threads(self) -> None:
-        """Join the threads: Python aborts if one returns from torch's code while it ends."""
+        """Join the threads: Python aborts if one returns from torch's code during shutdown."""
         self.channel.join(_JOIN_S)
         if self._exchange is not None and self._exchange.hooks.spread is not None:
             self._exchange.hooks.spread.close()
@@ -341,9 +343,9 @@ class RankLife:
 
 
 def context_of(spec: MemberSpec, rank: RankOfWorld) -> Context:
-    """The context from the controller, with the values that only this rank has."""
-    known = Context.read(spec.context)
-    return replace(known, is_own_process=True, local_rank=rank.local_rank)
+    """Return the controller's context with this rank's own values."""
+    context = Context.read(spec.context)
+    return replace(context, is_own_process=True, local_rank=rank.local_rank)
 
 
 def begin_anew(times: int) -> NoReturn:
@@ -353,7 +355,7 @@ def begin_anew(times: int) -> NoReturn:
         times: restarts so far, this one included.
     """
     for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
-        with suppress(OSError):  # it is none
+        with suppress(OSError):  # not an open descriptor
             os.set_inheritable(number, False)
     os.environ |= environment_anew(times)
     os.environ.pop("PACELINE_STARTED_BY", None)
@@ -363,7 +365,7 @@ def begin_anew(times: int) -> NoReturn:
 def _averaging(
     group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
 ) -> Averaging:
-    """How updates are made: each rank updates the whole model, or its part."""
+    """Return how updates are made: each rank updates the whole model, or its part."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
     return RankAveraging(group, copy, barrier, hooks, route)
@@ -372,7 +374,7 @@ def _averaging(
 def _price(
     group: RankGroup, compressed: CompressedGradient, *, is_in_buckets: bool
 ) -> CompressionPrice:
-    """The price of compressing the gradients as they are cut here."""
+    """Measure the price of compressing the gradients, in the buckets that are used here."""
     if is_in_buckets:
         compressed.cut(
             [bucket.span for bucket in make_buckets(compressed.section, compressed.device)]
@@ -388,7 +390,7 @@ def say(text: str) -> None:
 
 
 def random_digests() -> tuple[str, ...]:
-    """Digests of the random states of Python, NumPy and torch, and torch's seed."""
+    """Return digests of the random states of Python, NumPy and torch, and torch's seed."""
     states: list[object] = [random.getstate()]
     numpy = sys.modules.get("numpy")
     states.append("" if numpy is None else [*map(str, numpy.random.get_state())])

@@ -1,15 +1,15 @@
-"""A rank's side of the exchange: words and a store of its own, lines that all gather.
+"""A rank's side of the exchange: its own control words and store, and lines gathered by all.
 
     LAYOUT         main: its words and its block -> broadcast -> all others
-    ONCE           main: a key of the meeting place        others look for it
-    lines          once a round: a rank's numbers, its loss scale, which gradients it has, and what
-                   its schedulers have come to; with the last bucket of gradients, where there is
-                   one (averaging.py), else by an all-gather
+    ONCE           main: a key of the meeting place        others poll it
+    lines          once a round: a rank's numbers, its loss scale, which gradients it has, and the
+                   state of its schedulers; with the last bucket of gradients, if there is one
+                   (averaging.py), else by an all-gather
     ALARM, SNAPSHOT   rank 0's page is the controller's, too; all others read them in its line
 
-Either ends when all have come, so it is the barrier; what nobody has shown anything for is
-none. Members never write into each other's memory, so all that a second barrier guards elsewhere is
-safe here. This module must not know messages or protocols.
+Either collective ends when all ranks have joined it, so it is the barrier; without new lines there
+is no barrier. Members never write to each other's memory, so what a second barrier protects in
+other engines is safe here. This module must not know messages or protocols.
 """
 
 import time
@@ -46,27 +46,27 @@ from .group import RankGroup
 
 _LINE_WORDS, _OFFER_WORDS = NUMBERS, 6
 LINE_BYTES = (_LINE_WORDS + _OFFER_WORDS + 1 + 4 * MOST_SCHEDULES) * WORD_BYTES
-"""Of what a rank shows in a round, but for which gradients it has."""
+"""The size of a rank's line, without the flags of which gradients it has."""
 _SHARE_WORD = len(Line._fields)
-"""Behind a line: see averaging.py."""
+"""The word after a line: see averaging.py."""
 _LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(word + i for word in SCALE for i in range(6)))
-"""Words that go with the main member's block."""
+"""Words that are broadcast with the main member's block."""
 _SCHEDULES = ((RHYTHMS, MOST_SCHEDULES), (COUNTS, 2 * MOST_SCHEDULES), (ARGUMENTS, MOST_SCHEDULES))
 _FIRST = 1
-"""What LAYOUT says when the model is laid out as it was prepared (exchange/turns.py)."""
+"""LAYOUT's value when the model is laid out as it was prepared (exchange/turns.py)."""
 _ONCE_KEY = "once"
 _OTHER_RHYTHM = 1
 """See ``script/shared_schedule.py``."""
 
 
 class RankControl(Control):
-    """The words of one rank.
+    """The control words of one rank.
 
     Args:
-        words: where the main member tells what it has gone through first.
+        words: the store in which the main member publishes ONCE.
 
     Attributes:
-        carrier: shares what was laid out.
+        carrier: shares the initial layout.
     """
 
     carrier: "RankCarrier"
@@ -79,7 +79,7 @@ class RankControl(Control):
         super().set_and_wake(index, value)
         if index == LAYOUT:
             self.carrier.share()
-            if value == _FIRST:  # all others come for it now, and the script may go on to change it
+            if value == _FIRST:  # all others fetch it now, and the script may change it afterwards
                 self.carrier.settle()
         elif index == ONCE:
             self._words.set(_ONCE_KEY, str(value))
@@ -100,7 +100,7 @@ class RankControl(Control):
 
 
 class RankCarrier:
-    """Words and a store of this rank's own; see ``exchange.member.Carrier``.
+    """This rank's own control words and store; see ``exchange.member.Carrier``.
 
     Args:
         words: a connection to the meeting place.
@@ -112,7 +112,7 @@ class RankCarrier:
     def __init__(self, num_seats: int, seat: int, group: RankGroup, words: Store) -> None:
         self.page = SharedMemory.create(control_bytes(num_seats))
         self.arena = SharedMemory.create()
-        """Of rank 0 the controller gives it its size, and writes checkpoints from it."""
+        """On rank 0 the controller sets its size, and writes checkpoints from it."""
         self._group, self._seat = group, seat
         control = RankControl(self.page, num_seats, words)
         control.carrier = self
@@ -121,26 +121,26 @@ class RankCarrier:
         self._under_way: list[Pending] = []
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
-        if self._seat:  # of a part that is another than rank 0's
-            own = arena_bytes(layout, self.control.num_seats)
-            self.arena.grow(own if self.is_split else num_bytes)
+        if self._seat:  # if the model is split, this rank's part differs from rank 0's
+            own_bytes = arena_bytes(layout, self.control.num_seats)
+            self.arena.grow(own_bytes if self.is_split else num_bytes)
         self._store = SharedStore(layout, self.arena.tensor(), self.control, has_peers=False)
         return self._store
 
     def barrier(self, seat: int, clock: Clock) -> Barrier:
-        """The lines of all, gathered."""
+        """Return the barrier at which all lines are gathered."""
         return GatheredLines(self.control, seat, clock, self._group, self)
 
     def present(self, seat: int) -> memoryview:
-        """Which gradients this seat's push has; before there is a store none."""
+        """Return which gradients this seat's push has; empty before there is a store."""
         if self._store is None or self.is_split:
             return memoryview(bytearray())
         return self._store.present(seat)
 
-    # -- what the main member has laid out ------------------------------------------------------
+    # -- the main member's initial layout -------------------------------------------------------
 
     def share(self) -> None:
-        """It goes to all others as soon as they come for it."""
+        """Start broadcasting it; the others fetch it with `take`."""
         assert self._store is not None
         self.settle()
         words = torch.tensor([self.control[word] for word in _LAID])
@@ -148,13 +148,13 @@ class RankCarrier:
         self._under_way = [self._group.begin_to_share(tensor) for tensor in (words, block)]
 
     def settle(self) -> None:
-        """All have what was shared: the block may change."""
+        """Wait until all have received it; then the block may change."""
         for transfer in self._under_way:
             transfer.wait()
         self._under_way = []
 
     def take(self) -> None:
-        """What the main member shares next becomes this one's."""
+        """Receive the main member's next broadcast."""
         assert self._store is not None
         words = torch.empty(len(_LAID), dtype=torch.int64)
         self._group.begin_to_share(words).wait()
@@ -165,11 +165,11 @@ class RankCarrier:
 
 
 class GatheredLines(Barrier):
-    """The lines of one run, as the rank at ``seat`` shows and reads them.
+    """The lines of one run, as the rank on ``seat`` shows and reads them.
 
     Attributes:
-        take_along: brings all lines to all by something that is under way anyhow: is given this
-            rank's, and where all go, both bytes; whether it has done so. All ranks answer alike.
+        take_along: gathers lines within another collective: takes this rank's line and the buffer
+            for all lines, both as bytes; returns whether it did. All ranks return the same.
     """
 
     take_along: Callable[[Tensor, Tensor], bool] | None = None
@@ -191,8 +191,8 @@ class GatheredLines(Barrier):
         self._carrier.settle()
 
     def begin(self, phase: int) -> None:
-        """An epoch opens, at the same round in all: words that were written since the last one."""
-        if self._seat:  # the first one's was put down by the controller, which may ask anew by now
+        """Gather the words written since the last epoch; all ranks open an epoch together."""
+        if self._seat:  # the controller resets rank 0's, and may have set it again by now
             self._control[ALARM] = 0
         self.arrive()
 
@@ -201,11 +201,11 @@ class GatheredLines(Barrier):
         self._has_shown = True
 
     def show_share(self, share: float) -> None:
-        """What this seat's gradient was multiplied by, beside the line that is shown next."""
+        """Show this seat's share of the mean beside its next line."""
         self._control.set_double(self._control.numbers[self._seat] + _SHARE_WORD, share)
 
     def shares(self) -> list[float]:
-        """Those of all seats."""
+        """Return the shares of all seats."""
         return [self._control.double(first + _SHARE_WORD) for first in self._control.numbers]
 
     def _set(self, column: int, value: float) -> None:
@@ -217,37 +217,37 @@ class GatheredLines(Barrier):
             self.arrive()
 
     def arrive(self) -> int:
-        """Show what is new, and have what all others show; returns when all have come."""
+        """Exchange lines with all others; returns when all have arrived."""
         start = time.perf_counter()
         self._has_shown = False
         present = self._make_room()
-        at = 0
+        offset = 0
         for part in self._parts:
             size = part.stop - part.start
-            self._own[at : at + size] = self._page[part]
-            at += size
-        self._own[at : at + len(present)] = present
-        if self.take_along is None or not self.take_along(self._mine, self._all):
-            self._group.all_gather(self._mine, self._all).wait()
+            self._own_bytes[offset : offset + size] = self._page[part]
+            offset += size
+        self._own_bytes[offset : offset + len(present)] = present
+        if self.take_along is None or not self.take_along(self._own, self._all):
+            self._group.all_gather(self._own, self._all).wait()
         self._take()
         self._clock.wait_s += time.perf_counter() - start
         return 0
 
     @property
     def num_bytes(self) -> int:
-        """Of the lines of all."""
+        """The size of all lines."""
         self._make_room()
         return len(self._all)
 
     def _make_room(self) -> memoryview:
-        """For lines as they are now; which gradients this rank has."""
+        """Allocate buffers if the size of lines has changed; returns this rank's gradient flags."""
         present = self._carrier.present(self._seat)
         size = -(-(self._num_lines + len(present)) // WORD_BYTES) * WORD_BYTES
         if size != self._size:
             self._size = size
-            self._mine = torch.zeros(size, dtype=torch.uint8)
+            self._own = torch.zeros(size, dtype=torch.uint8)
             self._all = torch.zeros(self._control.num_seats * size, dtype=torch.uint8)
-            self._own, self._every = (_view(words) for words in (self._mine, self._all))
+            self._own_bytes, self._all_bytes = (_view(lines) for lines in (self._own, self._all))
         return present
 
     def _take(self) -> None:
@@ -255,25 +255,26 @@ class GatheredLines(Barrier):
         schedules = self._num_lines - 4 * MOST_SCHEDULES * WORD_BYTES
         differ = False
         for seat in range(control.num_seats):
-            line = self._every[seat * size : (seat + 1) * size]
-            at = _LINE_WORDS * WORD_BYTES
-            self._page[_bytes_of(control.numbers[seat], _LINE_WORDS)] = line[:at]
-            end = at + _OFFER_WORDS * WORD_BYTES
-            self._page[_bytes_of(control.offers[seat], _OFFER_WORDS)] = line[at:end]
+            line = self._all_bytes[seat * size : (seat + 1) * size]
+            start = _LINE_WORDS * WORD_BYTES
+            self._page[_bytes_of(control.numbers[seat], _LINE_WORDS)] = line[:start]
+            end = start + _OFFER_WORDS * WORD_BYTES
+            self._page[_bytes_of(control.offers[seat], _OFFER_WORDS)] = line[start:end]
             present = self._carrier.present(seat)
             present[:] = line[self._num_lines : self._num_lines + len(present)]
             differ |= (
                 line[schedules - WORD_BYTES : self._num_lines]
-                != (self._own[schedules - WORD_BYTES : self._num_lines])
+                != (self._own_bytes[schedules - WORD_BYTES : self._num_lines])
             )
         if differ:
             self._merge(schedules)
 
     def _merge(self, start: int) -> None:
-        """Loss scales and schedulers: who has stepped more often knows better."""
+        """Merge loss scales and schedulers: the state that has been stepped most often wins."""
         control, size = self._control, self._size
+        first = start - WORD_BYTES
         lines = [
-            self._every[seat * size + start - WORD_BYTES : seat * size + self._num_lines].cast("q")
+            self._all_bytes[seat * size + first : seat * size + self._num_lines].cast("q")
             for seat in range(control.num_seats)
         ]
         control[HAS_SCALE] = max(line[0] for line in lines)

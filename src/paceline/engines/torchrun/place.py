@@ -1,13 +1,13 @@
 """The rendezvous of all ranks: the store of torch's own process groups.
 
-    torchrun    keeps it, and tells its ranks where        srun, mpirun    rank 0 opens it
+    torchrun    keeps it and passes its address to ranks       srun, mpirun    rank 0 opens it
 
-    rank K   a token -> "registrations" -> rank 0   which answers with the life that all are in
-             <----------- the life ------------   until all are in it
+    rank K   a token -> "registrations" -> rank 0   which answers with the current life of the job
+             <----------- the life ------------   until all ranks are in it
 
 A store kept by torchrun outlives its ranks: restarted ranks must not read earlier messages. Each of
-its agents counts restarts by itself and differently, so rank 0 counts lives in the store, and each
-rank asks it. One text is kept from life to life.
+torchrun's agents counts restarts itself, and the counts differ; so rank 0 counts lives in the
+store, and each rank asks it. One text is kept from life to life.
 
 This module must not know what is said there.
 """
@@ -30,22 +30,21 @@ from ...errors import LinkError
 from .world import RankOfWorld
 
 _REACH_S = 25.0
-"""Time for the store to answer; half a minute with what comes before."""
+"""Time for the store to answer; half a minute in all with the start of the process."""
 _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
 _KEPT = "paceline/kept"
 _LOOK_S = (0.001, 0.02)
-"""Between two checks for an answer, at first and at most; the store's own wait is deaf to signals.
-"""
+"""Between two checks for an answer, at first and at most; the store's own wait blocks signals."""
 _ERRORS_ONLY = 2
-"""Of torch's C++ log: 1 is with warnings (TORCH_CPP_LOG_LEVEL)."""
+"""The level of torch's C++ log without warnings (TORCH_CPP_LOG_LEVEL)."""
 
 
 class MeetingPlace:
     """The store that all ranks connect to.
 
     Attributes:
-        rank: this one, with its life of the job.
+        rank: this rank, with its life of the job.
 
     Raises:
         LinkError: this rank cannot reach it, or rank 0 cannot open it.
@@ -57,13 +56,13 @@ class MeetingPlace:
         if not rank.is_hosted:
             _log_errors_only()
         self._root = self._connect(hosts=hosts)
-        """The server itself, if this rank hosts it: it lives as long as this process."""
+        """If this rank hosts the store, the server, which ends with this process."""
         self._registrar: threading.Thread | None = None
         if rank.is_hosted:
             self.rank = replace(rank, life=self._life())
 
     def client(self, name: str = "") -> Store:
-        """A separate connection, with keys of this life only."""
+        """Open a separate connection that uses keys of this life only."""
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
         return PrefixStore(f"paceline/{self.rank.life or 0}/{name}", store)
@@ -76,14 +75,14 @@ class MeetingPlace:
             raise _gone(error) from None
 
     def kept(self) -> str:
-        """The text that rank 0 of an earlier life kept; "": none."""
+        """Return the text that rank 0 of an earlier life kept; "" if there is none."""
         try:
             return self._root.get(_KEPT).decode() if self._root.check([_KEPT]) else ""
         except RuntimeError as error:
             raise _gone(error) from None
 
     def close_registration(self) -> None:
-        """All ranks are in, or none is expected: later ranks are of another life."""
+        """Stop answering: all ranks are in, or none is expected; later ones are of another life."""
         if self._registrar is not None:
             with contextlib.suppress(RuntimeError):
                 self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
@@ -91,21 +90,21 @@ class MeetingPlace:
             self._registrar = None
 
     def _life(self) -> int:
-        """The life of the job that this rank and those started with it are in; from 1."""
+        """Return the life of the job in which this rank was started; the first is 1."""
         try:
             if self.rank.rank:
                 return self._ask_life()
             life = int(self._root.add(_LIVES, 1))
         except RuntimeError as error:
             raise _gone(error) from None
-        asked = self._connect(hosts=False)
-        asked.set_timeout(_FOR_EVER)
-        self._registrar = threading.Thread(target=_answer, args=(asked, life), daemon=True)
+        store = self._connect(hosts=False)
+        store.set_timeout(_FOR_EVER)
+        self._registrar = threading.Thread(target=_answer, args=(store, life), daemon=True)
         self._registrar.start()
         return life
 
     def _ask_life(self) -> int:
-        """Ask rank 0, which answers as soon as it is there, also to ranks that are gone by then."""
+        """Ask rank 0 for the life; it answers once it has started, also ranks that are gone."""
         token, wait_s = f"paceline/{uuid.uuid4().hex}", _LOOK_S[0]
         self._root.queue_push(_REGISTRATIONS, token)
         while not self._root.check([token]):
@@ -144,13 +143,13 @@ def _log_errors_only() -> None:
     May go when its TCPStore warns only once. The user's own setting stays.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        with contextlib.suppress(OSError, ValueError):  # of another system, of another torch
+        with contextlib.suppress(OSError, ValueError):  # another system, or another torch
             library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
             ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _ERRORS_ONLY
 
 
 def _is_reached(rank: RankOfWorld) -> bool:
-    """Whether the store accepts connections; torch's own failed attempt prints its stack."""
+    """Return whether the store accepts connections; a failed attempt of torch prints a stack."""
     end_s = time.monotonic() + _REACH_S
     while (left_s := end_s - time.monotonic()) > 0:
         try:

@@ -3,10 +3,9 @@
     rank K   send -> teller ------ queue "up" -------> reader -> events      rank 0
              receive <- listener <- queue "down/K" <-- tell                  (the controller)
 
-Each thread has a connection of its own, since one that waits keeps its connection. Nobody's step
-waits for a message on its way: who sends hands it to the teller. A rank that cannot be reached any
-more is told of by another one (`Lost`), and the end of all by `RunOver`. This module must not know
-what a message leads to.
+Each thread has its own connection, since a waiting thread blocks it. No step waits for a message to
+be sent: that is the teller's work. A rank that has died is reported by another one (`Lost`), and
+`RunOver` ends all ranks. This module must not know what a message leads to.
 """
 
 import contextlib
@@ -32,13 +31,13 @@ _SEAT = struct.Struct("<i")
 
 
 class Hello(NamedTuple):
-    """Up: this rank is there.
+    """Up: this rank has arrived.
 
     Attributes:
         settings: its settings at the start, as JSON.
         random: digests of its random states, see ``life.unseeded``.
-        unreachable_why: why no other machine reaches it, "" where one does.
-        boot: what the machine's kernel has drawn as it began; two may have one name.
+        unreachable_why: why other machines cannot reach it; "" if they can.
+        boot: the id of its machine's boot; two machines may have the same name.
     """
 
     host: str
@@ -56,21 +55,21 @@ class Lost(NamedTuple):
 
 
 class EndAsked(NamedTuple):
-    """Up: this rank has received a signal that asks for the end."""
+    """Up: this rank received a signal that asks for the end."""
 
     number: int
 
 
 class Bye(NamedTuple):
-    """Up: this rank has heard that the run is over."""
+    """Up: this rank knows that the run is over."""
 
 
 class Meet(NamedTuple):
-    """Down: all ranks are there, and make their groups.
+    """Down: all ranks have arrived; make the groups.
 
     Attributes:
-        seeds: the random generators that get the run's seed: those that the script had not seeded.
-        is_near: whether all are on one machine.
+        seeds: the random generators that get the run's seed, since the script has not seeded them.
+        is_near: whether all ranks are on one machine.
     """
 
     seeds: tuple[str, ...]
@@ -78,19 +77,19 @@ class Meet(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Down: the member that this rank is, `MemberSpec` as JSON."""
+    """Down: become this member; its `MemberSpec` as JSON."""
 
     spec: str
 
 
 class CallOff(NamedTuple):
-    """Down: leave the step, if it works on no later serial than this one."""
+    """Down: abandon the step if it works on this serial or an earlier one."""
 
     serial: int
 
 
 class RunOver(NamedTuple):
-    """Down: the run is over; the exit code, and a text that only this rank prints."""
+    """Down: the run is over; exit with this code, after printing a text for this rank only."""
 
     code: int
     said: str = ""
@@ -107,7 +106,8 @@ class StoreChannel:
 
     Args:
         heard: called with messages to the rank itself: `Meet`, `Begin`, `CallOff`, `RunOver`.
-        lost: is told that nothing more is heard, and why; "": the meeting place is gone.
+        lost: called when no message can arrive any more, with the reason; "" if the meeting place
+            is gone.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ class StoreChannel:
         self._outbox: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[list[ToMember] | None] = queue.SimpleQueue()
         self._is_over = False
-        tells, self._listener = (
+        teller, self._listener = (
             threading.Thread(target=work, args=(place.client(),), daemon=True)
             for work in (self._tell, self._listen)
         )
-        tells.start()
+        teller.start()
         self._listener.start()
 
-    # -- what a member says ---------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------
 
     def send(self, message: FromMember) -> None:
         messages, self._held = [*self._held, message], []
-        if self._seat:  # the first one tells of rounds, by the clock that the controller reads
+        if self._seat:  # only rank 0 reports rounds, since the controller reads the same clock
             messages = [message for message in messages if not isinstance(message, Rounds)]
         if messages:
             self._outbox.put(_SEAT.pack(self._seat) + UP.encode(messages))
@@ -146,13 +146,13 @@ class StoreChannel:
         self._outbox.put(_SEAT.pack(self._seat) + UP.encode([message]))
 
     def flush(self, within_s: float) -> None:
-        """Return when all messages are in the store."""
+        """Wait until all messages are in the store, at most this long."""
         done = threading.Event()
         self._outbox.put(done)
         done.wait(within_s)
 
     def join(self, within_s: float) -> None:
-        """After the last message: return when the listening thread has ended."""
+        """Wait for the listening thread to end, after the last message."""
         self._listener.join(within_s)
 
     def die(self) -> None:
@@ -175,7 +175,7 @@ class StoreChannel:
                 self._fail()
                 return
 
-    # -- what it hears --------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------
 
     def receive(self, is_blocking: bool = True) -> list[ToMember]:
         try:
@@ -183,14 +183,14 @@ class StoreChannel:
         except queue.Empty:
             return []
         if messages is None:
-            self._inbox.put(None)  # for who asks again
+            self._inbox.put(None)  # for the next call
             raise HungUp("the coordinator is gone")
         return messages
 
     def _listen(self, store: Store) -> None:
         while not self._is_over:
             try:
-                heard = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
+                received = DOWN.decode(store.queue_pop(f"down/{self._seat}"))
             except RuntimeError:
                 self._fail()
                 return
@@ -198,7 +198,7 @@ class StoreChannel:
                 self._fail(str(error))
                 return
             messages: list[ToMember] = []
-            for message in heard:
+            for message in received:
                 if isinstance(message, Meet | Begin | CallOff | RunOver):
                     self._is_over |= isinstance(message, RunOver)
                     self._heard(message)
@@ -216,23 +216,23 @@ class StoreChannel:
 
 
 class ControllerPost:
-    """Rank 0's end: the messages of all ranks, and messages to each of them."""
+    """Rank 0's end: receives messages of all ranks and sends messages to each."""
 
     def __init__(self, place: MeetingPlace, size: int) -> None:
         self.size = size
         self._store = place.client()
-        self._said: queue.SimpleQueue[tuple[int, list[FromMember | Up]]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[int, list[FromMember | Up]]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(place.client(),), daemon=True)
         self._reader.start()
 
     def hear(self, timeout_s: float) -> list[tuple[int, FromMember | Up]]:
         """Return the ranks' messages with their seats, in one order; [] after ``timeout_s``."""
-        heard: list[tuple[int, FromMember | Up]] = []
+        received: list[tuple[int, FromMember | Up]] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                seat, messages = self._said.get(timeout=0.0 if heard else timeout_s)
-                heard += [(seat, message) for message in messages]
-        return heard
+                seat, messages = self._received.get(timeout=0.0 if received else timeout_s)
+                received += [(seat, message) for message in messages]
+        return received
 
     def tell(self, seat: int, messages: Sequence[ToMember | Down]) -> None:
         """Send messages to this rank, in order. LinkError: the meeting place is gone."""
@@ -260,11 +260,11 @@ class ControllerPost:
             if frame == _NOTHING:
                 return
             (seat,) = _SEAT.unpack_from(frame)
-            self._said.put((seat, _read_said(seat, frame[_SEAT.size :])))
+            self._received.put((seat, _decode(seat, frame[_SEAT.size :])))
 
 
-def _read_said(seat: int, frame: bytes) -> list[FromMember | Up]:
-    """Decode a rank's messages; for a rank of another version, return that it failed, and why."""
+def _decode(seat: int, frame: bytes) -> list[FromMember | Up]:
+    """Decode a rank's messages; if they cannot be decoded (another version), return its failure."""
     try:
         return UP.decode(frame)
     except WireError as error:

@@ -1,4 +1,4 @@
-"""Which rank a process is among those that another launcher started, from the environment.
+"""A process's rank among those that another launcher started, from the environment.
 
     torchrun    RANK             WORLD_SIZE             LOCAL_RANK
     mpirun      OMPI_COMM_WORLD_RANK  .._SIZE           .._LOCAL_RANK      (Open MPI)
@@ -6,8 +6,8 @@
     srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
 
 In this order, since processes that mpirun starts in a batch job inherit the variables of Slurm's
-single step. All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the others do not: without
-it each process is a separate script. This module must not know torch.
+single step. All meet at MASTER_ADDR:MASTER_PORT, which only torchrun sets itself: without it each
+process is a separate script. This module must not know torch.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ class RankOfWorld:
         address, port: where all meet.
         is_hosted: whether the launcher keeps the store; else rank 0 does.
         restarts: how often the launcher has restarted all of them, as this machine counts it.
-        anew: how often they have restarted by themselves since then.
-        began_s: when this process did so last, by the clock; None: it has not.
-        life: which one of the job this is, as all count it where they meet, from 1; None: not yet,
-            or that place is theirs alone.
-        job: what the job's restarts have in common, and no other job; "": it begins none again.
+        anew: how often they have restarted themselves since then.
+        began_s: when this process last restarted itself, by the clock; None: it has not.
+        life: the number of this life of the job, counted in the store from 1; None: not known yet,
+            or the store does not outlive this life.
+        job: an id shared by all restarts of the job; "": the job cannot be restarted.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class RankOfWorld:
 
 
 def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
-    """The rank of this process among several; None: it is alone, or no address is set.
+    """Return the rank of this process among several; None: it is alone, or no address is set.
 
     Raises:
         ConfigError: the variables contradict each other.
@@ -91,7 +91,9 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
     if size < 2:
         return None
     if not 0 <= rank < size:
-        raise ConfigError(f"{names[0]}={rank} is no rank below {names[1]}={size}")
+        raise ConfigError(
+            f"{names[0]} must be from 0 to {size - 1} ({names[1]}={size}), got {rank}"
+        )
     port = _whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else PORT
     if not 0 < port < _MOST_PORTS:
         raise ConfigError(f"MASTER_PORT must be a port below {_MOST_PORTS}, got {port}")
@@ -109,11 +111,11 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
 
 
 def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) -> int:
-    """The rank on this machine, which srun --mpi=pmi2 gives in only one of two ways."""
-    for each, all_of_them, local in _VARIABLES:
-        is_same = env.get(each) == env[names[0]] and env.get(all_of_them) == env[names[1]]
-        if is_same and env.get(local):
-            return _whole(env, local)
+    """Return the rank on this machine; with srun --mpi=pmi2 only one set of names has it."""
+    for rank_name, size_name, local_name in _VARIABLES:
+        is_same = env.get(rank_name) == env[names[0]] and env.get(size_name) == env[names[1]]
+        if is_same and env.get(local_name):
+            return _whole(env, local_name)
     return rank
 
 
@@ -123,11 +125,13 @@ def _begun_anew(env: Mapping[str, str]) -> dict[str, Any]:
     try:
         return {"anew": int(times), "began_s": float(began_s)} if times else {}
     except ValueError:
-        raise ConfigError(f"{_ANEW} is not for you to set, got {env[_ANEW]!r}") from None
+        raise ConfigError(
+            f"{_ANEW} is set by Paceline itself: unset it (found {env[_ANEW]!r})"
+        ) from None
 
 
 def environment_anew(times: int) -> dict[str, str]:
-    """The environment for a process that restarts, for the ``times``-th time."""
+    """Return the environment of a process that restarts, for the ``times``-th time."""
     return {_ANEW: f"{times}@{time.time()}"}
 
 
@@ -139,7 +143,7 @@ def _whole(env: Mapping[str, str], name: str) -> int:
 
 
 def _job(env: Mapping[str, str]) -> str:
-    """The id of torchrun's job; if it is "none", made from torchrun's process; "": not torchrun."""
+    """Return an id of torchrun's job, or of its process if that is "none"; "" without torchrun."""
     name = env.get("TORCHELASTIC_RUN_ID")
     if name is None:
         return ""
@@ -149,7 +153,7 @@ def _job(env: Mapping[str, str]) -> str:
 
 
 def boot_of_machine() -> str:
-    """The id of this machine's boot, unlike those of others of its name; "": not known."""
+    """Return the id of this machine's boot, which no other machine has; "" if it is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -157,7 +161,7 @@ def boot_of_machine() -> str:
 
 
 def _began(pid: int) -> str:
-    """When this process started, in the kernel's ticks; "": not known."""
+    """Return when this process started, in the kernel's ticks; "" if it is not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,0 +1,16 @@
+"""The tree that the tests stand in: every process of a test imports the package from there.
+
+An editable install may be of another tree. It must not know what a test claims.
+"""
+
+import os
+from pathlib import Path
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def python_path(*folders: object) -> str:
+    """``PYTHONPATH`` with these folders and this tree's package, before what it already has."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    entries = [*map(str, folders), str(SRC), *inherited]
+    return os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
