@@ -232,5 +232,5 @@ def test_a_name_that_is_planted_hides_no_later_one(tmp_path: Path) -> None:
     assert checkpoints.begin().name == ".new-1"
     assert checkpoints.begin().name == ".new-2"
     (tmp_path / "999999999").mkdir()
-    with pytest.raises(OSError, match="999999999 is in the way"):
+    with pytest.raises(OSError, match="999999999 has the last number"):
         checkpoints.begin()
