@@ -172,7 +172,7 @@ def test_what_is_nested_too_deep_to_be_read_is_not_written(wrap: Callable[[Any],
             value = wrap(value)
             assert unpack(pack(value, {}, "ema"), {}) == value
 
-    with pytest.raises(ConfigError, match="a checkpoint cannot hold ema.*nested too deep"):
+    with pytest.raises(ConfigError, match=r"a checkpoint cannot hold ema.*nested too deep"):
         nest(1)
 
 
