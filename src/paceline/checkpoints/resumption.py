@@ -192,8 +192,8 @@ def refuse(resumption: Resumption, settings: RunSettings, about: Mapping[str, An
         saved_value, value = saved_settings.get(name, default_of(name)), getattr(settings, name)
         if value != saved_value and value is not None:
             raise ConfigError(
-                f"{resumption.folder} cannot be resumed with {name} = {value}: it has {saved_value}; leave it "
-                "out, or start a new run"
+                f"{resumption.folder} cannot be resumed with {name} = {value}: it has "
+                f"{saved_value}; leave it out, or start a new run"
             )
     program = resumption.saved["about"]
     for name in ("task", "script"):
