@@ -109,15 +109,15 @@ def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "'' is no time"),
+        ("", "'' is not a time"),
         ("20", "'20' has no unit, wanted one of us, ms, s"),
         ("20min", "'20min' has the unit 'min'"),
         ("-5ms", "must be >= 0 and finite, got '-5ms'"),
         ("1e999ms", "must be >= 0 and finite"),
-        ("nanms", "'nanms' is no time"),
-        ("infms", "'infms' is no time"),
+        ("nanms", "'nanms' is not a time"),
+        ("infms", "'infms' is not a time"),
         ("exp:0ms", "the mean of exp must be > 0"),
-        ("exp:", "'' is no time"),
+        ("exp:", "'' is not a time"),
         ("expo:20ms", "unknown kind of delay 'expo'.*did you mean 'exp'"),
         ("normal:20ms", "unknown kind of delay 'normal'.*exp, list, lognormal, pareto"),
         ("pareto:inf,10ms", "pareto needs a shape and a least time"),
@@ -126,13 +126,13 @@ def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
         ("lognormal:1e9,10ms", "its mean is not finite with sigma 1e9"),
         ("weibull:-1,10ms", "shape of weibull must be > 0, got -1"),
         ("weibull:2,0s", "scale of weibull must be > 0"),
-        ("list:", "'' is no time"),
-        ("list:1ms,,2ms", "'' is no time"),
+        ("list:", "'' is not a time"),
+        ("list:1ms,,2ms", "'' is not a time"),
         ("list:1ms,-2ms", "must be >= 0 and finite, got '-2ms'"),
         ("pareto:2", "pareto needs a shape and a least time"),
         ("pareto:1,10ms", "shape of pareto must be > 1"),
         ("pareto:2,0ms", "least time of pareto must be > 0"),
-        ("10ms++exp:5ms", "'' is no time"),
+        ("10ms++exp:5ms", "'' is not a time"),
         ("exp:exp:5ms", "unknown kind of delay 'exp:exp'"),
     ],
 )
@@ -165,9 +165,9 @@ def test_a_delay_for_one_worker_goes_before_one_for_all() -> None:
         (["5ms", "exp:20ms"], "two delays for all workers: '5ms' and 'exp:20ms'.*5ms.exp:20ms"),
         (["1=5ms", "1=6ms"], "worker 1 has one already"),
         (["3=5ms"], "no worker 3; with 3 workers they are numbered 0 to 2"),
-        (["-1=5ms"], "'-1' is no worker"),
-        (["x=5ms"], "'x' is no worker"),
-        (["=5ms"], "'' is no worker"),
+        (["-1=5ms"], "'-1' is not a worker"),
+        (["x=5ms"], "'x' is not a worker"),
+        (["=5ms"], "'' is not a worker"),
     ],
 )
 def test_delays_for_no_worker_are_refused(values: list[str], said: str) -> None:
@@ -189,7 +189,7 @@ def test_slow_factors_are_read_with_and_without_their_x() -> None:
         ("1=0.5x", "must be >= 1 and finite, got 0.5"),
         ("1=-2x", "must be >= 1"),
         ("2=5x", "no worker 2; with 2 workers"),
-        ("a=5x", "'a' is no worker"),
+        ("a=5x", "'a' is not a worker"),
     ],
 )
 def test_slow_nonsense_is_named(value: str, said: str) -> None:

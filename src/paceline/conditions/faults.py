@@ -128,11 +128,11 @@ class FaultPlan:
 
     def without(self, happened: Sequence[str]) -> "FaultPlan":
         """The plan without the faults that have already happened, one for each line."""
-        left = list(happened)
+        remaining = list(happened)
         kept = []
         for fault in self.faults:
-            if str(fault) in left:
-                left.remove(str(fault))
+            if str(fault) in remaining:
+                remaining.remove(str(fault))
             else:
                 kept.append(fault)
         return FaultPlan(faults=tuple(kept))
@@ -149,7 +149,7 @@ class WorkerFaults:
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self._left = [
+        self._remaining = [
             fault for fault in faults if fault.at_s is None or fault.kind not in _FROM_OUTSIDE
         ]
         self._slow: list[tuple[float, float]] = []
@@ -157,7 +157,7 @@ class WorkerFaults:
         self._step = 0
 
     def __bool__(self) -> bool:
-        return bool(self._left or self._slow)
+        return bool(self._remaining or self._slow)
 
     def due(self, version: int, now_s: float) -> list[Fault]:
         """The faults of this worker's next step.
@@ -167,12 +167,12 @@ class WorkerFaults:
             now_s: since the first epoch opened.
         """
         self._step += 1
-        due = [fault for fault in self._left if self._is_due(fault, version, now_s)]
-        for fault in due:
-            self._left.remove(fault)
+        due_faults = [fault for fault in self._remaining if self._is_due(fault, version, now_s)]
+        for fault in due_faults:
+            self._remaining.remove(fault)
             if fault.kind is Kind.SLOW:
                 self._slow.append((now_s + fault.for_s, fault.factor))
-        return due
+        return due_faults
 
     def _is_due(self, fault: Fault, version: int, now_s: float) -> bool:
         if fault.update is not None:
@@ -193,8 +193,10 @@ def _parse(text: str, num_workers: int) -> Fault:
         match = re.fullmatch(_pattern(kind), line, re.IGNORECASE)
         if match is not None:
             return _fault(kind, match.groupdict(), text, num_workers)
-    near = [kind.value for kind in Kind if kind.value.split()[0] == line.partition(" ")[0].lower()]
-    forms = "; ".join(near or [kind.value for kind in Kind])
+    similar = [
+        kind.value for kind in Kind if kind.value.split()[0] == line.partition(" ")[0].lower()
+    ]
+    forms = "; ".join(similar or [kind.value for kind in Kind])
     raise ConfigError(f"fault {text!r} must read like {_EXAMPLE!r}; its forms: {forms}")
 
 
@@ -203,16 +205,18 @@ def _pattern(kind: Kind) -> str:
     return " ".join(patterns.get(word, re.escape(word)) for word in kind.value.split())
 
 
-def _fault(kind: Kind, words: dict[str, str | None], text: str, num_workers: int) -> Fault:
-    worker, when = words.get("worker"), (words["when"] or "").lower()
+def _fault(kind: Kind, fields: dict[str, str | None], text: str, num_workers: int) -> Fault:
+    worker, when = fields.get("worker"), (fields["when"] or "").lower()
     unit, _, number = when.partition(" ")
     count = None
     if number:
         least = 1 if unit == "step" else 0
         if not number.isdigit() or int(number) < least:
-            raise ConfigError(f"fault {text!r}: {number!r} is no {unit}; write {unit} {least + 99}")
+            raise ConfigError(
+                f"fault {text!r}: {number!r} is not a valid {unit}; write {unit} {least + 99}"
+            )
         count = int(number)
-    time, factor = words.get("time"), words.get("factor")
+    time, factor = fields.get("time"), fields.get("factor")
     return Fault(
         kind=kind,
         worker=None if worker is None else parse_worker(worker, text, "fault", num_workers),
@@ -221,7 +225,7 @@ def _fault(kind: Kind, words: dict[str, str | None], text: str, num_workers: int
         at_s=None if number else parse_seconds(when, text, "fault"),
         for_s=0.0 if time is None else parse_seconds(time, text, "fault"),
         factor=1.0 if factor is None else _factor(factor, text),
-        file=_file(words.get("file"), text),
+        file=_file(fields.get("file"), text),
     )
 
 
@@ -231,7 +235,7 @@ def _factor(number: str, text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 1.0 <= factor < 1e6:
-        raise ConfigError(f"fault {text!r}: {number!r} is no factor of at least 1; write 10x")
+        raise ConfigError(f"fault {text!r}: {number!r} is not a factor of at least 1; write 10x")
     return factor
 
 

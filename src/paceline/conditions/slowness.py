@@ -65,16 +65,16 @@ class PhasePace:
             self._look_ahead(2)
             changes_s.popleft()
             self._is_slow = not self._is_slow
-        at_s, left_s, number = start_s, work_s, 0
+        at_s, remaining_s, index = start_s, work_s, 0
         while True:
-            slowness = 1.0 if self._is_slow == number % 2 else self._phases.factor
-            room_s = (changes_s[number] - at_s) / slowness
-            if left_s <= room_s:
-                return at_s + left_s * slowness
-            left_s -= room_s
-            at_s = changes_s[number]
-            number += 1
-            self._look_ahead(number + 1)
+            slowness = 1.0 if self._is_slow == index % 2 else self._phases.factor
+            full_speed_s = (changes_s[index] - at_s) / slowness
+            if remaining_s <= full_speed_s:
+                return at_s + remaining_s * slowness
+            remaining_s -= full_speed_s
+            at_s = changes_s[index]
+            index += 1
+            self._look_ahead(index + 1)
 
     def _look_ahead(self, count: int) -> None:
         """Draw until ``count`` changes are known."""
@@ -113,7 +113,7 @@ def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
     Raises:
         ConfigError: as for `parse_slow`, or a phase that takes no time.
     """
-    found: dict[int, Phases] = {}
+    by_worker: dict[int, Phases] = {}
     for value in values:
         match = re.fullmatch(rf"([^=]*)=({NUMBER})x?@([^/]+)/(.+)", value.replace(" ", "").lower())
         if match is None:
@@ -125,12 +125,12 @@ def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
         if not fast_s or not slow_s:
             raise ConfigError(f"slow {value!r}: both phases must be > 0 s long")
         phases = Phases(factor=_factor(match[2], value), fast_s=fast_s, slow_s=slow_s)
-        chosen: Sequence[int] = range(num_workers)
+        workers: Sequence[int] = range(num_workers)
         if match[1] != "*":
-            chosen = [parse_worker(match[1], value, "slow", num_workers)]
-        for worker in chosen:
-            set_once(found, worker, phases, value, "slow")
-    return found
+            workers = [parse_worker(match[1], value, "slow", num_workers)]
+        for worker in workers:
+            set_once(by_worker, worker, phases, value, "slow")
+    return by_worker
 
 
 def parse_slowness(

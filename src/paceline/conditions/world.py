@@ -75,12 +75,15 @@ def parse_link(link: str | None, server: str | None, num_bytes: float | None) ->
         return None
     latency, comma, rate = (link or "0s").partition(",")
     latency_s = parse_seconds(latency, link or "", "link")
-    own = _bytes_per_s(rate, link or "", "link") if comma else math.inf
-    shared = math.inf if server is None else _bytes_per_s(server, server, "server")
-    if num_bytes is None and min(own, shared) < math.inf:
+    own_bytes_per_s = _bytes_per_s(rate, link or "", "link") if comma else math.inf
+    server_bytes_per_s = math.inf if server is None else _bytes_per_s(server, server, "server")
+    if num_bytes is None and min(own_bytes_per_s, server_bytes_per_s) < math.inf:
         raise ConfigError("a link with a rate needs the bytes of a push: give --bytes, as in 500kB")
     return Link(
-        num_bytes=num_bytes or 0.0, latency_s=latency_s, bytes_per_s=own, server_bytes_per_s=shared
+        num_bytes=num_bytes or 0.0,
+        latency_s=latency_s,
+        bytes_per_s=own_bytes_per_s,
+        server_bytes_per_s=server_bytes_per_s,
     )
 
 
@@ -89,7 +92,7 @@ def parse_bytes(text: str, setting: str = "bytes") -> float:
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([A-Za-z]*)", text.replace(" ", ""))
     if match is None or match[2] not in _UNITS_BYTES:
         raise ConfigError(
-            f"{setting}: {text!r} is no number of bytes; write it as in 500kB, with one of "
+            f"{setting}: {text!r} is not a number of bytes; write it as in 500kB, with one of "
             f"{', '.join(_UNITS_BYTES)}"
         )
     return float(match[1]) * _UNITS_BYTES[match[2]]
@@ -98,7 +101,7 @@ def parse_bytes(text: str, setting: str = "bytes") -> float:
 def _bytes_per_s(rate: str, text: str, setting: str) -> float:
     amount, slash, unit = rate.partition("/")
     if not slash or unit != "s":
-        raise ConfigError(f"{setting} {text!r}: {rate!r} is no rate; write it as in 100MB/s")
+        raise ConfigError(f"{setting} {text!r}: {rate!r} is not a rate; write it as in 100MB/s")
     per_s = parse_bytes(amount, setting)
     if per_s == 0:
         raise ConfigError(f"{setting} {text!r}: a rate must be > 0, got {rate!r}")
