@@ -45,6 +45,7 @@ def test_links_are_read() -> None:
         (None, "0MB/s", "a rate must be > 0"),
         (None, "1XB/s", "'1XB' is not a number of bytes.*kB, MB, GB"),
         ("1ms,-1MB/s", None, "'-1MB' is not a number of bytes"),
+        (f"1ms,{10**400}B/s", None, "is not a number of bytes"),
     ],
 )
 def test_nonsense_is_named(link: str | None, server: str | None, said: str) -> None:
