@@ -83,9 +83,9 @@ class Clips:
                 f"pace.{name}(model.parameters(), ...)"
             )
         owned = [_with_gradient(parameters_of(optimizer)) for optimizer in self._optimizers]
-        whole = [part for part, own in enumerate(owned) if own and own <= clipped]
-        if whole and clipped <= reduce(or_, (owned[part] for part in whole)):
-            return sum(1 << part for part in whole)
+        clipped_parts = [part for part, own in enumerate(owned) if own and own <= clipped]
+        if clipped_parts and clipped <= reduce(or_, (owned[part] for part in clipped_parts)):
+            return sum(1 << part for part in clipped_parts)
         raise ConfigError(
             f"pace.{name} was given {len(clipped)} parameters that have gradients, which are not "
             f"those of one or more of the {len(owned)} optimizers; an average is clipped as a "

@@ -56,12 +56,12 @@ class HeldMemory:
             for key, buffer in module._buffers.items()
             if id(buffer) in number_of
         ]
-        named = {
+        in_state_dict = {
             number
             for module, key, number in self._owners
             if key not in module._non_persistent_buffers_set
         }
-        self._of_any_size = frozenset(range(len(self._buffers))) - named
+        self._of_any_size = frozenset(range(len(self._buffers))) - in_state_dict
         """Numbers of buffers that are in no state dict: caches."""
         self._block: Tensor | None = None
         self._buffer_block: Tensor | None = None

@@ -127,24 +127,25 @@ def has_own_modes(module: nn.Module) -> bool:
 
 def parameter_table(model: nn.Module) -> list[LayerParameters]:
     """The parameters of each layer; layers without any are listed if they are not torch's own."""
-    seen: set[int] = set()
+    counted: set[int] = set()
     rows = []
     for name, module in model.named_modules():
-        held = list(module.parameters(recurse=False))
+        parameters = list(module.parameters(recurse=False))
         is_leaf = not any(True for _ in module.children())
-        if not held and (not is_leaf or type(module).__module__.startswith("torch.")):
+        if not parameters and (not is_leaf or type(module).__module__.startswith("torch.")):
             continue
-        own = [parameter for parameter in held if id(parameter) not in seen]
+        new_parameters = [parameter for parameter in parameters if id(parameter) not in counted]
         shapes = [
-            _shape(parameter.shape) if id(parameter) not in seen else "shared" for parameter in held
+            "shared" if id(parameter) in counted else _shape(parameter.shape)
+            for parameter in parameters
         ]
-        seen.update(map(id, held))
+        counted.update(map(id, parameters))
         rows.append(
             LayerParameters(
                 name, type(module).__name__, ", ".join(shapes),
-                sum(parameter.numel() for parameter in own),
-                sum(parameter.numel() for parameter in own if parameter.requires_grad),
-                sum(parameter.numel() * parameter.element_size() for parameter in own),
+                sum(parameter.numel() for parameter in new_parameters),
+                sum(parameter.numel() for parameter in new_parameters if parameter.requires_grad),
+                sum(parameter.numel() * parameter.element_size() for parameter in new_parameters),
             )
         )  # fmt: skip
     return rows
@@ -185,7 +186,7 @@ class WrittenBuffers:
         if not noted:
             return None
         pairs = zip(self._held, noted, self._now(), strict=True)
-        return next((name for (name, *_), then, now in pairs if then != now), None)
+        return next((name for (name, *_), before, after in pairs if before != after), None)
 
     def _now(self) -> list[tuple[int, ...]]:
         buffers = [module._buffers[key] for _, module, key in self._held]

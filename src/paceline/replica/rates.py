@@ -72,25 +72,29 @@ class RateScaling:
         ) + ("; a rate that the script sets in its loop is not scaled" if is_script else "")
 
 
-def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor: float) -> None:
+def scale(
+    optimizers: Sequence[Optimizer], all_schedulers: Sequence[AnyScheduler], factor: float
+) -> None:
     """Multiply every rate.
 
     Args:
-        every: all schedulers over these optimizers, prepared or not.
+        all_schedulers: the schedulers over these optimizers, prepared or not.
 
     Raises:
         ConfigError: an optimizer has no rate, or a scheduler's rates are no multiples of the
             initial one; nothing has been changed then.
     """
-    parts = [inner for scheduler in every for inner in _inner(scheduler)]
-    for scheduler in parts:
+    inner_schedulers = [inner for scheduler in all_schedulers for inner in _inner(scheduler)]
+    for scheduler in inner_schedulers:
         _check(scheduler)
     for optimizer in optimizers:
         if any("lr" not in group for group in optimizer.param_groups):
             raise ConfigError(
                 f"--scale-lr: {type(optimizer).__name__} has no learning rate; leave it out"
             )
-    for holder in {id(scheduler): scheduler for scheduler in [*every, *parts]}.values():
+    for holder in {
+        id(scheduler): scheduler for scheduler in [*all_schedulers, *inner_schedulers]
+    }.values():
         for name in ("base_lrs", "_last_lr"):
             if hasattr(holder, name):
                 setattr(holder, name, [rate * factor for rate in getattr(holder, name)])

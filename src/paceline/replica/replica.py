@@ -300,8 +300,8 @@ class Replica:
         """Raise ConfigError if this parameter's gradient is sparse."""
         if gradient.is_sparse:
             raise ConfigError(
-                f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
-                "cannot be carried: build the embedding with sparse=False"
+                f"parameter {self.names[number]!r} has a sparse gradient, which is not "
+                "supported: build the embedding with sparse=False"
             )
 
     def collect(self, present: memoryview) -> None:
@@ -525,8 +525,8 @@ def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimiz
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
-                f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
-                "be carried: build it with sparse=False"
+                f"module {name!r} ({type(module).__name__}) makes sparse gradients, which are not "
+                "supported: build it with sparse=False"
             )
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
         if tensor.layout is not torch.strided:

@@ -61,8 +61,8 @@ class SetAside:
     def only(self, part: int) -> Iterator[None]:
         """Inside, no other optimizer's parameters have gradients."""
         parameters = self._replica.parameters
-        own = {number: parameters[number].grad for number in self._numbers[part]}
-        with self._with({number: grad for number, grad in own.items() if grad is not None}):
+        gradients = {number: parameters[number].grad for number in self._numbers[part]}
+        with self._with({number: grad for number, grad in gradients.items() if grad is not None}):
             yield
 
     @contextmanager
