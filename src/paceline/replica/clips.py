@@ -156,7 +156,8 @@ class LaterNorm(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(value, LaterNorm) and not value.is_known for value in args):
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, LaterNorm) and not leaf.is_known for leaf in leaves):
             raise ConfigError(
                 "the norm that pace.clip_grad_norm_ returns is of the averaged gradient, which "
                 "exists only after optimizer.step(): read it then (a non-finite update "

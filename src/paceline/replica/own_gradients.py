@@ -13,6 +13,8 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
+
 if TYPE_CHECKING:
     from .replica import Replica
 
@@ -60,6 +62,8 @@ class OwnGradients:
     def hooked(self, number: int, parameter: Tensor) -> None:
         """Note that a backward pass has left this gradient."""
         if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                raise sparse_gradient(self.names[number])
             self.take_over(number, parameter.grad)
         self.num_hooked += 1
         if self.arrived is not None:
@@ -108,6 +112,14 @@ class OwnGradients:
                 if first < last:
                     pieces.append((number, first, last))
         return self._pieces_of[start, stop]
+
+
+def sparse_gradient(name: str) -> ConfigError:
+    """The error for a parameter's sparse gradient."""
+    return ConfigError(
+        f"parameter {name!r} has a sparse gradient, which is not supported: build the embedding "
+        "with sparse=False"
+    )
 
 
 def _sum_of(flat: Tensor) -> int:

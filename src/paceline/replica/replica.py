@@ -21,7 +21,7 @@ from ..store.layout import Layout, TensorPlace, bind, in_one_memory, lay_out
 from ..store.optimizer_copy import has_hooks, has_hooks_on_all, state_rows
 from .held import HeldMemory
 from .lent import LentPlaces
-from .own_gradients import OwnGradients, register
+from .own_gradients import OwnGradients, register, sparse_gradient
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -184,6 +184,8 @@ class Replica:
         self._check()
         gradient = parameter.grad
         if gradient is not self._grads[number] and gradient is not None:
+            if gradient.is_sparse:
+                raise sparse_gradient(self.names[number])
             if gradient.requires_grad or self._lent.is_held(number):
                 self._leave_to_script().hooked(number, parameter)
                 return
@@ -299,10 +301,7 @@ class Replica:
     def refuse_sparse(self, number: int, gradient: Tensor) -> None:
         """Raise ConfigError if this parameter's gradient is sparse."""
         if gradient.is_sparse:
-            raise ConfigError(
-                f"parameter {self.names[number]!r} has a sparse gradient, which is not "
-                "supported: build the embedding with sparse=False"
-            )
+            raise sparse_gradient(self.names[number])
 
     def collect(self, present: memoryview) -> None:
         """Fill the slot: gather the gradients, and add the buffers."""
