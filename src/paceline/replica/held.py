@@ -12,8 +12,8 @@ is whether its bytes are unchanged: all of them if they are few, else a sample t
             |.#..|.#..|.#..|.#..|   step 2     so that each is checked in turn
 
 An edit of a whole tensor is seen at once, a repeated edit of a few bytes after one round of the
-sample at the latest; for certainty compare everything. A bit above 300 lines, since what is held
-and how its bytes are checked are read together. This module must not know who else uses the memory.
+sample at the latest; for certainty compare everything. Above 300 lines, since the held tensors and
+the check of their bytes are read together. This module must not know who else uses the memory.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ class HeldMemory:
             if key not in module._non_persistent_buffers_set
         }
         self._of_any_size = frozenset(range(len(self._buffers))) - in_state_dict
-        """Numbers of buffers that are in no state dict: caches."""
+        """Numbers of buffers in no state dict, such as caches."""
         self._block: Tensor | None = None
         self._buffer_block: Tensor | None = None
 
@@ -113,7 +113,7 @@ class HeldMemory:
             self._put_back(number)
 
     def _moved(self) -> list[int]:
-        """Numbers of parameters whose memory or size has changed."""
+        """Return the numbers of parameters whose memory or size has changed."""
         if self._block is None:
             return []
         return _elsewhere(self._parameters, self._places)
@@ -208,13 +208,13 @@ class HeldMemory:
 
 IN_THE_STEP = (
     "make clamps and projections a part of the step: optimizer.register_step_post_hook(fn) before "
-    "prepare (full-sync, local-sgd), or a class of your own (any protocol): class C(SGD): "
+    "prepare() (full-sync, local-sgd), or a class of your own (any protocol): class C(SGD): "
     "def step(self): super().step(); ... p.data.clamp_(-c, c) for p of self.param_groups"
 )
 
 
 def edited(name: str) -> ConfigError:
-    """The error for weights that changed other than by the optimizer's step."""
+    """Return the error for weights that changed other than by the optimizer's step."""
     return ConfigError(
         f"parameter {name!r} was changed after prepare() other than by optimizer.step(), and "
         "such a change would be lost, or made once by every worker: load weights before prepare(), "
@@ -225,24 +225,24 @@ def edited(name: str) -> ConfigError:
 
 
 def replaced(kind: str, place: TensorPlace, tensor: Tensor | None) -> ConfigError:
-    """The error for a tensor whose type, shape or device changed after ``prepare``."""
-    now = "nothing"
+    """Return the error for a tensor whose type, shape or device changed after ``prepare``."""
+    current = "nothing"
     if tensor is not None:
-        now = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+        current = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     return ConfigError(
         f"{kind} {place.name!r} is {place.dtype} of shape {place.shape} in the run, but was "
-        f"changed after prepare() to {now}: convert, move and resize a model before, "
+        f"changed after prepare() to {current}: convert, move and resize a model before, "
         "model = model.to(...); model, optimizer, loader = pace.prepare(model, optimizer, loader)"
     )
 
 
 def _elsewhere(tensors: Sequence[Tensor], places: Sequence[tuple[int, int]]) -> list[int]:
-    """The numbers of tensors that are not at these addresses, or have another size."""
+    """Return the numbers of tensors that are not at these addresses, or have another size."""
     current = [(tensor.data_ptr(), tensor.numel()) for tensor in tensors]
     if current == places:
         return []
     pairs = enumerate(zip(current, places, strict=True))
-    return [number for number, (now, then) in pairs if now != then]
+    return [number for number, (place, held_place) in pairs if place != held_place]
 
 
 RESIZE_BEFORE = (
@@ -392,7 +392,8 @@ class _Sampled:
             if current == self._kept:
                 return None
             pairs = enumerate(zip(current, self._kept, strict=True))
-            row = next(i for i, (now, then) in pairs if now != then) // _LINE_BYTES
+            first = next(offset for offset, (byte, kept) in pairs if byte != kept)
+            row = first // _LINE_BYTES
         return self._start + (self._shift + row * self._every) * _LINE_BYTES
 
     def glance(self, end: int) -> int | None:
@@ -407,7 +408,7 @@ class _Sampled:
 
 
 def first_difference(a: Tensor, b: Tensor) -> int | None:
-    """The first byte in which two memories of one device differ, or None; nan equals itself."""
+    """Return the first byte in which two memories of one device differ; None: they are equal."""
     if a.device.type == "cpu":  # torch.equal takes five times as long
         if _compare(a.data_ptr(), b.data_ptr(), a.numel()) == 0:
             return None
