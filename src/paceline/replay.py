@@ -203,8 +203,8 @@ def _are_same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether all bits are equal, also of NaN: a replay has the same ones as its run."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    bits = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second))
-    return torch.equal(*bits)
+    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (first, second))
+    return first.equal(second)
 
 
 def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int | None) -> None:

@@ -201,9 +201,7 @@ def _header(fields: _Fields) -> Header:
     integer(fields["format"])
     if not 0 < count(fields.get("workers", 1)) <= MOST_WORKERS:
         raise ValueError(f"{fields['workers']} workers")
-    return Header(
-        fields={name: _scalars(value) for name, value in fields.items() if name != "kind"}
-    )
+    return Header(fields={name: _scalars(fields[name]) for name in fields if name != "kind"})
 
 
 def _pushed(fields: _Fields) -> Handed:
