@@ -1,11 +1,11 @@
 """Check that a model still uses the memory of the run, and that nothing else has changed it.
 
-    parameter.data = ...      equal content: put back; other content or type: refused
+    parameter.data = ...      equal content: restored; other content or type: refused
     module.mean = 0.9 * ...   a new buffer object: its values are copied into the old one
     module.mean.data = ...    the same for its memory
 
-A script that replaces memory would silently leave the run, so this is checked before each push. So
-is whether its bytes are unchanged: all of them if they are few, else a sample that moves.
+A script that replaces memory would silently leave the run, so this is checked before each push, and
+also whether its bytes are unchanged: all of them if they are few, else a sample that moves.
 
     few     |################|                 every byte, against a copy
     many    |#...|#...|#...|#...|   step 1     as many lines in every step, evenly spread,
@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..store.layout import Layout, TensorPlace
 
 _WHOLE_BYTES = 128 << 10
-"""To copy and compare this much takes 10 us; 60 us if it is not in a cache."""
+"""Copying and comparing this many bytes takes 10 us; 60 us if they are not in a cache."""
 _LINE_BYTES = 256
 """Two pairs of cache lines, which the processor fetches together."""
 _NUM_LINES = 128
@@ -41,7 +41,7 @@ class HeldMemory:
     """The parameters and buffers of one model.
 
     Args:
-        layout: where each lies in a block.
+        layout: the place of each in a block.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -77,13 +77,13 @@ class HeldMemory:
         self._buffer_places = [(buffer.data_ptr(), buffer.numel()) for buffer in self._buffers]
 
     def versions(self) -> list[int]:
-        """Torch's count of in-place changes of each parameter."""
+        """Return torch's count of in-place changes of each parameter."""
         return [parameter._version for parameter in self._parameters]
 
     # -- parameters -----------------------------------------------------------------------------
 
     def check_parameters(self) -> None:
-        """Put back parameters whose memory the script has replaced by equal content.
+        """Restore parameters whose memory the script has replaced by equal content.
 
         Raises:
             ConfigError: the content, type, shape or device differs.
@@ -160,7 +160,7 @@ class HeldMemory:
             ConfigError: the type, shape or device of one has changed.
         """
         for buffer, values in self._put_buffers_back():
-            buffer.copy_(values)  # so that torch counts the change, too
+            buffer.copy_(values)  # a copy, so that torch counts the change
         for module, key, number in self._owners:
             held, current = self._buffers[number], module._buffers.get(key)
             if current is held:
@@ -271,11 +271,15 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.all(same))
 
 
-def check_names(model: nn.Module, known: Mapping[int, str]) -> None:
-    """Raise ConfigError if the model's parameters are not exactly these objects, by id."""
+def check_names(model: nn.Module, prepared: Mapping[int, str]) -> None:
+    """Raise ConfigError if the model's parameters are not exactly the prepared ones.
+
+    Args:
+        prepared: their names by the objects' ids.
+    """
     current = {id(parameter): name for name, parameter in model.named_parameters()}
-    for key, name in (*current.items(), *known.items()):
-        if key not in known or key not in current:
+    for key, name in (*current.items(), *prepared.items()):
+        if key not in prepared or key not in current:
             raise ConfigError(
                 f"parameter {name!r} was added to the model or removed from it after "
                 "prepare(): build the whole model before, model.head = ...; "

@@ -45,7 +45,7 @@ def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
         _watch_wrapper(model, check)
         return
     if any(is_compiled(module) for module in model.modules()):
-        return  # left in backward only: a hook on all modules would break the part's graph
+        return  # steps are left in backward only: a hook on all modules would break the graph
     for module in model.modules():
         if not any(True for _ in module.children()):
             _checks[module] = check
@@ -181,7 +181,7 @@ class WrittenBuffers:
         self._noted = self._now()
 
     def written(self) -> str | None:
-        """The name of a buffer that was written or replaced since ``note``; None: none."""
+        """Return the name of a buffer that was written or replaced since ``note``, or None."""
         noted, self._noted = self._noted, []
         if not noted:
             return None

@@ -1,4 +1,4 @@
-"""Track gradients that stay where torch makes them, so that changes by the script are noticed.
+"""Track gradients that stay where torch makes them, to detect changes by the script.
 
 A member whose optimizer steps locally keeps ``.grad`` as in plain PyTorch, since an optimizer may
 keep references to the tensors; so does a member that sends a multiple of each gradient, computed in
@@ -32,8 +32,8 @@ class OwnGradients:
 
     Attributes:
         arrived: called with the number of each gradient that a backward pass leaves.
-        num_edits: how often the script may have changed gradients without torch's counting it.
-        num_hooked: gradients that backward passes have left, counted on from the replica's.
+        num_edits: how often the script may have changed gradients without torch counting it.
+        num_hooked: gradients that backward passes have left, added to the replica's count.
     """
 
     def __init__(self, replica: "Replica") -> None:
