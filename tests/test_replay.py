@@ -337,6 +337,22 @@ def test_a_decision_without_tickets_is_named_too(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, "its batch size is 0"),
+        ({"learning_rates": ["fast"]}, "its learning rate is 'fast'"),
+    ],
+)
+def test_a_header_that_no_run_writes_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    live = run(tmp_path, engine="inline", updates=2)
+    _edit(live, '"kind": ?"run"', lambda fields: fields.update(changes), 0)
+    with pytest.raises(ConfigError, match=f"the trace contradicts itself: {words}"):
+        replay(live.folder)
+
+
 def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
     live = run(tmp_path)
     state = live.state

@@ -140,14 +140,15 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
     protocol = parse(header.text("protocol"), workers)
     task = load_task(spec, workers, header.text("init") or None)
     batch_size = header.number("batch_size")
-    rates = header.texts("learning_rates")
+    if batch_size < 1:
+        raise contradiction(f"its batch size is {batch_size}")
     nonfinite = header.text("nonfinite", "error")
     work = PeersWork(
         task,
         protocol,
         num_workers=workers,
         batch_size=batch_size,
-        lr=float(rates[0]) if rates else None,
+        lr=_rate(header),
         seed=header.number("seed"),
         nonfinite=nonfinite,
     )
@@ -163,6 +164,15 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
     pulled = pulled_versions(read_trace(run_dir / FILE_NAME))
     coordinator = Coordinator(protocol, ledger)
     return work, RecordedRun(coordinator, work, pulled, header.number("lookahead"))
+
+
+def _rate(header: Header) -> float | None:
+    """Return the learning rate; None: the task's own. ConfigError: it is not a number."""
+    rates = header.texts("learning_rates")
+    try:
+        return float(rates[0]) if rates else None
+    except ValueError:
+        raise contradiction(f"its learning rate is {rates[0]!r}") from None
 
 
 def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:

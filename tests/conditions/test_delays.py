@@ -168,6 +168,7 @@ def test_a_delay_for_one_worker_goes_before_one_for_all() -> None:
         (["-1=5ms"], "'-1' is not a worker"),
         (["x=5ms"], "'x' is not a worker"),
         (["=5ms"], "'' is not a worker"),
+        ([f"{'9' * 5000}=5ms"], "is not a worker"),
     ],
 )
 def test_delays_for_no_worker_are_refused(values: list[str], said: str) -> None:

@@ -58,6 +58,7 @@ def test_every_fault_is_the_machines_or_one_workers() -> None:
         ("kill worker one at update 3", "'one' is not a worker"),
         ("kill worker 1 at update x", "'x' is not a valid update; write update 99"),
         ("kill worker 1 at step 0", "'0' is not a valid step; write step 100"),
+        ("kill worker 1 at update ²", "'²' is not a valid update"),
         ("kill worker 1 at noon", "write a time as in 20ms"),
         ("kill launcher at step 3", "only a worker has steps"),
         ("stop worker 1 at update 3", "stop worker W at WHEN for TIME"),

@@ -298,7 +298,9 @@ def _check_file(folder: Path, name: str, row: object) -> None:
         with open_to_read(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise damaged(path, error.strerror or error) from None
+        raise damaged(path, error) from None
+    except ValueError:  # a name that no file can have
+        raise damaged(folder / MANIFEST, f"its entry for {name!r} is invalid") from None
     if size != row.get("bytes"):
         raise damaged(path, f"{size} bytes instead of {row.get('bytes')}")
     if digest != row.get("sha256"):

@@ -246,7 +246,7 @@ def _refused(text: str, reason: str) -> ConfigError:
 
 def parse_worker(text: str, value: str, setting: str, num_workers: int) -> int:
     """Return the number of a worker of the run. ConfigError: it is none; the setting is named."""
-    if not re.fullmatch(r"\d+", text.strip()):
+    if not re.fullmatch(r"\d{1,18}", text.strip()):
         raise ConfigError(
             f"{setting} {value!r}: {text!r} is not a worker; write a number, as in 1="
         )

@@ -210,7 +210,7 @@ def _fault(kind: Kind, fields: dict[str, str | None], text: str, num_workers: in
     count = None
     if number:
         least = 1 if unit == "step" else 0
-        if not number.isdigit() or int(number) < least:
+        if not re.fullmatch(r"\d{1,18}", number) or int(number) < least:
             raise ConfigError(
                 f"fault {text!r}: {number!r} is not a valid {unit}; write {unit} {least + 99}"
             )
