@@ -1,7 +1,7 @@
 """The best models of a run by one metric: files in its folder, and which is which in best.json.
 
     evaluation at a version -> better than one that is kept? -> best-VERSION.safetensors
-        -> best.json: what comes -> best.safetensors -> best.json
+        -> best.json: the model to come -> best.safetensors -> best.json
 
 If a worker is killed in between, the next one sees from the file whether the new model arrived, so
 no better model is replaced. In a loop over updates any worker may evaluate, so the list of kept

@@ -81,7 +81,7 @@ def scale(
         all_schedulers: the schedulers over these optimizers, prepared or not.
 
     Raises:
-        ConfigError: an optimizer has no rate, or a scheduler's rates are no multiples of the
+        ConfigError: an optimizer has no rate, or a scheduler's rates are not multiples of the
             initial one; nothing has been changed then.
     """
     inner_schedulers = [inner for scheduler in all_schedulers for inner in _inner(scheduler)]
@@ -120,7 +120,7 @@ def _check(scheduler: Any) -> None:
     name = type(scheduler).__name__
     if type(scheduler) not in _RELATIVE:
         raise ConfigError(
-            f"--scale-lr cannot scale the rates of {name}: they are no multiples of the "
+            f"--scale-lr cannot scale the rates of {name}: they are not multiples of the "
             "optimizer's; scale them in the script, and leave --scale-lr out"
         )
     floors = [getattr(scheduler, floor, 0.0) for floor in _FLOORS]
